@@ -1,0 +1,1 @@
+"""What everything stands on: errors, time, files and news."""

@@ -1,0 +1,432 @@
+"""The one module that names, writes, renames and locks files.
+
+Everything written here is private (files 0600, folders 0700, whatever the umask), complete or
+absent (temporary file, write, fsync, rename, fsync of the folder), and inside the folder it was
+meant for (checked names, no symbolic links followed below that folder).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maestro_hive.kernel.errors import (
+    AtomicWriteError,
+    DocumentCorruptError,
+    FolderError,
+    InvalidIdentifierError,
+    StoreClosedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: The largest document that is read into memory.
+MAX_FILE_BYTES = 256 * 1024 * 1024
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}", re.ASCII)
+
+
+def check_identifier(value: str, what: str) -> str:
+    """Return ``value`` if it is safe as the name of a file or folder; raise otherwise."""
+    if not isinstance(value, str):
+        raise InvalidIdentifierError(what, value, f"is a {type(value).__name__}, not a string")
+    if not value:
+        raise InvalidIdentifierError(what, value, "is empty")
+    if not _IDENTIFIER.fullmatch(value):
+        raise InvalidIdentifierError(what, value, "cannot be used as a name")
+    return value
+
+
+# --- folders ---------------------------------------------------------------------------------
+
+
+def make_private_folder(path: Path) -> Path:
+    """Create ``path`` and what is missing above it, each folder 0700 and durably linked."""
+    missing: list[Path] = []
+    at = path
+    # Unlike Path's, these tell "not there" also from what may not be looked at or cannot be named.
+    while not os.path.exists(at):  # noqa: PTH110
+        if os.path.islink(at):  # noqa: PTH114
+            raise FolderError(at, "is a symbolic link that leads nowhere")
+        missing.append(at)
+        at = at.parent
+    if not at.is_dir():
+        raise FolderError(at, "is not a folder")
+    for folder in reversed(missing):
+        try:
+            _make_one_folder(folder)
+        except (OSError, ValueError) as error:
+            raise FolderError(folder, f"cannot be created: {_reason(error)}") from error
+    return path
+
+
+def make_folder_inside(root: Path, *names: str) -> Path:
+    """Create ``root``/``names``… and refuse to pass through a symbolic link below ``root``."""
+    at = make_private_folder(root)
+    for name in names:
+        if name in {"", ".", ".."} or "/" in name or "\0" in name:
+            raise InvalidIdentifierError("folder", name, "is not the name of one folder")
+        at = at / name
+        try:
+            _make_one_folder(at)
+        except (OSError, ValueError) as error:
+            raise FolderError(at, f"cannot be created: {_reason(error)}") from error
+        if not stat.S_ISDIR(at.lstat().st_mode):
+            raise FolderError(at, "is a symbolic link or a file where a folder of ours should be")
+    return at
+
+
+def _make_one_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    folder.chmod(0o700)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# --- whole files -----------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path``, wholly and durably, or raise and leave what was there."""
+    temporary = f".{path.name[:50]}.{secrets.token_hex(8)}.tmp"  # 50 may be 200 bytes
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise AtomicWriteError(path, _reason(error)) from error
+    try:
+        try:
+            _write_new(folder, temporary, data)
+            os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException as error:  # also Ctrl+C must not leave half a file behind
+            with contextlib.suppress(OSError, ValueError):
+                os.unlink(temporary, dir_fd=folder)
+            if isinstance(error, OSError | ValueError):
+                raise AtomicWriteError(path, _reason(error)) from error
+            raise
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            reason = f"its folder could not be synced ({_reason(error)})"
+            raise AtomicWriteError(path, reason, replaced=True) from error
+    finally:
+        os.close(folder)
+
+
+def _write_new(folder: int, name: str, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        os.fchmod(fd, 0o600)
+        rest = memoryview(data)
+        while rest:
+            written = os.write(fd, rest)
+            if not written:
+                raise OSError(errno.EIO, "the disk takes no more bytes")
+            rest = rest[written:]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def create_private(path: Path) -> None:
+    """Make sure ``path`` exists as a file that only its owner may read; keep it if it is there."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileExistsError:
+        _make_private(path)
+        return
+    except OSError as error:
+        raise FolderError(path, f"cannot be created: {_reason(error)}") from error
+    try:
+        os.fchmod(fd, 0o600)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise FolderError(path, f"cannot be created: {_reason(error)}") from error
+    finally:
+        os.close(fd)
+
+
+def _make_private(path: Path) -> None:
+    """Take a file's rights from others, by name: opening and closing it ends SQLite's locks."""
+    facts = path.lstat()
+    if not stat.S_ISREG(facts.st_mode):
+        raise FolderError(path, "is not a regular file, and must be one")
+    if facts.st_mode & 0o077:
+        try:
+            path.chmod(0o600)
+        except OSError as error:
+            reason = f"is open to others, and cannot be made private: {_reason(error)}"
+            raise FolderError(path, reason) from error
+
+
+def sync_file(path: Path) -> None:
+    """Make a file that another library wrote durable, and its name too."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_folder(path.parent)
+
+
+def read_whole(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
+    """Return the bytes of a regular file; no links, no devices, nothing over ``limit``."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DocumentCorruptError(str(path), "it is a symbolic link") from error
+        if error.errno in {errno.ENXIO, errno.EOPNOTSUPP}:  # a socket
+            raise DocumentCorruptError(str(path), "it is not a regular file") from error
+        raise
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise DocumentCorruptError(str(path), "it is not a regular file")
+        if facts.st_size > limit:
+            reason = f"it has {facts.st_size:,} bytes, and the limit is {limit:,}"
+            raise DocumentCorruptError(str(path), reason)
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(facts.st_size + 1)
+    finally:
+        os.close(fd)
+    if len(data) != facts.st_size:
+        raise DocumentCorruptError(str(path), "it changed while it was read")
+    return data
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file so that it is kept but not found again; return its new name."""
+    for number in range(1, 10_000):
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        if not os.path.lexists(aside):
+            path.rename(aside)
+            sync_folder(path.parent)
+            return aside
+    raise FolderError(path, "has 9,999 damaged copies beside it already; move them away")
+
+
+def remove(path: Path) -> None:
+    """Delete a file durably; it is no error if it is gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+# --- locks -----------------------------------------------------------------------------------
+
+
+class FileLock:
+    """An exclusive ``flock`` on a file of its own; it ends with the process, however that ends.
+
+    A forked child does not inherit it: its copy of the descriptor is closed at the fork.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self.path = path
+        self._fd = -1
+        try:
+            self._fd = os.open(path, flags, 0o600)
+            _open_locks.add(self)
+            is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
+            if is_regular:
+                os.fchmod(self._fd, 0o600)
+        except OSError as error:
+            self.close()
+            raise FolderError(path, f"cannot be used as a lock: {_reason(error)}") from error
+        if not is_regular:
+            self.close()
+            raise FolderError(path, "is not a regular file, and must be one")
+
+    def __del__(self) -> None:
+        self.close()  # or it would be held as long as the process lives, and by its children
+
+    def try_acquire(self) -> bool:
+        """Take the lock if nobody has it."""
+        for _ in range(20):
+            if self._try(fcntl.LOCK_EX):
+                return True
+            if not self._try(fcntl.LOCK_SH):
+                return False
+            # Nobody has it: others share it, or only look (is_locked) and are gone in a moment.
+            self.release()
+            time.sleep(0.0001)
+        return False
+
+    def _try(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._open_fd(), kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _open_fd(self) -> int:
+        if self._fd < 0:
+            raise StoreClosedError(
+                f"the lock {self.path} has been closed, or belongs to the process that this one"
+                " was forked from; open it again"
+            )
+        return self._fd
+
+    def acquire(self, timeout: float) -> bool:
+        """Take the lock, waiting for up to ``timeout`` seconds.
+
+        It asks again and again instead of waiting in the kernel, where a stopped holder would
+        keep us for ever. The pauses stay short, so that nobody starves.
+        """
+        if self.try_acquire():
+            return True
+        deadline = time.monotonic() + timeout
+        pause = 0.00005
+        while time.monotonic() < deadline:
+            time.sleep(pause)
+            if self.try_acquire():
+                return True
+            pause = min(pause * 1.2, 0.001)
+        return False
+
+    def share(self) -> None:
+        """Turn the lock into one that others may share, waiting until that is possible."""
+        fcntl.flock(self._open_fd(), fcntl.LOCK_SH)
+
+    def release(self) -> None:
+        """Let the next one have it."""
+        fcntl.flock(self._open_fd(), fcntl.LOCK_UN)
+
+    def write(self, data: bytes) -> None:
+        """Say in the lock file who holds it; for people and for error messages."""
+        os.ftruncate(self._open_fd(), 0)
+        os.pwrite(self._open_fd(), data, 0)
+
+    def close(self) -> None:
+        """Release and forget."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        _open_locks.discard(self)
+
+
+_open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a living process holds the lock file ``path``."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _close_locks_in_child() -> None:
+    for lock in list(_open_locks):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_locks_in_child)
+
+
+# --- where a folder lives --------------------------------------------------------------------
+
+_NETWORK_TYPES = frozenset(
+    "nfs nfs3 nfs4 cifs smb3 smbfs 9p afs ceph lustre gfs2 ocfs2 ncpfs coda vboxsf davfs beegfs"
+    " glusterfs fuse.sshfs fuse.glusterfs fuse.ceph fuse.s3fs fuse.rclone fuse.davfs2 fuse.gcsfuse"
+    " fuse.goofys fuse.grpcfuse fuse.juicefs fuse.mergerfs osxfs".split()
+)
+#: How the kernel writes spaces, tabs, line ends and backslashes in the name of a mount point.
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+#: Files by which the programs that synchronise folders mark them.
+_SYNC_MARKERS = {
+    ".dropbox": "Dropbox",
+    ".dropbox.cache": "Dropbox",
+    ".stfolder": "Syncthing",
+    ".nextcloudsync.log": "Nextcloud",
+    ".owncloudsync.log": "ownCloud",
+    ".849C9593-D756-4E56-8D6E-42412F2A707B": "OneDrive",
+}
+_SYNC_PARENTS = {"Mobile Documents": "iCloud Drive", "CloudStorage": "a cloud drive"}
+
+
+def refuse_shared_folder(folder: Path, mountinfo: str | None = None) -> None:
+    """Raise if ``folder`` is on a network file system or in a folder that is synchronised.
+
+    SQLite's locks and shared memory do not hold there, and a half-copied journal is a lost one.
+    """
+    kind = _file_system_type(folder, mountinfo)
+    if kind in _NETWORK_TYPES:
+        reason = f"is on a network file system ({kind}), where locks do not hold"
+        raise FolderError(folder, f"{reason}; choose a folder on a local disk")
+    for parent in _upwards(folder):
+        program = _SYNC_PARENTS.get(parent.name) if "Library" in parent.parts else None
+        for marker, name in _SYNC_MARKERS.items():
+            if _is_marked(parent / marker):
+                program = name
+        if program:
+            reason = f"is synchronised by {program} (at {parent}), which would copy half a journal"
+            raise FolderError(folder, f"{reason}; choose a folder outside it")
+
+
+def _is_marked(marker: Path) -> bool:
+    if marker.name == ".dropbox":  # a folder of this name holds the settings, in the user's home
+        return marker.is_file()
+    return marker.exists()
+
+
+def _upwards(folder: Path) -> Iterator[Path]:
+    resolved = folder.resolve()
+    yield resolved
+    yield from resolved.parents
+
+
+def _file_system_type(folder: Path, mountinfo: str | None) -> str | None:
+    if mountinfo is None:
+        try:
+            mountinfo = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
+        except OSError:
+            return None
+    best, kind = "", None
+    where = str(folder.resolve()) + "/"
+    for line in mountinfo.split("\n"):
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) < 5 or not right:
+            continue
+        point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4]).rstrip("/") + "/"
+        # The last of equal mount points is the one on top.
+        if where.startswith(point) and len(point) >= len(best):
+            best, kind = point, right.split()[0]
+    return kind
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
