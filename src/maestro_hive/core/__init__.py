@@ -1,0 +1,1 @@
+"""Doors at the paths that existing callers import from."""

@@ -1,0 +1,1 @@
+"""The rooms the first Maestro named; state lives in ``maestro.state``."""

@@ -1,0 +1,1 @@
+"""State that survives: the journal, documents, checkpoints."""

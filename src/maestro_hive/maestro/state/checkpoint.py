@@ -1,0 +1,380 @@
+"""Checkpoints: a workflow's whole state at one moment, as a document anybody can read and check."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from maestro_hive.kernel import errors, files
+from maestro_hive.kernel.clock import Clock, SystemClock
+from maestro_hive.kernel.errors import CodecError, DocumentCorruptError, MaestroError
+from maestro_hive.maestro.state import codec, documents
+from maestro_hive.maestro.state.checkpoint_folder import CheckpointFolder, CheckpointName
+
+if TYPE_CHECKING:
+    from maestro_hive.maestro.state.codec import Json
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_STORAGE_PATH = "/var/maestro/checkpoints"
+KIND = "checkpoint"
+
+
+class CheckpointError(MaestroError):
+    """Something about a checkpoint went wrong."""
+
+
+class CheckpointNotFoundError(CheckpointError):
+    """There is no such checkpoint."""
+
+
+class ChecksumValidationError(CheckpointError):
+    """A checkpoint is torn or altered; the message names it."""
+
+
+class AtomicWriteError(CheckpointError, errors.AtomicWriteError):
+    """A checkpoint was not written; the older ones are intact."""
+
+
+class Serializer(Protocol):
+    """Turns a workflow's data into text and back, in place of the built-in codec."""
+
+    def dumps(self, value: Any) -> str:
+        """Return the text of ``value``."""
+        ...
+
+    def loads(self, text: str) -> Any:
+        """Return the value of ``text``."""
+        ...
+
+
+@dataclass(slots=True)
+class StateMetadata:
+    """Who made a state, why, and whatever else is worth noting."""
+
+    created_by: str = ""
+    reason: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class WorkflowState:
+    """The state of a workflow as a checkpoint keeps it; ``checksum`` is filled in on writing."""
+
+    workflow_id: str
+    phase: str = "initializing"
+    step: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+    metadata: StateMetadata = field(default_factory=StateMetadata)
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    checksum: str = ""
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """One checkpoint."""
+
+    checkpoint_id: str
+    workflow_id: str
+    version: int
+    state: WorkflowState
+    created_at: datetime
+    expires_at: datetime | None = None
+
+
+class CheckpointManager:
+    """Writes, finds, checks and forgets checkpoints below a folder.
+
+    ``default_ttl`` and ``ttl`` are seconds or a timedelta; ``storage_path=None`` keeps everything
+    in memory.
+    """
+
+    def __init__(
+        self,
+        storage_path: str | Path | None = DEFAULT_STORAGE_PATH,
+        serializer: Serializer | None = None,
+        default_ttl: float | timedelta | None = None,
+        max_checkpoints: int = 10,
+        verify_on_read: bool = True,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        if max_checkpoints < 1:
+            raise errors.ConfigurationError(
+                f"max_checkpoints is {max_checkpoints}; at least 1 must be kept"
+            )
+        root = None
+        if storage_path is not None:
+            root = files.make_private_folder(Path(storage_path).expanduser())
+        self._folder = CheckpointFolder(root)
+        self._serializer = serializer
+        self._default_ttl = default_ttl
+        self._max_checkpoints = max_checkpoints
+        self._verify = verify_on_read
+        self._clock: Clock = clock or SystemClock()
+
+    @property
+    def storage_path(self) -> Path | None:
+        """Where the checkpoints are; None is memory."""
+        return self._folder.root
+
+    # --- writing ---
+
+    def create_checkpoint(
+        self, workflow_id: str, state: WorkflowState, ttl: float | timedelta | None = None
+    ) -> Checkpoint:
+        """Write the state as the workflow's newest checkpoint."""
+        data = self._lower(state.data)
+        state.checksum = codec.encode(data).hexdigest
+        body = {
+            "phase": state.phase,
+            "step": state.step,
+            "data": data,
+            "metadata": {
+                "created_by": state.metadata.created_by,
+                "reason": state.metadata.reason,
+                "tags": state.metadata.tags,
+            },
+            "created_at": state.created_at.isoformat(),
+            "checksum": state.checksum,
+        }
+        name, created_at = self.write(workflow_id, new_checkpoint_id(self._clock), body, ttl=ttl)
+        return Checkpoint(
+            checkpoint_id=name.checkpoint_id,
+            workflow_id=workflow_id,
+            version=name.version,
+            state=state,
+            created_at=created_at,
+            expires_at=_moment(name.expires),
+        )
+
+    def write(
+        self,
+        workflow_id: str,
+        checkpoint_id: str,
+        state: Json | bytes,
+        *,
+        ttl: float | timedelta | None = None,
+        fence: int = 0,
+    ) -> tuple[CheckpointName, datetime]:
+        """Write plain JSON, or its text, as a checkpoint, and let the oldest go."""
+        now = self._clock.now()
+        expires = self._expiry(ttl, now)
+        text = documents.seal(
+            KIND,
+            {
+                "checkpoint_id": checkpoint_id,
+                "workflow_id": workflow_id,
+                "created_at": now.isoformat(),
+                "expires_at": None if expires is None else _moment(expires).isoformat(),  # type: ignore[union-attr]
+            },
+            raw={"state": state if isinstance(state, bytes) else codec.dump_canonical(state)},
+        )
+        try:
+            name = self._folder.write(
+                workflow_id, checkpoint_id, text, fence=fence, expires=expires
+            )
+        except errors.AtomicWriteError as error:
+            raise AtomicWriteError(error.path, error.reason) from error
+        self._folder.keep_newest(workflow_id, self._max_checkpoints, now.timestamp())
+        return name, now
+
+    # --- reading ---
+
+    def get_checkpoint(
+        self,
+        checkpoint_id: str,
+        workflow_id: str | None = None,
+        validate: bool = True,
+    ) -> Checkpoint:
+        """Return a checkpoint, or raise: not found, or not to be trusted."""
+        workflow, name = self._locate(checkpoint_id, workflow_id)
+        return self._read(workflow, name, validate=validate)
+
+    def get_latest_checkpoint(
+        self,
+        workflow_id: str,
+        validate: bool = True,
+    ) -> Checkpoint | None:
+        """Return the newest good checkpoint; damaged ones are set aside, and that is logged."""
+        now = self._clock.now().timestamp()
+        for name in reversed(self._folder.names(workflow_id)):
+            if name.expired(now):
+                continue
+            try:
+                return self._read(workflow_id, name, validate=validate)
+            except ChecksumValidationError as error:
+                self._folder.set_aside(workflow_id, name, error.__cause__)  # type: ignore[arg-type]
+        return None
+
+    def latest_body(self, workflow_id: str) -> tuple[str, dict[str, Json]] | None:
+        """Return the newest good checkpoint as (file, members), damaged ones set aside."""
+        for name in reversed(self._folder.names(workflow_id)):
+            try:
+                return self.read_body(workflow_id, name)
+            except DocumentCorruptError as error:
+                self._folder.set_aside(workflow_id, name, error)
+        return None
+
+    def body(self, checkpoint_id: str, workflow_id: str) -> tuple[str, dict[str, Json]]:
+        """Return one checkpoint as (file, members)."""
+        _, name = self._locate(checkpoint_id, workflow_id)
+        return self.read_body(workflow_id, name)
+
+    def read_body(
+        self, workflow_id: str, name: CheckpointName, *, verify: bool = True
+    ) -> tuple[str, dict[str, Json]]:
+        """Read a checkpoint's document and check that it is the one its name says."""
+        shown = f"checkpoint {name.checkpoint_id} of {workflow_id} ({name.file})"
+        try:
+            text = self._folder.read(workflow_id, name)
+        except (FileNotFoundError, KeyError) as error:
+            raise CheckpointNotFoundError(f"{shown} is gone") from error
+        body = documents.unseal(text, KIND, shown, verify=verify)
+        if (
+            body.get("checkpoint_id") != name.checkpoint_id
+            or body.get("workflow_id") != workflow_id
+        ):
+            raise DocumentCorruptError(shown, "it is the file of another checkpoint")
+        return shown, body
+
+    def list_checkpoints(
+        self,
+        workflow_id: str,
+        include_expired: bool = False,
+    ) -> list[Checkpoint]:
+        """Return a workflow's checkpoints, newest first; damaged ones are left out and logged."""
+        now = self._clock.now().timestamp()
+        found = []
+        for name in reversed(self._folder.names(workflow_id)):
+            if name.expired(now) and not include_expired:
+                continue
+            try:
+                found.append(self._read(workflow_id, name, validate=self._verify))
+            except CheckpointError as error:
+                logger.warning("%s", error)
+        return found
+
+    def checkpoint_ids(self, workflow_id: str) -> list[str]:
+        """Return the ids of a workflow's checkpoints, newest first, without reading them."""
+        now = self._clock.now().timestamp()
+        names = reversed(self._folder.names(workflow_id))
+        return [name.checkpoint_id for name in names if not name.expired(now)]
+
+    def validate_checkpoint(self, checkpoint_id: str) -> bool:
+        """Tell whether a checkpoint is exactly what was written."""
+        workflow, name = self._locate(checkpoint_id, None)
+        try:
+            self._read(workflow, name, validate=True)
+        except ChecksumValidationError:
+            return False
+        return True
+
+    # --- forgetting ---
+
+    def delete_checkpoint(self, checkpoint_id: str) -> bool:
+        """Delete a checkpoint; False if there is none of that id."""
+        try:
+            workflow, name = self._locate(checkpoint_id, None)
+        except CheckpointNotFoundError:
+            return False
+        self._folder.delete(workflow, name)
+        return True
+
+    def cleanup_expired(self) -> int:
+        """Delete what has expired; return how many."""
+        now = self._clock.now().timestamp()
+        return sum(
+            self._folder.keep_newest(workflow, self._max_checkpoints, now)
+            for workflow in self._folder.workflows()
+        )
+
+    def health_check(self) -> dict[str, Any]:
+        """Read every checkpoint and say what was found."""
+        damaged, count = [], 0
+        for workflow in self._folder.workflows():
+            for name in self._folder.names(workflow):
+                count += 1
+                try:
+                    self._read(workflow, name, validate=True)
+                except CheckpointError as error:
+                    damaged.append(str(error))
+        where = "memory" if self.storage_path is None else str(self.storage_path)
+        return {
+            "healthy": not damaged,
+            "storage_path": where,
+            "checkpoints": count,
+            "damaged": damaged,
+        }
+
+    # --- inside ---
+
+    def _locate(self, checkpoint_id: str, workflow_id: str | None) -> tuple[str, CheckpointName]:
+        files.check_identifier(checkpoint_id, "checkpoint id")
+        workflows = self._folder.workflows() if workflow_id is None else [workflow_id]
+        for workflow in workflows:
+            for name in reversed(self._folder.names(workflow)):
+                if name.checkpoint_id == checkpoint_id:
+                    return workflow, name
+        of = f" of workflow {workflow_id!r}" if workflow_id else ""
+        raise CheckpointNotFoundError(f"there is no checkpoint {checkpoint_id!r}{of}")
+
+    def _read(self, workflow_id: str, name: CheckpointName, *, validate: bool) -> Checkpoint:
+        try:
+            shown, body = self.read_body(workflow_id, name, verify=validate and self._verify)
+            return self._checkpoint(shown, body, name)
+        except DocumentCorruptError as error:
+            raise ChecksumValidationError(str(error)) from error
+
+    def _checkpoint(self, shown: str, body: dict[str, Json], name: CheckpointName) -> Checkpoint:
+        try:
+            written = body["state"]
+            state = WorkflowState(
+                workflow_id=body["workflow_id"],
+                phase=written.get("phase", "") or written.get("state", {}).get("phase", ""),
+                step=written.get("step", 0),
+                data=self._raise(written["data"]) if "data" in written else written,
+                metadata=StateMetadata(**written.get("metadata", {})),
+                created_at=datetime.fromisoformat(written.get("created_at", body["created_at"])),
+                checksum=written.get("checksum", ""),
+            )
+            return Checkpoint(
+                checkpoint_id=name.checkpoint_id,
+                workflow_id=state.workflow_id,
+                version=name.version,
+                state=state,
+                created_at=datetime.fromisoformat(body["created_at"]),
+                expires_at=_moment(name.expires),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, CodecError) as error:
+            raise DocumentCorruptError(shown, f"it is not a workflow's state: {error}") from error
+
+    def _lower(self, data: dict[str, Any]) -> Json:
+        if self._serializer is not None:
+            return self._serializer.dumps(data)
+        return codec.parse(codec.encode(data, "state.data").data)
+
+    def _raise(self, data: Json) -> dict[str, Any]:
+        if self._serializer is not None:
+            return self._serializer.loads(data)  # type: ignore[no-any-return]
+        return codec.revive(data, "state.data")  # type: ignore[no-any-return]
+
+    def _expiry(self, ttl: float | timedelta | None, now: datetime) -> int | None:
+        ttl = self._default_ttl if ttl is None else ttl
+        if ttl is None:
+            return None
+        seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+        return int(now.timestamp() + seconds)
+
+
+def new_checkpoint_id(clock: Clock) -> str:
+    """Return an id that sorts by time and is never used twice."""
+    return f"cp_{clock.now():%Y%m%dT%H%M%S%f}_{secrets.token_hex(3)}"
+
+
+def _moment(expires: int | None) -> datetime | None:
+    return None if expires is None else datetime.fromtimestamp(expires, UTC)

@@ -1,0 +1,203 @@
+"""What was added: a text told as pieces of an older one and the little that is new.
+
+A list of messages that grows by one is nearly the same bytes again. ``difference`` finds the
+pieces that can be copied; ``Pieces`` follows a chain of such differences back to whole texts
+without building anything in between.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from maestro_hive.maestro.state.codec import MAX_BYTES
+
+#: Shorter runs than this are not worth a copy instruction.
+_ANCHOR = 48
+#: How far ahead of a difference the texts are searched for common ground again.
+_PROBES = (0, 16, 64, 256, 1024, 4096)
+_WINDOW = 1 << 20
+
+
+class Copy(NamedTuple):
+    """Bytes to take from the older text."""
+
+    start: int
+    length: int
+
+
+Instruction = Copy | bytes
+
+
+def difference(old: bytes, new: bytes) -> list[Instruction]:
+    """Return instructions that make ``new`` out of ``old``; copies never cut a character."""
+    found: list[Instruction] = []
+    tail = _common_suffix(old, new)
+    old_end, new_end = len(old) - tail, len(new) - tail
+    at_old = at_new = literal = 0
+    while at_new < new_end:
+        length = _common_prefix(old, at_old, old_end, new, at_new, new_end)
+        length = _whole_characters(new, at_new, length)
+        if length >= _ANCHOR or (length and at_new == literal == 0):
+            _add_literal(found, new, literal, at_new)
+            found.append(Copy(at_old, length))
+            at_old, at_new = at_old + length, at_new + length
+            literal = at_new
+        meeting = _next_meeting(old, at_old, old_end, new, at_new, new_end)
+        if meeting is None:
+            break
+        at_old, at_new = meeting
+    _add_literal(found, new, literal, new_end)
+    if tail:
+        found.append(Copy(old_end, tail))
+    return found
+
+
+def size(instructions: list[Instruction]) -> int:
+    """Return how long the text is that these instructions make."""
+    return sum(len(step) if isinstance(step, bytes) else step.length for step in instructions)
+
+
+def literal_size(instructions: list[Instruction]) -> int:
+    """How many bytes are new."""
+    return sum(len(step) for step in instructions if isinstance(step, bytes))
+
+
+def _add_literal(found: list[Instruction], new: bytes, start: int, end: int) -> None:
+    if end > start:
+        found.append(new[start:end])
+
+
+def _next_meeting(
+    old: bytes, at_old: int, old_end: int, new: bytes, at_new: int, new_end: int
+) -> tuple[int, int] | None:
+    """Find where the texts run together again, looking a few distances ahead."""
+    for ahead in _PROBES:
+        start = at_new + ahead
+        if start + _ANCHOR > new_end:
+            return None
+        if new[start] & 0xC0 == 0x80:
+            continue
+        anchor = new[start : start + _ANCHOR]
+        met = old.find(anchor, at_old, min(old_end, at_old + _WINDOW))
+        if met >= 0:
+            return met, start
+    return None
+
+
+def _common_prefix(old: bytes, i: int, i_end: int, new: bytes, j: int, j_end: int) -> int:
+    """Length of the common beginning of old[i:i_end] and new[j:j_end], by comparing blocks."""
+    limit = min(i_end - i, j_end - j)
+    same, block = 0, 64
+    while same < limit:
+        size = min(block, limit - same)
+        if old[i + same : i + same + size] == new[j + same : j + same + size]:
+            same += size
+            block = min(block * 4, 1 << 16)
+        elif size == 1:
+            break
+        else:
+            block = max(1, size // 4)
+            limit = min(limit, same + size)
+    return same
+
+
+def _common_suffix(old: bytes, new: bytes) -> int:
+    limit = min(len(old), len(new))
+    same, block = 0, 64
+    while same < limit:
+        size = min(block, limit - same)
+        if (
+            old[len(old) - same - size : len(old) - same]
+            == (new[len(new) - same - size : len(new) - same])
+        ):
+            same += size
+            block = min(block * 4, 1 << 16)
+        elif size == 1:
+            break
+        else:
+            block = max(1, size // 4)
+            limit = min(limit, same + size)
+    while same and new[len(new) - same] & 0xC0 == 0x80:
+        same -= 1
+    return same
+
+
+def _whole_characters(text: bytes, start: int, length: int) -> int:
+    while length and start + length < len(text) and text[start + length] & 0xC0 == 0x80:
+        length -= 1
+    return length
+
+
+def to_json(instructions: list[Instruction]) -> list[str | list[int]]:
+    """Write copies as [start, length] and new bytes as text."""
+    return [step.decode() if isinstance(step, bytes) else list(step) for step in instructions]
+
+
+def from_json(written: object) -> list[Instruction]:
+    """Read what ``to_json`` wrote; ValueError if it is something else."""
+    if not isinstance(written, list):
+        raise ValueError("a difference is a list")  # noqa: TRY004 - the text is wrong, not the call
+    return [_instruction(step) for step in written]
+
+
+def _instruction(step: object) -> Instruction:
+    match step:
+        case str():
+            return step.encode()
+        case [int(start), int(length)] if start >= 0 and length > 0:
+            return Copy(start, length)
+        case _:
+            raise ValueError(f"not a piece of a difference: {str(step)[:40]}")
+
+
+class Pieces:
+    """A text being put together from a chain of differences, newest first.
+
+    New bytes go straight to their place; for the rest only the ranges still wanted are kept. So
+    the cost is the number of links, not the number of links times the size.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size > MAX_BYTES:
+            raise ValueError(f"a difference makes {size:,} bytes; the limit is {MAX_BYTES:,}")
+        self._text = bytearray(size)
+        self._wanted = [(0, 0, size)] if size else []
+
+    def apply(self, instructions: list[Instruction]) -> None:
+        """Replace what is wanted of this link by what it is made of."""
+        wanted: list[tuple[int, int, int]] = []
+        for target, start, length in self._wanted:
+            filled = self._fill(instructions, target, start, start + length, wanted)
+            if filled != length:
+                raise ValueError("a difference is shorter than the text it stands for")
+        self._wanted = wanted
+
+    def _fill(
+        self,
+        instructions: list[Instruction],
+        target: int,
+        start: int,
+        end: int,
+        wanted: list[tuple[int, int, int]],
+    ) -> int:
+        filled = at = 0
+        for step in instructions:
+            size = len(step) if isinstance(step, bytes) else step.length
+            low, high = max(start, at), min(end, at + size)
+            if low < high:
+                place = target + low - start
+                if isinstance(step, bytes):
+                    self._text[place : place + high - low] = step[low - at : high - at]
+                else:
+                    wanted.append((place, step.start + low - at, high - low))
+                filled += high - low
+            at += size
+        return filled
+
+    def finish(self, whole: bytes) -> bytes:
+        """Take the ranges still wanted from the whole text at the chain's end."""
+        for target, start, length in self._wanted:
+            if start + length > len(whole):
+                raise ValueError("a difference reaches beyond the text it builds on")
+            self._text[target : target + length] = whole[start : start + length]
+        return bytes(self._text)

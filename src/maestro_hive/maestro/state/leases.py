@@ -1,0 +1,163 @@
+"""Who holds what: a lease in the journal, and a locked file that proves its process alive."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import FencedError, RunHeldError
+from maestro_hive.maestro.state.records import Holder, Lease, from_micros, to_micros
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import apsw
+
+    from maestro_hive.kernel.clock import Clock
+
+_COLUMNS = "id, name, fence, holder, host, pid, since, boot, expires"
+
+
+class Presence:
+    """This process as a holder: a file of its own, locked for as long as it lives.
+
+    The name is random and never used again, so a file whose lock is free belongs to the dead.
+    """
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder = folder / "holders"
+        self._clock = clock
+        self._lock: files.FileLock | None = None
+        self._holder: Holder | None = None
+
+    def holder(self) -> Holder:
+        """Return this process as others will see it; the file is made when first asked."""
+        if self._holder is None:
+            self._holder = self._announce()
+        return self._holder
+
+    def _announce(self) -> Holder:
+        files.make_folder_inside(self._folder.parent, self._folder.name)
+        self._sweep()
+        holder = Holder(
+            id=secrets.token_hex(8),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            since=self._clock.now(),
+        )
+        lock = files.FileLock(self._file(holder.id))
+        lock.try_acquire()
+        facts = {"host": holder.host, "pid": holder.pid, "since": holder.since.isoformat()}
+        lock.write(json.dumps(facts).encode())
+        self._lock = lock
+        return holder
+
+    def _sweep(self) -> None:
+        """Delete the files of the dead."""
+        for path in self._folder.glob("*.json"):
+            if not files.is_locked(path):
+                path.unlink(missing_ok=True)
+
+    def is_alive(self, holder_id: str) -> bool:
+        """Tell whether the process of that holder lives, on this machine."""
+        return files.is_locked(self._file(holder_id))
+
+    def close(self) -> None:
+        """Leave."""
+        if self._lock is not None:
+            self._lock.path.unlink(missing_ok=True)
+            self._lock.close()
+            self._lock = None
+            self._holder = None
+
+    def _file(self, holder_id: str) -> Path:
+        return self._folder / f"{holder_id}.json"
+
+
+class Leases:
+    """The ``leases`` table, used inside the caller's transaction."""
+
+    def __init__(self, presence: Presence, clock: Clock) -> None:
+        self._presence = presence
+        self._clock = clock
+
+    def take(self, db: apsw.Connection, name: str, seconds: float) -> Lease:
+        """Take a lease that is free, forsaken or expired; raise if somebody has it."""
+        current = self.find(db, name)
+        if current is not None and self._stands(current):
+            holder = current.holder
+            raise RunHeldError(
+                name.removeprefix("run/"), host=holder.host, pid=holder.pid, since=holder.since
+            )
+        me = self._presence.holder()
+        since = to_micros(self._clock.now())
+        expires = self._clock.awake_seconds() + seconds
+        db.execute(
+            "INSERT INTO leases (name, fence, holder, host, pid, since, boot, expires)"
+            " VALUES (?, 1, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET fence = fence + 1, holder = excluded.holder,"
+            " host = excluded.host, pid = excluded.pid, since = excluded.since,"
+            " boot = excluded.boot, expires = excluded.expires",
+            (name, me.id, me.host, me.pid, since, self._clock.boot_id(), expires),
+        )
+        taken = self.find(db, name)
+        assert taken is not None
+        return taken
+
+    def _stands(self, lease: Lease) -> bool:
+        """Tell whether somebody really has it: alive, and heard of lately."""
+        return (
+            lease.boot == self._clock.boot_id()
+            and self._presence.is_alive(lease.holder.id)
+            and self._clock.awake_seconds() < lease.expires
+        )
+
+    def find(self, db: apsw.Connection, name: str) -> Lease | None:
+        """Return a lease that was not given back."""
+        sql = f"SELECT {_COLUMNS} FROM leases WHERE name = ? AND holder <> ''"  # noqa: S608
+        return read_lease(db.execute(sql, (name,)).fetchone())
+
+    def check(self, db: apsw.Connection, lease: Lease) -> FencedError | None:
+        """Return the reason why writing under this lease must be refused, if there is one."""
+        row = db.execute("SELECT fence, holder FROM leases WHERE id = ?", (lease.id,)).fetchone()
+        if row == (lease.fence, lease.holder.id):
+            return None
+        current = int(row[0]) if row else 0
+        return FencedError(lease.name.removeprefix("run/"), fence=lease.fence, current=current)
+
+    def renew(self, db: apsw.Connection, seconds: float) -> None:
+        """Extend whatever this process has."""
+        db.execute(
+            "UPDATE leases SET expires = ?, boot = ? WHERE holder = ?",
+            (
+                self._clock.awake_seconds() + seconds,
+                self._clock.boot_id(),
+                self._presence.holder().id,
+            ),
+        )
+
+    def release(self, db: apsw.Connection, lease: Lease) -> None:
+        """Give a lease back, if it is still ours."""
+        db.execute(
+            "UPDATE leases SET holder = '' WHERE id = ? AND fence = ? AND holder = ?",
+            (lease.id, lease.fence, lease.holder.id),
+        )
+
+
+def read_lease(row: tuple[Any, ...] | None) -> Lease | None:
+    """Turn a row of ``leases`` into a record."""
+    if row is None:
+        return None
+    number, name, fence, holder, host, pid, since, boot, expires = row
+    return Lease(
+        id=int(number),
+        name=str(name),
+        fence=int(fence),
+        holder=Holder(id=str(holder), host=str(host), pid=int(pid), since=from_micros(int(since))),
+        boot=str(boot),
+        expires=float(expires),
+    )

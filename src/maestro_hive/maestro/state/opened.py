@@ -1,0 +1,54 @@
+"""The stores that this process has open: one per folder, shared and counted."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from maestro_hive.maestro.state.sqlite_store import SqliteStore
+
+
+@dataclass(slots=True)
+class _Loan:
+    store: SqliteStore
+    pid: int
+    users: int = 1
+
+
+_mutex = threading.Lock()
+_loans: dict[Path, _Loan] = {}
+
+
+def borrow_store(folder: str | Path) -> SqliteStore:
+    """Return the store on this folder, opening it if nobody in this process has it open.
+
+    One that failed is left to those who have it: the next borrower gets it opened again.
+    """
+    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415 - loads apsw
+
+    place = Path(folder).expanduser().resolve()
+    with _mutex:
+        loan = _loans.get(place)
+        if loan is not None and loan.pid == os.getpid() and loan.store.usable:
+            loan.users += 1
+            return loan.store
+        store = SqliteStore(place)
+        _loans[place] = _Loan(store, os.getpid())
+        return store
+
+
+def return_store(store: SqliteStore) -> None:
+    """Say that you are done with a borrowed store; the last one closes it."""
+    with _mutex:
+        loan = _loans.get(store.folder)
+        if loan is None or loan.store is not store or loan.pid != os.getpid():
+            return  # it failed and was replaced, or belongs to a parent process
+        loan.users -= 1
+        if loan.users > 0:
+            return
+        del _loans[store.folder]
+    store.close()

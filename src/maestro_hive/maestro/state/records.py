@@ -1,0 +1,224 @@
+"""What the journal holds, as frozen records. Nothing here touches a disk or a clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from maestro_hive.maestro.state.codec import Encoded
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_micros(when: datetime) -> int:
+    """Write an aware time as microseconds since 1970, UTC."""
+    return (when - _EPOCH) // timedelta(microseconds=1)
+
+
+def from_micros(micros: int) -> datetime:
+    """Read microseconds since 1970 as an aware time, UTC."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+class EntryKind(IntEnum):
+    """What an entry of a run's journal tells. Numbers are stored: never reuse one."""
+
+    #: An attempt at a step begins; identity: the step's; facts: name, persona; value: the input.
+    ATTEMPT_BEGUN = 1
+    #: An attempt failed, was cancelled or gave up; facts: status, error, tokens.
+    ATTEMPT_FAILED = 2
+    #: An attempt succeeded, and its step is finished; facts: tokens; value: the result.
+    STEP_KEPT = 3
+    #: A step saved its own half-done work; value: what it saved.
+    PROGRESS_SAVED = 4
+    #: A persona's memory as a whole; facts: persona; value: the dictionary.
+    MEMORY_SAVED = 5
+    #: One more item of a persona's history; facts: persona; value: the item.
+    HISTORY_ADDED = 6
+    #: Tokens or money were spent; facts: persona, tokens, usd.
+    SPENT = 7
+    #: Fields of the run changed; value: the fields.
+    FIELDS_CHANGED = 10
+    #: A task waits to be done; facts: task.
+    TASK_PENDING = 11
+    #: A task is done; facts: task; value: its artifacts.
+    TASK_COMPLETED = 12
+    #: A persona was tried once more; facts: persona.
+    RETRY_COUNTED = 13
+    #: What a persona last showed of itself; facts: persona; value: its state.
+    PERSONA_CHANGED = 14
+    #: What came before no longer counts: the run starts again, or from the copy that follows.
+    RESTORED = 15
+    #: A run was purged; kept so that the feed's numbers only ever grow.
+    PURGED = 20
+
+
+class Entry(NamedTuple):
+    """One line of a run's journal; a tuple, because opening a run makes tens of thousands.
+
+    A small value is here, a large one is behind ``payload``: ``Store.load`` gives either.
+    """
+
+    id: int
+    run: int
+    seq: int
+    kind: int
+    step: int
+    attempt: int
+    at: int
+    facts: bytes | None
+    value: bytes | None
+    payload: int | None
+    sha256: bytes | None
+    identity: bytes | None
+
+    @property
+    def when(self) -> datetime:
+        """The time it was recorded."""
+        return from_micros(self.at)
+
+
+class NewEntry(NamedTuple):
+    """An entry to append.
+
+    ``family`` names the values that this one may have grown from; ``at`` is now, unless the entry
+    is copied from somewhere else.
+    """
+
+    kind: EntryKind
+    step: int = 0
+    attempt: int = 0
+    facts: bytes | None = None
+    value: Encoded | None = None
+    family: str = ""
+    identity: bytes | None = None
+    at: int | None = None
+
+
+class StoredValue(NamedTuple):
+    """A large value as it is stored: whole, or as the difference to another one."""
+
+    sha256: bytes
+    base: bytes | None
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run, as listings show it."""
+
+    id: int
+    name: str
+    workflow: str
+    status: str
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process that opened the store: who to name when it is in the way."""
+
+    id: str
+    host: str
+    pid: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to be the only one, until it expires or is given back.
+
+    ``fence`` grows with each new owner; who writes with an older number is refused. ``expires``
+    counts seconds awake since ``boot``, so a machine that slept has not hung.
+    """
+
+    id: int
+    name: str
+    fence: int
+    holder: Holder
+    boot: str
+    expires: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A value under a namespace and a key; ``version`` grows with each change."""
+
+    namespace: str
+    key: str
+    version: int
+    value: bytes
+    sha256: bytes
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breaker:
+    """A circuit breaker that every process shares."""
+
+    name: str
+    state: str = "closed"
+    consecutive_failures: int = 0
+    opened_at: datetime | None = None
+    last_failure_time: datetime | None = None
+    last_success_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What may be spent under one name, and what was."""
+
+    name: str
+    max_tokens: int | None = None
+    max_usd: float | None = None
+    tokens: int = 0
+    usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Escalation:
+    """A failure that a person was asked about; ``key`` is the failed step's effect key."""
+
+    key: str
+    run_id: str
+    summary: str
+    status: str = "open"
+    ticket: str | None = None
+    answer: str | None = None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntriesAppended:
+    """News: the run has entries up to this number."""
+
+    run_id: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentChanged:
+    """News: a document has another value; None where there is none."""
+
+    namespace: str
+    key: str
+    before: bytes | None
+    after: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Part of a journal that could not be read when it was opened, and where a copy is kept."""
+
+    file: str
+    found_at: datetime
+    reason: str
+    kept_as: str
+
+
+News = EntriesAppended | DocumentChanged | Damage

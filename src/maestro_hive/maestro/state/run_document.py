@@ -1,0 +1,177 @@
+"""A run as one JSON document: its fields for people, and its entries to go on from.
+
+Everything the journal knows of a run is in it, so a folder that has lost its journal resumes from
+it. Large values are written as the journal has them: whole, or as what was added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from maestro_hive.kernel.errors import DecodeError, DocumentCorruptError
+from maestro_hive.maestro.state import codec, deltas
+from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from maestro_hive.maestro.state.codec import Json
+    from maestro_hive.maestro.state.store import Hold, Store
+
+_NAMES = {kind.value: kind.name.lower() for kind in EntryKind}
+_KINDS = {kind.name.lower(): kind for kind in EntryKind}
+
+
+class RunCopy(NamedTuple):
+    """A run read from a document: where it came from, and what it holds."""
+
+    source: str
+    saved_at: str
+    fence: int
+    seq: int
+    body: dict[str, Any]
+
+
+def write_run(store: Store, hold: Hold, fields: dict[str, Any], saved_at: str) -> bytes:
+    """Return a run as canonical JSON members; ``fields`` is what people want to see first."""
+    entries = b",".join(_entry_text(entry) for entry in store.entries(hold.run))
+    values = b",".join(
+        b'"%s":%s' % (value.sha256.hex().encode(), _value_text(value.base, value.data))
+        for value in store.values_of(hold.run)
+    )
+    return (
+        b'{"entries":[%s],"fence":%d,"saved_at":"%s","seq":%d,"state":%s,"values":{%s},'
+        b'"workflow_id":"%s"}'
+    ) % (
+        entries,
+        hold.lease.fence,
+        saved_at.encode(),
+        hold.seq,
+        codec.encode(fields, "state").data,
+        values,
+        hold.name.encode(),
+    )
+
+
+def _entry_text(entry: Entry) -> bytes:
+    # Written by hand, because facts and value are canonical JSON already.
+    value = b',"value":%s' % entry.value if entry.value is not None else b""
+    return (
+        b'{"at":%d,"attempt":%d,"facts":%s,"identity":%s,"kind":"%s","seq":%d,"sha256":%s,'
+        b'"step":%d%s}'
+    ) % (
+        entry.at,
+        entry.attempt,
+        entry.facts or b"null",
+        _hex(entry.identity),
+        _NAMES[entry.kind].encode(),
+        entry.seq,
+        _hex(entry.sha256),
+        entry.step,
+        value,
+    )
+
+
+def _hex(data: bytes | None) -> bytes:
+    return b"null" if data is None else b'"%s"' % data.hex().encode()
+
+
+def _value_text(base: bytes | None, data: bytes) -> bytes:
+    if base is None:
+        return b'{"whole":%s}' % data
+    return b'{"base":"%s","pieces":%s}' % (base.hex().encode(), data)
+
+
+def read_run(source: str, body: dict[str, Json]) -> RunCopy:
+    """Check that a document's members are those of a run."""
+    match body:
+        case {
+            "workflow_id": str(),
+            "saved_at": str(saved_at),
+            "fence": int(fence),
+            "seq": int(seq),
+            "entries": list(),
+            "values": dict(),
+        }:
+            return RunCopy(source, saved_at, fence, seq, body)
+        case _:
+            raise DocumentCorruptError(source, "it lacks members that every run has")
+
+
+class CopiedEntries:
+    """The entries of a copy, to be appended to a journal; values are put together one by one."""
+
+    def __init__(self, copy: RunCopy) -> None:
+        self._source = copy.source
+        self._entries: list[Json] = copy.body["entries"]
+        self._values: dict[str, Json] = copy.body["values"]
+        self._facts = codec.dump_canonical({"from": copy.source, "saved_at": copy.saved_at})
+        self._last: tuple[str, bytes] = ("", b"")
+
+    def __iter__(self) -> Iterator[NewEntry]:
+        """Yield a mark that what came before no longer counts, then every entry."""
+        yield NewEntry(EntryKind.RESTORED, facts=self._facts)
+        for number, entry in enumerate(self._entries):
+            try:
+                yield self._entry(entry)
+            except (KeyError, TypeError, ValueError) as error:
+                reason = f"entries[{number}] is not an entry: {error}"
+                raise DocumentCorruptError(self._source, reason) from error
+
+    def _entry(self, entry: dict[str, Json]) -> NewEntry:
+        facts, identity = entry["facts"], entry["identity"]
+        return NewEntry(
+            kind=_KINDS[entry["kind"]],
+            step=_integer(entry["step"]),
+            attempt=_integer(entry["attempt"]),
+            facts=None if facts is None else codec.dump_canonical(facts),
+            value=self._value(entry),
+            family=_family(facts),
+            identity=None if identity is None else bytes.fromhex(identity),
+            at=_integer(entry["at"]),
+        )
+
+    def _value(self, entry: dict[str, Json]) -> codec.Encoded | None:
+        digest = entry["sha256"]
+        if digest is None:
+            return None
+        data = codec.dump_canonical(entry["value"]) if "value" in entry else self._large(digest)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise DecodeError(f"entry {entry.get('seq')}", "its value does not match its SHA-256")
+        return codec.Encoded(data, bytes.fromhex(digest))
+
+    def _large(self, digest: str) -> bytes:
+        """Put a large value together; the last one made is at hand, and usually the base."""
+        at = digest
+        pieces: deltas.Pieces | None = None
+        for _ in range(len(self._values) + 1):
+            whole = self._whole(at)
+            if whole is not None:
+                data = whole if pieces is None else pieces.finish(whole)
+                self._last = (digest, data)
+                return data
+            instructions = deltas.from_json(self._values[at]["pieces"])
+            pieces = pieces or deltas.Pieces(deltas.size(instructions))
+            pieces.apply(instructions)
+            at = self._values[at]["base"]
+        raise ValueError(f"value {digest} builds on itself")
+
+    def _whole(self, digest: str) -> bytes | None:
+        if digest == self._last[0]:
+            return self._last[1]
+        stored = self._values[digest]
+        return codec.dump_canonical(stored["whole"]) if "whole" in stored else None
+
+
+def _integer(value: Json) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{str(value)[:40]} is not a number of ours")
+    return value
+
+
+def _family(facts: Json) -> str:
+    """Values of the same step name and persona may have grown from one another."""
+    if not isinstance(facts, dict):
+        return ""
+    return f"{facts.get('persona', '')}/{facts.get('name', '')}"

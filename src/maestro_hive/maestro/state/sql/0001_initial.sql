@@ -1,0 +1,65 @@
+-- Format 1. Everything that grows is appended under an integer key: a text key would cost
+-- several times as much per row (docs/adr/0002).
+
+CREATE TABLE runs (
+    id          INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again after a purge
+    name        TEXT    NOT NULL UNIQUE,
+    workflow    TEXT    NOT NULL,
+    status      TEXT    NOT NULL,
+    created_at  INTEGER NOT NULL,   -- microseconds since 1970, UTC, here and everywhere
+    updated_at  INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE entries (
+    id       INTEGER PRIMARY KEY,   -- order of commit over all runs: the feed
+    run      INTEGER NOT NULL,      -- runs.id
+    seq      INTEGER NOT NULL,      -- 1, 2, 3, … within the run
+    kind     INTEGER NOT NULL,      -- see EntryKind
+    step     INTEGER NOT NULL,      -- the step's number within the run, 0 for none
+    attempt  INTEGER NOT NULL,
+    at       INTEGER NOT NULL,
+    facts    BLOB,                  -- canonical JSON
+    value    BLOB,                  -- canonical JSON, if it is small
+    payload  INTEGER,               -- payloads.id, if it is not
+    sha256   BLOB,                  -- of the value
+    identity BLOB                   -- of the step, where an attempt begins
+) STRICT;
+
+CREATE UNIQUE INDEX entries_of_run ON entries (run, seq);
+
+CREATE TABLE payloads (
+    id       INTEGER PRIMARY KEY,
+    hash     INTEGER NOT NULL,      -- the first 8 bytes of sha256, to find a value stored before
+    family   INTEGER NOT NULL,      -- a hash of run and family, to find what a value grew from
+    size     INTEGER NOT NULL,      -- of the whole value
+    added    INTEGER NOT NULL,      -- bytes stored since the last whole value of the chain
+    base     INTEGER,               -- payloads.id that data is a difference to; NULL: data is whole
+    data     BLOB    NOT NULL,
+    sha256   BLOB    NOT NULL       -- of the whole value
+) STRICT;
+
+CREATE INDEX payloads_by_hash ON payloads (hash);
+CREATE INDEX payloads_by_family ON payloads (family, id);
+
+CREATE TABLE documents (
+    id          INTEGER PRIMARY KEY,
+    namespace   TEXT    NOT NULL,
+    key         TEXT    NOT NULL,
+    version     INTEGER NOT NULL,
+    value       BLOB    NOT NULL,
+    sha256      BLOB    NOT NULL,
+    updated_at  INTEGER NOT NULL,
+    UNIQUE (namespace, key)
+) STRICT;
+
+CREATE TABLE leases (
+    id       INTEGER PRIMARY KEY,
+    name     TEXT    NOT NULL UNIQUE,
+    fence    INTEGER NOT NULL,
+    holder   TEXT    NOT NULL,      -- '' when it was given back
+    host     TEXT    NOT NULL,
+    pid      INTEGER NOT NULL,
+    since    INTEGER NOT NULL,
+    boot     TEXT    NOT NULL,
+    expires  REAL    NOT NULL       -- seconds awake since that boot
+) STRICT;

@@ -1,0 +1,486 @@
+"""The journal in a folder: the ``Store`` contract over one SQLite file."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.kernel import files
+from maestro_hive.kernel.clock import Clock, SystemClock
+from maestro_hive.kernel.errors import CorruptionError, FencedError, StorageError
+from maestro_hive.kernel.events import Hooks
+from maestro_hive.maestro.state.damage import DamagedJournalWarning, keep_damaged_log
+from maestro_hive.maestro.state.journal_file import CHECKPOINT_PAGES, JournalFile
+from maestro_hive.maestro.state.leases import Leases, Presence
+from maestro_hive.maestro.state.payloads import INLINE_BYTES, Payloads, family_key
+from maestro_hive.maestro.state.records import (
+    Damage,
+    Document,
+    DocumentChanged,
+    EntriesAppended,
+    Entry,
+    EntryKind,
+    Lease,
+    News,
+    RunRecord,
+    StoredValue,
+    from_micros,
+    to_micros,
+)
+from maestro_hive.maestro.state.store import LEASE_SECONDS, Append, Change, Hold
+from maestro_hive.maestro.state.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import apsw
+
+    from maestro_hive.maestro.state import codec
+
+_ENTRY_COLUMNS = "id, run, seq, kind, step, attempt, at, facts, value, payload, sha256, identity"
+_INSERT_ENTRY = (
+    "INSERT INTO entries"
+    " (run, seq, kind, step, attempt, at, facts, value, payload, sha256, identity)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_RUN_COLUMNS = "id, name, workflow, status, created_at, updated_at"
+_DOCUMENT_COLUMNS = "namespace, key, version, value, sha256, updated_at"
+#: A disk that takes longer than this for an fsync is left to a thread.
+_QUICK_SYNC_SECONDS = 0.002
+
+
+class SqliteStore:
+    """A store in a folder; see ``store`` for what it promises.
+
+    ``borrow_store`` gives all users of a folder in one process the same one; use that.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        clock: Clock | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        busy_seconds: float = 30.0,
+    ) -> None:
+        self.folder = files.make_private_folder(folder).resolve()
+        self.clock: Clock = clock or SystemClock()
+        self.news: Hooks[News] = Hooks()
+        files.refuse_shared_folder(self.folder)
+        self._lease_seconds = lease_seconds
+        self._file = JournalFile(self.folder, busy_seconds=busy_seconds)
+        self._payloads = Payloads(self._file)
+        self._presence = Presence(self.folder, self.clock)
+        self._leases = Leases(self._presence, self.clock)
+        self._holds: dict[str, Hold] = {}
+        self._holds_mutex = threading.RLock()
+        self._upkeep = Upkeep(self, lease_seconds / 3)
+        self.damage: tuple[Damage, ...] = ()
+        if self._file.lost_frames:
+            self._report_damage()
+        _open_stores.add(self)
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return str(self.folder)
+
+    @property
+    def usable(self) -> bool:
+        """False once it failed or was closed: open another one."""
+        return self._file.usable
+
+    def quick(self) -> bool:
+        """Tell whether the disk syncs fast enough for an event loop to wait for it."""
+        return self._file.sync_seconds < _QUICK_SYNC_SECONDS
+
+    # --- runs ---
+
+    def hold_run(self, name: str, workflow: str = "") -> Hold:
+        """Take a run for this process."""
+        files.check_identifier(name, "run id")
+        with self._holds_mutex:
+            hold = self._holds.get(name)
+            if hold is not None:
+                with self._file.transaction() as tx:
+                    fenced = self._leases.check(tx.db, hold.lease)
+                if fenced is None:
+                    hold.users += 1
+                    return hold
+            hold = self._holds[name] = self._take_run(name, workflow)
+        self._upkeep.start()
+        return hold
+
+    def _take_run(self, name: str, workflow: str) -> Hold:
+        now = to_micros(self.clock.now())
+        with self._file.transaction() as tx:
+            lease = self._leases.take(tx.db, f"run/{name}", self._lease_seconds)
+            tx.db.execute(
+                "INSERT INTO runs (name, workflow, status, created_at, updated_at)"
+                " VALUES (?, ?, 'pending', ?, ?) ON CONFLICT (name) DO NOTHING",
+                (name, workflow, now, now),
+            )
+            run: Any = tx.db.execute("SELECT id FROM runs WHERE name = ?", (name,)).get
+            last: Any = tx.db.execute("SELECT max(seq) FROM entries WHERE run = ?", (run,)).get
+        self._file.sync(tx.ticket)
+        return Hold(run=run, name=name, lease=lease, seq=last or 0)
+
+    def release_run(self, hold: Hold) -> None:
+        """Give a run back when its last user in this process is done."""
+        with self._holds_mutex:
+            hold.users -= 1
+            if hold.users > 0:
+                return
+            if self._holds.get(hold.name) is hold:
+                del self._holds[hold.name]
+        self.release_lease(hold.lease)
+
+    def run(self, name: str) -> RunRecord | None:
+        """Find a run by its name."""
+        rows = self._file.rows(f"SELECT {_RUN_COLUMNS} FROM runs WHERE name = ?", (name,))  # noqa: S608
+        return _run_record(rows[0]) if rows else None
+
+    def runs(self, status: str | None = None, limit: int | None = None) -> list[RunRecord]:
+        """List runs, newest first."""
+        rows = self._file.rows(
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE ?1 IS NULL OR status = ?1"  # noqa: S608
+            " ORDER BY id DESC LIMIT ?2",
+            (status, -1 if limit is None else limit),
+        )
+        return [_run_record(row) for row in rows]
+
+    # --- entries ---
+
+    def append(self, appends: Sequence[Append], *, sync: bool = True) -> list[FencedError | None]:
+        """Record entries in one transaction."""
+        committed = False
+        try:
+            with self._file.transaction() as tx:
+                refused, grown = self._write_entries(tx.db, appends)
+                # Only a transaction that stands may move the numbers on.
+            committed = True
+            for hold, seq in grown.items():
+                hold.seq = seq
+        finally:
+            self._payloads.settle(committed=committed)
+        if sync:
+            self._file.sync(tx.ticket)
+        if self._file.log_pages > CHECKPOINT_PAGES:
+            self._upkeep.ask_for_checkpoint()
+        if self.news:
+            self._tell(appends, refused)
+        return refused
+
+    def _write_entries(
+        self, db: apsw.Connection, appends: Sequence[Append]
+    ) -> tuple[list[FencedError | None], dict[Hold, int]]:
+        at = to_micros(self.clock.now())
+        rows: list[tuple[Any, ...]] = []
+        refused: list[FencedError | None] = []
+        verdicts: dict[Hold, FencedError | None] = {}
+        grown: dict[Hold, int] = {}
+        for hold, entries, status in appends:
+            if hold not in verdicts:
+                verdicts[hold] = self._leases.check(db, hold.lease)
+            refused.append(verdicts[hold])
+            if verdicts[hold] is not None:
+                continue
+            seq = grown.get(hold, hold.seq)
+            for kind, step, attempt, facts, value, family, identity, then in entries:
+                seq += 1
+                small, payload, sha256 = None, None, None
+                if value is not None:
+                    small, sha256 = value
+                    if len(small) > INLINE_BYTES:
+                        key = family_key(hold.run, family)
+                        payload, small = self._payloads.place(db, value, key), None
+                where = (hold.run, seq, kind, step, attempt, at if then is None else then)
+                rows.append((*where, facts, small, payload, sha256, identity))
+            grown[hold] = seq
+            if status is not None:
+                sql = "UPDATE runs SET status = ?, updated_at = ? WHERE id = ?"
+                db.execute(sql, (status, at, hold.run))
+        if len(rows) == 1:
+            db.execute(_INSERT_ENTRY, rows[0])
+        elif rows:
+            db.executemany(_INSERT_ENTRY, rows)
+        return refused, grown
+
+    def _tell(self, appends: Sequence[Append], refused: list[FencedError | None]) -> None:
+        for append, error in zip(appends, refused, strict=True):
+            if error is None:
+                self.news.emit(EntriesAppended(run_id=append.hold.name, seq=append.hold.seq))
+
+    def entries(self, run: int, after: int = 0) -> list[Entry]:
+        """Return a run's entries in order, making sure that none is missing."""
+        rows = self._file.rows(
+            f"SELECT {_ENTRY_COLUMNS} FROM entries WHERE run = ? AND seq > ? ORDER BY seq",  # noqa: S608
+            (run, after),
+        )
+        entries = [Entry(*row) for row in rows]
+        if entries and entries[-1].seq != after + len(entries):
+            raise CorruptionError(f"{self.location}: entries of run number {run} are missing")
+        return entries
+
+    def load(self, entry: Entry) -> bytes | None:
+        """Return an entry's value, checked."""
+        if entry.sha256 is None:
+            return None
+        data = entry.value if entry.payload is None else self._payloads.load(entry.payload)
+        if data is None or hashlib.sha256(data).digest() != entry.sha256:
+            where = f"{self.location}: the value of entry {entry.id}"
+            raise CorruptionError(f"{where} does not match its SHA-256; restore a backup")
+        return data
+
+    def values_of(self, run: int) -> Iterator[StoredValue]:
+        """Yield a run's large values as they are stored."""
+        numbers = self._file.rows(
+            "WITH RECURSIVE used (id) AS ("
+            " SELECT payload FROM entries WHERE run = ? AND payload IS NOT NULL"
+            " UNION SELECT base FROM payloads JOIN used USING (id) WHERE base IS NOT NULL)"
+            " SELECT id FROM used ORDER BY id",
+            (run,),
+        )
+        sql = (
+            "SELECT own.sha256, base.sha256, own.data FROM payloads AS own"
+            " LEFT JOIN payloads AS base ON base.id = own.base WHERE own.id = ?"
+        )
+        for number in numbers:
+            for row in self._file.rows(sql, number):
+                yield StoredValue(*row)
+
+    def feed(self, after: int = 0, limit: int = 1000) -> list[Entry]:
+        """Return entries of all runs in the order of commit."""
+        rows = self._file.rows(
+            f"SELECT {_ENTRY_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
+            (after, limit),
+        )
+        return [Entry(*row) for row in rows]
+
+    def purge_run(self, name: str) -> bool:
+        """Forget a run, its entries, and the values only it referred to."""
+        record = self.run(name)
+        if record is None:
+            return False
+        lease = self.take_lease(f"run/{name}")
+        try:
+            with self._file.transaction() as tx:
+                tx.db.execute("DELETE FROM entries WHERE run = ?", (record.id,))
+                tx.db.execute("DELETE FROM runs WHERE id = ?", (record.id,))
+                row = (record.id, 1, EntryKind.PURGED, 0, 0, to_micros(self.clock.now()))
+                tx.db.execute(_INSERT_ENTRY, (*row, None, None, None, None, None))
+            self._file.sync(tx.ticket)
+        finally:
+            self.release_lease(lease)
+        self.collect()
+        return True
+
+    # --- documents ---
+
+    def document(self, namespace: str, key: str) -> Document | None:
+        """Return a document, checked."""
+        rows = self._file.rows(
+            f"SELECT {_DOCUMENT_COLUMNS} FROM documents WHERE namespace = ? AND key = ?",  # noqa: S608
+            (namespace, key),
+        )
+        return self._document(rows[0]) if rows else None
+
+    def documents(self, namespace: str | None = None) -> list[Document]:
+        """Return documents by namespace and key."""
+        rows = self._file.rows(
+            f"SELECT {_DOCUMENT_COLUMNS} FROM documents WHERE ?1 IS NULL OR namespace = ?1"  # noqa: S608
+            " ORDER BY namespace, key",
+            (namespace,),
+        )
+        return [self._document(row) for row in rows]
+
+    def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
+        """Replace a document by what ``change`` makes of it."""
+        where = (namespace, key)
+        with self._file.transaction() as tx:
+            sql = f"SELECT {_DOCUMENT_COLUMNS} FROM documents WHERE namespace = ? AND key = ?"  # noqa: S608
+            row = tx.db.execute(sql, where).fetchone()
+            before = self._document(row) if row else None
+            after = change(before.value if before else None)
+            if after is None:
+                tx.db.execute("DELETE FROM documents WHERE namespace = ? AND key = ?", where)
+            else:
+                self._put_document(tx.db, where, after)
+        self._file.sync(tx.ticket)
+        data = after.data if after else None
+        if self.news:
+            old = before.value if before else None
+            self.news.emit(DocumentChanged(namespace=namespace, key=key, before=old, after=data))
+        return self.document(namespace, key) if after else None
+
+    def _put_document(
+        self, db: apsw.Connection, where: tuple[str, str], value: codec.Encoded
+    ) -> None:
+        db.execute(
+            "INSERT INTO documents (namespace, key, version, value, sha256, updated_at)"
+            " VALUES (?1, ?2, 1, ?3, ?4, ?5) ON CONFLICT (namespace, key) DO UPDATE SET"
+            " version = version + 1, value = ?3, sha256 = ?4, updated_at = ?5",
+            (*where, value.data, value.sha256, to_micros(self.clock.now())),
+        )
+
+    def delete_documents(self, namespace: str | None = None) -> int:
+        """Delete documents."""
+        gone = self.documents(namespace)
+        with self._file.transaction() as tx:
+            tx.db.execute("DELETE FROM documents WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
+            count = tx.db.changes()
+        self._file.sync(tx.ticket)
+        if self.news:
+            for old in gone:
+                self.news.emit(
+                    DocumentChanged(
+                        namespace=old.namespace, key=old.key, before=old.value, after=None
+                    )
+                )
+        return count
+
+    def _document(self, row: tuple[Any, ...]) -> Document:
+        namespace, key, version, value, sha256, updated_at = row
+        if hashlib.sha256(value).digest() != sha256:
+            where = f"{self.location}: document {namespace}/{key}"
+            raise CorruptionError(f"{where} does not match its SHA-256; restore a backup")
+        return Document(
+            namespace=namespace,
+            key=key,
+            version=version,
+            value=value,
+            sha256=sha256,
+            updated_at=from_micros(updated_at),
+        )
+
+    # --- leases ---
+
+    def take_lease(self, name: str, seconds: float = LEASE_SECONDS) -> Lease:
+        """Become the only one under this name."""
+        with self._file.transaction() as tx:
+            lease = self._leases.take(tx.db, name, seconds)
+        self._file.sync(tx.ticket)
+        self._upkeep.start()
+        return lease
+
+    def renew_leases(self) -> None:
+        """Extend everything this store holds."""
+        with self._file.transaction() as tx:
+            self._leases.renew(tx.db, self._lease_seconds)
+
+    def release_lease(self, lease: Lease) -> None:
+        """Give a lease back."""
+        with self._file.transaction() as tx:
+            self._leases.release(tx.db, lease)
+        self._file.sync(tx.ticket)
+
+    def lease(self, name: str) -> Lease | None:
+        """Return a lease as it stands."""
+        with self._file.transaction() as tx:
+            return self._leases.find(tx.db, name)
+
+    # --- the whole ---
+
+    def collect(self) -> int:
+        """Delete values that no entry refers to, directly or through a difference."""
+        with self._file.transaction() as tx:
+            tx.db.execute(
+                "WITH RECURSIVE used (id) AS ("
+                " SELECT payload FROM entries WHERE payload IS NOT NULL"
+                " UNION SELECT base FROM payloads JOIN used USING (id) WHERE base IS NOT NULL)"
+                " DELETE FROM payloads WHERE id NOT IN (SELECT id FROM used)"
+            )
+            count = tx.db.changes()
+        self._payloads.forget()
+        self._file.sync(tx.ticket)
+        return count
+
+    def checkpoint(self) -> None:
+        """Copy the write-ahead log into the database file."""
+        self._file.checkpoint()
+
+    def check(self) -> list[str]:
+        """Read every page, entry, value and document."""
+        wrong: list[str] = []
+        try:
+            wrong += self._file.integrity()
+            self.documents()
+            for record in self.runs():
+                for entry in self.entries(record.id):
+                    self.load(entry)
+        except CorruptionError as error:
+            wrong.append(str(error))
+        return wrong
+
+    def backup(self, target: Path) -> None:
+        """Copy the live journal to ``target``, complete or not at all."""
+        if target.exists() and any(target.iterdir()):
+            raise StorageError(f"{target} exists and is not empty; choose a new folder")
+        files.make_private_folder(target)
+        self._file.copy_to(target / "journal.db")
+        files.sync_file(target / "journal.db")
+
+    def close(self) -> None:
+        """Give back what is held and close."""
+        self._upkeep.stop()
+        with self._holds_mutex:
+            holds = list(self._holds.values())
+            self._holds.clear()
+        with contextlib.suppress(StorageError):  # a failed store cannot give anything back
+            for hold in holds:
+                self.release_lease(hold.lease)
+        self._file.close()
+        self._presence.close()
+        _open_stores.discard(self)
+
+    def _report_damage(self) -> None:
+        """Keep the damaged log, then let the journal go on with what could be read."""
+        found = keep_damaged_log(
+            self.folder, self._file.path, self._file.lost_frames, self.clock.now()
+        )
+        self.damage = (found,)
+        self._file.checkpoint()
+        warnings.warn(
+            f"{found.file}: {found.reason}. The log is kept as {found.kept_as}",
+            DamagedJournalWarning,
+            stacklevel=4,
+        )
+
+
+def _run_record(row: tuple[Any, ...]) -> RunRecord:
+    number, name, workflow, status, created_at, updated_at = row
+    return RunRecord(
+        id=number,
+        name=name,
+        workflow=workflow,
+        status=status,
+        created_at=from_micros(created_at),
+        updated_at=from_micros(updated_at),
+    )
+
+
+_open_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+_abandoned: list[SqliteStore] = []
+
+
+@atexit.register
+def _close_all() -> None:
+    for store in list(_open_stores):
+        with contextlib.suppress(StorageError):
+            store.close()
+
+
+def _abandon_in_child() -> None:
+    # Closing a connection that the parent opened would act on the parent's files: never do.
+    _abandoned.extend(_open_stores)
+    _open_stores.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)

@@ -1,0 +1,400 @@
+"""Keys and values that outlive their process, and callbacks when they change.
+
+Two namespaces are windows, not shelves: ``workflows`` shows the runs in the journal and
+``circuit_breakers`` the breakers. There is no second copy of either, so they cannot be set here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError
+from maestro_hive.kernel.events import Hooks
+from maestro_hive.maestro.state import codec, documents
+from maestro_hive.maestro.state.memory_store import MemoryStore
+from maestro_hive.maestro.state.opened import borrow_store, return_store
+from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended, to_micros
+from maestro_hive.maestro.state.run_state import RunState
+from maestro_hive.maestro.state.shelves import BREAKERS, BUDGETS, ESCALATIONS
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from maestro_hive.maestro.state.records import News
+    from maestro_hive.maestro.state.store import Store
+
+WORKFLOWS = "workflows"
+_WINDOWS = {
+    WORKFLOWS: "StatePersistence",
+    BREAKERS: "CircuitBreaker",
+    BUDGETS: "the budget itself",
+    ESCALATIONS: "the escalation itself",
+}
+_KIND = "state_manager_checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """One change, as subscribers see it; ``change_type`` is create, update or delete."""
+
+    key: str
+    old_value: Any
+    new_value: Any
+    namespace: str
+    timestamp: datetime
+    change_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscription:
+    callback: Callable[[StateChange], object]
+    key_pattern: str
+    namespace: str
+
+    def __call__(self, change: StateChange) -> None:
+        if fnmatch.fnmatchcase(change.key, self.key_pattern) and fnmatch.fnmatchcase(
+            change.namespace, self.namespace
+        ):
+            self.callback(change)
+
+
+class _OnePerFolder(type):
+    """Makes one manager per resolved folder; without a folder, there is the first one made."""
+
+    _instance: StateManager | None = None
+    _by_folder: ClassVar[dict[Path, StateManager]] = {}
+    _making: ClassVar[threading.RLock] = threading.RLock()
+
+    def __call__(
+        cls,
+        persistence_dir: str | Path | None = None,
+        auto_persist: bool = False,
+        persist_interval_seconds: float = 60,
+    ) -> StateManager:
+        with cls._making:
+            if persistence_dir is None:
+                found = cls._instance or cls._make(None)
+            else:
+                folder = Path(persistence_dir).expanduser().resolve()
+                found = cls._by_folder.get(folder) or cls._make(folder)
+                if auto_persist:
+                    found.persist()
+                cls._by_folder[folder] = found
+            if cls._instance is None:
+                cls._instance = found
+            return found
+
+    def _make(cls, folder: Path | None) -> StateManager:
+        return type.__call__(cls, folder)  # type: ignore[no-any-return]
+
+    def forget(cls, manager: StateManager) -> None:
+        with cls._making:
+            for folder in [at for at, known in cls._by_folder.items() if known is manager]:
+                del cls._by_folder[folder]
+            if cls._instance is manager:
+                cls._instance = None
+
+
+class StateManager(metaclass=_OnePerFolder):
+    """One per folder and process; without a folder, the first one made.
+
+    With a folder and ``auto_persist=True``, what ``set_state`` returned from is on disk, is seen
+    by other processes, and comes back in the next one. Otherwise values live in this process, and
+    ``checkpoint`` writes them down. ``persist_interval_seconds`` is accepted for older callers:
+    persistent values never wait for an interval.
+    """
+
+    def __init__(
+        self,
+        persistence_dir: str | Path | None = None,
+        auto_persist: bool = False,
+        persist_interval_seconds: float = 60,
+    ) -> None:
+        self._folder = None if persistence_dir is None else Path(persistence_dir)
+        self._hooks: Hooks[StateChange] = Hooks()
+        self._subscriptions: dict[str, Callable[[], None]] = {}
+        self._numbers = itertools.count(1)
+        self._checkpoints: dict[str, bytes] = {}
+        self._views: dict[str, tuple[int, RunState]] = {}
+        self._views_mutex = threading.Lock()
+        self._attach(MemoryStore())
+
+    def _attach(self, store: Store) -> None:
+        self._store = store
+        self._detach = store.news.add(self._on_news)
+
+    def persist(self) -> None:
+        """Move to the folder's journal, taking along what this process has set so far."""
+        if isinstance(self._store, SqliteStore) and self._store.usable:
+            return
+        assert self._folder is not None
+        earlier, detach = self._store, self._detach
+        self._attach(borrow_store(self._folder))
+        detach()
+        if isinstance(earlier, MemoryStore):
+            for document in earlier.documents():
+                value = codec.Encoded(document.value, document.sha256)
+                self._store.update_document(document.namespace, document.key, lambda _, v=value: v)  # type: ignore[misc]
+
+    @property
+    def store(self) -> Store:
+        """The journal behind it."""
+        return self._store
+
+    # --- values ---
+
+    def get_state(
+        self,
+        key: str,
+        namespace: str = "default",
+        default: Any = None,
+    ) -> Any:
+        """Return the value under ``key``; a new object each time, yours to change."""
+        if namespace == WORKFLOWS:
+            view = self._view(key)
+            return default if view is None else view.to_dict(key)
+        document = self._store.document(namespace, key)
+        return default if document is None else codec.decode(document.value, f"{namespace}/{key}")
+
+    def set_state(
+        self,
+        key: str,
+        value: Any,
+        namespace: str = "default",
+        notify: bool = True,
+    ) -> None:
+        """Put ``value`` under ``key``."""
+        self._check_name(key, namespace)
+        encoded = codec.encode(value, f"{namespace}/{key}")
+        with self._quietly(notify=notify):
+            self._store.update_document(namespace, key, lambda _: encoded)
+
+    def update_state(
+        self,
+        key: str,
+        fn: Callable[[Any], Any],
+        namespace: str = "default",
+    ) -> Any:
+        """Replace a value by what ``fn`` makes of it (None at first), atomically over processes."""
+        self._check_name(key, namespace)
+        made: list[Any] = []
+
+        def change(before: bytes | None) -> codec.Encoded:
+            value = None if before is None else codec.decode(before, f"{namespace}/{key}")
+            made[:] = [fn(value)]
+            return codec.encode(made[0], f"{namespace}/{key}")
+
+        self._store.update_document(namespace, key, change)
+        return made[0]
+
+    def delete_state(
+        self,
+        key: str,
+        namespace: str = "default",
+        notify: bool = True,
+    ) -> bool:
+        """Remove a key; False if it was not there."""
+        self._check_name(key, namespace)
+        found: list[bool] = []
+
+        def change(before: bytes | None) -> None:
+            found[:] = [before is not None]
+
+        with self._quietly(notify=notify):
+            self._store.update_document(namespace, key, change)
+        return found[0]
+
+    def get_all_state(self, namespace: str | None = None) -> dict[str, Any]:
+        """Return a namespace as a dictionary, or all namespaces as a dictionary of those."""
+        if namespace is not None:
+            return self._one_namespace(namespace)
+        return {name: self._one_namespace(name) for name in self.get_namespaces()}
+
+    def _one_namespace(self, namespace: str) -> dict[str, Any]:
+        if namespace == WORKFLOWS:
+            return {run.name: self.get_state(run.name, WORKFLOWS) for run in self._store.runs()}
+        return {
+            document.key: codec.decode(document.value, f"{namespace}/{document.key}")
+            for document in self._store.documents(namespace)
+        }
+
+    def get_namespaces(self) -> list[str]:
+        """Return the namespaces that have something in them."""
+        names = {document.namespace for document in self._store.documents()}
+        if self._store.runs(limit=1):
+            names.add(WORKFLOWS)
+        return sorted(names)
+
+    def clear(self, namespace: str | None = None) -> None:
+        """Remove every value of a namespace, or of all that can be set here."""
+        if namespace is not None:
+            self._check_name("*", namespace)
+            self._store.delete_documents(namespace)
+            return
+        for name in self.get_namespaces():
+            if name not in _WINDOWS:
+                self._store.delete_documents(name)
+
+    # --- news ---
+
+    def subscribe(
+        self,
+        callback: Callable[[StateChange], object],
+        key_pattern: str = "*",
+        namespace: str = "*",
+    ) -> str:
+        """Have ``callback`` called for changes made in this process; patterns are shell-style."""
+        subscription_id = f"sub_{next(self._numbers)}"
+        subscription = _Subscription(callback, key_pattern, namespace)
+        self._subscriptions[subscription_id] = self._hooks.add(subscription)
+        return subscription_id
+
+    def unsubscribe(self, subscription_id: str) -> bool:
+        """End a subscription; False if there is none of that id."""
+        remove = self._subscriptions.pop(subscription_id, None)
+        if remove is not None:
+            remove()
+        return remove is not None
+
+    def _on_news(self, news: News) -> None:
+        if not self._hooks or _quiet.on:
+            return
+        if isinstance(news, DocumentChanged):
+            before = None if news.before is None else codec.decode(news.before)
+            after = None if news.after is None else codec.decode(news.after)
+            self._tell(news.key, news.namespace, before, after)
+        elif isinstance(news, EntriesAppended):
+            with self._views_mutex:
+                known = self._views.get(news.run_id)
+                before = known[1].to_dict(news.run_id) if known else None
+            self._tell(news.run_id, WORKFLOWS, before, self.get_state(news.run_id, WORKFLOWS))
+
+    def _tell(self, key: str, namespace: str, before: object, after: object) -> None:
+        kind = "create" if before is None else "delete" if after is None else "update"
+        now = self._store.clock.now()
+        self._hooks.emit(StateChange(key, before, after, namespace, now, kind))
+
+    def _quietly(self, *, notify: bool) -> _Quietly:
+        return _Quietly(on=not notify)
+
+    # --- checkpoints ---
+
+    def checkpoint(self, checkpoint_id: str, metadata: dict[str, Any] | None = None) -> str:
+        """Write all values down under this id; with a folder, as a file in it."""
+        files.check_identifier(checkpoint_id, "checkpoint id")
+        values = {
+            name: self._one_namespace(name)
+            for name in self.get_namespaces()
+            if name not in _WINDOWS
+        }
+        body = {
+            "checkpoint_id": checkpoint_id,
+            "created_at": self._store.clock.now().isoformat(),
+            "metadata": codec.parse(codec.encode(metadata or {}, "metadata").data),
+            "values": codec.parse(codec.encode(values, "values").data),
+        }
+        text = documents.seal(_KIND, body)
+        if self._folder is None:
+            self._checkpoints[checkpoint_id] = text
+        else:
+            folder = files.make_folder_inside(self._folder, "checkpoints")
+            files.write_atomically(folder / f"{checkpoint_id}.json", text)
+        return checkpoint_id
+
+    def restore(self, checkpoint_id: str) -> bool:
+        """Set all values back to a checkpoint; False if there is none of that id."""
+        files.check_identifier(checkpoint_id, "checkpoint id")
+        text = self._read_checkpoint(checkpoint_id)
+        if text is None:
+            return False
+        body = documents.unseal(text, _KIND, f"checkpoint {checkpoint_id}")
+        values = codec.revive(body.get("values"), "values")
+        if not isinstance(values, dict) or not all(isinstance(v, dict) for v in values.values()):
+            raise DocumentCorruptError(f"checkpoint {checkpoint_id}", "it holds no values")
+        self.clear()
+        for namespace, items in values.items():
+            for key, value in items.items():
+                self.set_state(key, value, namespace)
+        return True
+
+    def _read_checkpoint(self, checkpoint_id: str) -> bytes | None:
+        if self._folder is None:
+            return self._checkpoints.get(checkpoint_id)
+        try:
+            return files.read_whole(self._folder / "checkpoints" / f"{checkpoint_id}.json")
+        except FileNotFoundError:
+            return None
+
+    def list_checkpoints(self) -> list[str]:
+        """Return the ids of the checkpoints there are."""
+        if self._folder is None:
+            return sorted(self._checkpoints)
+        found = (self._folder / "checkpoints").glob("[A-Za-z0-9]*.json")
+        return sorted(path.stem for path in found)
+
+    def shutdown(self) -> None:
+        """Let go of the folder; the next ``StateManager`` on it is a new one."""
+        StateManager.forget(self)
+        self._detach()
+        if isinstance(self._store, SqliteStore):
+            return_store(self._store)
+
+    # --- inside ---
+
+    def _check_name(self, key: str, namespace: str) -> None:
+        if namespace in _WINDOWS:
+            raise ConfigurationError(
+                f"namespace {namespace!r} shows what is in the journal and cannot be set here;"
+                f" use {_WINDOWS[namespace]}"
+            )
+        names: tuple[tuple[str, object], ...] = (("key", key), ("namespace", namespace))
+        for what, value in names:
+            if not isinstance(value, str) or not value:
+                raise ConfigurationError(f"a {what} is a text that is not empty, not {value!r}")
+
+    def _view(self, run_id: str) -> RunState | None:
+        """Return a run as its entries make it, reading only those that are new."""
+        record = self._store.run(run_id)
+        if record is None:
+            return None
+        with self._views_mutex:
+            number, state = self._views.get(run_id, (0, RunState()))
+            if number != record.id:  # purged, and begun anew under the same name
+                state = RunState(created_at=to_micros(record.created_at))
+            for entry in self._store.entries(record.id, after=state.seq):
+                state.add(entry, self._store.load)
+            self._views[run_id] = (record.id, state)
+            return state
+
+
+def get_state_manager(**options: Any) -> StateManager:
+    """Return ``StateManager(**options)``."""
+    return StateManager(**options)
+
+
+class _Quiet(threading.local):
+    on = False
+
+
+_quiet = _Quiet()
+
+
+class _Quietly:
+    """Changes made in its body are not told to subscribers."""
+
+    def __init__(self, *, on: bool) -> None:
+        self._on = on
+
+    def __enter__(self) -> None:
+        self._before, _quiet.on = _quiet.on, self._on or _quiet.on
+
+    def __exit__(self, *_: object) -> None:
+        _quiet.on = self._before

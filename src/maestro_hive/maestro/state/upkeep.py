@@ -1,0 +1,72 @@
+"""What a store does by itself: renew its leases, and copy the log into the database."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from typing import Protocol
+
+from maestro_hive.kernel.errors import MaestroError
+
+logger = logging.getLogger(__name__)
+
+
+class _Keeps(Protocol):
+    def renew_leases(self) -> None: ...
+
+    def checkpoint(self) -> None: ...
+
+
+class Upkeep:
+    """One daemon thread per store, started when there is something to do.
+
+    What fails here fails again, and loudly, at the store's next write: that is where somebody is
+    waiting for an answer.
+    """
+
+    def __init__(self, store: _Keeps, interval: float) -> None:
+        self._store = weakref.ref(store)
+        self._interval = interval
+        self._wake = threading.Event()
+        self._checkpoint_due = False
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, if not yet."""
+        if self._thread is None and not self._stopped:
+            self._thread = threading.Thread(target=self._work, name="maestro-upkeep", daemon=True)
+            self._thread.start()
+
+    def ask_for_checkpoint(self) -> None:
+        """Have the log copied soon."""
+        if not self._checkpoint_due:
+            self._checkpoint_due = True
+            self.start()
+            self._wake.set()
+
+    def stop(self) -> None:
+        """End, and wait for what is under way."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+    def _work(self) -> None:
+        while not self._stopped:
+            asked = self._wake.wait(self._interval)
+            self._wake.clear()
+            store = self._store()
+            if store is None or self._stopped:
+                return
+            try:
+                if asked and self._checkpoint_due:
+                    store.checkpoint()
+                else:
+                    store.renew_leases()
+            except MaestroError as error:
+                logger.debug("upkeep: %s", error)
+            finally:
+                self._checkpoint_due = False
+                del store
