@@ -1,0 +1,87 @@
+# maestro-hive. Type `make` to see what there is to type.
+#
+# Everything here sets itself up: it needs Python 3.11 or newer, make and git, and writes into this
+# folder only. What it installs is pinned, with hashes, in requirements/dev.txt.
+
+BIN      := .venv/bin
+READY    := $(wildcard .venv/ready)
+PYTHONS  := $(if $(READY),$(BIN)/python) python3 python3.14 python3.13 python3.12 python3.11
+PARALLEL := -n auto --maxprocesses 8 --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format formatted lint types imports bench faults-quick faults lock clean venv
+
+help:  ## show these words
+	@echo 'maestro-hive: durable execution for teams of AI agents'
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo '  make test PYTHON=python3.13   uses another Python'
+	@echo '  make test ARGS="-k lease -x"  hands words on to the tool, here to pytest'
+
+# --- to see it work ---------------------------------------------------------------------------
+
+demo: venv  ## watch a run die by kill -9 and go on where it stopped
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+test: venv  ## run the tests
+	@$(BIN)/pytest tests .mahabharatha/tests $(PARALLEL) $(ARGS)
+
+# --- to change it -----------------------------------------------------------------------------
+
+check: formatted lint types imports test  ## run all that a change must pass
+
+format: venv  ## write the code as the formatter wants it, and mend what ruff can mend
+	@$(BIN)/ruff check --quiet --fix-only
+	@$(BIN)/ruff format
+
+formatted: venv
+	@$(BIN)/ruff format --check
+
+lint: venv  ## look for mistakes (ruff)
+	@$(BIN)/ruff check
+
+types: venv  ## check the types (mypy --strict)
+	@$(BIN)/mypy
+
+imports: venv  ## check that imports point down only (import-linter)
+	@$(BIN)/lint-imports --no-logo
+
+# --- to doubt it ------------------------------------------------------------------------------
+
+bench: venv  ## measure it beside the raw limits of this machine
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+faults-quick: venv  ## kill it, fill its disk and lie to it, for a short while
+	@$(BIN)/python -m faults --quick $(ARGS)
+
+faults: venv  ## the same, thoroughly
+	@$(BIN)/python -m faults $(ARGS)
+
+# --- the set-up -------------------------------------------------------------------------------
+
+# Uses the first Python that is new enough; does nothing when .venv is ready.
+venv:
+	@for python in $(or $(PYTHON),$(PYTHONS)); do \
+	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        exec $$python requirements/install.py; \
+	    fi; \
+	done; \
+	echo 'maestro-hive needs Python 3.11 or newer, which $(or $(PYTHON),python3) is not:' \
+	     'install one, or name one, as in `make test PYTHON=/path/to/python3`.' >&2; \
+	exit 1
+
+LOCK := build/lock/bin/uv pip compile pyproject.toml --group build --universal \
+    --python-version 3.11 --generate-hashes --custom-compile-command 'make lock' --quiet
+
+lock: venv  ## pin the dependencies that pyproject.toml names (ARGS=--upgrade: the newest ones)
+	@$(BIN)/python -m venv build/lock
+	@build/lock/bin/pip install --quiet uv
+	@$(LOCK) --extra dev --output-file requirements/dev.txt $(ARGS)
+	@$(LOCK) --output-file requirements/runtime.txt $(ARGS)
+	@git --no-pager diff --stat -- requirements
+
+clean:  ## remove all that make made, .venv too
+	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .mahabharatha/.mahabharatha
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
