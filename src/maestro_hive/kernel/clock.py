@@ -104,4 +104,16 @@ def _system_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return socket.gethostname()
+        return _mac_boot_id() or socket.gethostname()
+
+
+def _mac_boot_id() -> str | None:
+    """Ask a Mac which start it is in; its host's name would stay the same over a reboot."""
+    import subprocess  # noqa: PLC0415 - slow to import, and other systems do not need it
+
+    command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+    try:
+        answer = subprocess.check_output(command, stderr=subprocess.DEVNULL)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.decode().strip() or None

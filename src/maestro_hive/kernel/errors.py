@@ -79,7 +79,7 @@ class StorageError(MaestroError):
 
 
 class AtomicWriteError(StorageError):
-    """A file was not written, or not for good (``replaced``); a reader finds it whole either way."""
+    """A file was not written, or may not last (``replaced``); whole it is in either case."""
 
     def __init__(self, path: Path, reason: str, *, replaced: bool = False) -> None:
         super().__init__(

@@ -23,7 +23,7 @@ class Hooks(Generic[EventT]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._hooks: tuple[Callable[[EventT], object], ...] = ()
+        self._hooks: dict[object, Callable[[EventT], object]] = {}
 
     def __bool__(self) -> bool:
         """Tell whether anybody listens, so that nobody builds events for no one."""
@@ -31,18 +31,19 @@ class Hooks(Generic[EventT]):
 
     def add(self, hook: Callable[[EventT], object]) -> Callable[[], None]:
         """Call ``hook`` with every event from now on; the returned function ends that."""
+        handle = object()  # the same hook may be added twice, and removed once
         with self._lock:
-            self._hooks = (*self._hooks, hook)
+            self._hooks = {**self._hooks, handle: hook}
 
         def remove() -> None:
             with self._lock:
-                self._hooks = tuple(known for known in self._hooks if known is not hook)
+                self._hooks = {key: hook for key, hook in self._hooks.items() if key is not handle}
 
         return remove
 
     def emit(self, event: EventT) -> None:
         """Hand ``event`` to every hook."""
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             try:
                 hook(event)
             except Exception:

@@ -266,20 +266,12 @@ class FileLock:
         self.close()  # or it would be held as long as the process lives, and by its children
 
     def try_acquire(self) -> bool:
-        """Take the lock if nobody has it."""
-        for _ in range(20):
-            if self._try(fcntl.LOCK_EX):
-                return True
-            if not self._try(fcntl.LOCK_SH):
-                return False
-            # Nobody has it: others share it, or only look (is_locked) and are gone in a moment.
-            self.release()
-            time.sleep(0.0001)
-        return False
+        """Take the lock if nobody has it, shares it, or looks at it just now (``is_locked``).
 
-    def _try(self, kind: int) -> bool:
+        Where lookers must not matter, use ``acquire``: they are gone in a moment.
+        """
         try:
-            fcntl.flock(self._open_fd(), kind | fcntl.LOCK_NB)
+            fcntl.flock(self._open_fd(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

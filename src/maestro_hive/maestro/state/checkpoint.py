@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -16,12 +17,17 @@ from maestro_hive.maestro.state import codec, documents
 from maestro_hive.maestro.state.checkpoint_folder import CheckpointFolder, CheckpointName
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from maestro_hive.maestro.state.codec import Json
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_STORAGE_PATH = "/var/maestro/checkpoints"
 KIND = "checkpoint"
+
+#: A thousand years: what is to be kept longer is to be kept for ever.
+_LONGEST_TTL = 1000 * 366 * 24 * 3600
 
 
 class CheckpointError(MaestroError):
@@ -159,7 +165,7 @@ class CheckpointManager:
         state: Json | bytes,
         *,
         ttl: float | timedelta | None = None,
-        fence: int = 0,
+        fence: int | None = None,
     ) -> tuple[CheckpointName, datetime]:
         """Write plain JSON, or its text, as a checkpoint, and let the oldest go."""
         now = self._clock.now()
@@ -179,7 +185,7 @@ class CheckpointManager:
                 workflow_id, checkpoint_id, text, fence=fence, expires=expires
             )
         except errors.AtomicWriteError as error:
-            raise AtomicWriteError(error.path, error.reason) from error
+            raise AtomicWriteError(error.path, error.reason, replaced=error.replaced) from error
         self._folder.keep_newest(workflow_id, self._max_checkpoints, now.timestamp())
         return name, now
 
@@ -193,7 +199,7 @@ class CheckpointManager:
     ) -> Checkpoint:
         """Return a checkpoint, or raise: not found, or not to be trusted."""
         workflow, name = self._locate(checkpoint_id, workflow_id)
-        return self._read(workflow, name, validate=validate)
+        return self._read(workflow, name, verify=validate and self._verify)
 
     def get_latest_checkpoint(
         self,
@@ -206,19 +212,24 @@ class CheckpointManager:
             if name.expired(now):
                 continue
             try:
-                return self._read(workflow_id, name, validate=validate)
+                return self._read(workflow_id, name, verify=validate and self._verify)
             except ChecksumValidationError as error:
                 self._folder.set_aside(workflow_id, name, error.__cause__)  # type: ignore[arg-type]
         return None
 
-    def latest_body(self, workflow_id: str) -> tuple[str, dict[str, Json]] | None:
-        """Return the newest good checkpoint as (file, members), damaged ones set aside."""
+    def good_bodies(self, workflow_id: str) -> Iterator[tuple[str, dict[str, Json]]]:
+        """Yield the good checkpoints as (file, members), newest first, damaged ones set aside."""
         for name in reversed(self._folder.names(workflow_id)):
             try:
-                return self.read_body(workflow_id, name)
+                found = self.read_body(workflow_id, name)
             except DocumentCorruptError as error:
                 self._folder.set_aside(workflow_id, name, error)
-        return None
+            else:
+                yield found
+
+    def highest_fence(self, workflow_id: str) -> int:
+        """Return the highest fencing number of a workflow's checkpoints; 0 if there are none."""
+        return max((name.fence for name in self._folder.names(workflow_id)), default=0)
 
     def body(self, checkpoint_id: str, workflow_id: str) -> tuple[str, dict[str, Json]]:
         """Return one checkpoint as (file, members)."""
@@ -254,7 +265,7 @@ class CheckpointManager:
             if name.expired(now) and not include_expired:
                 continue
             try:
-                found.append(self._read(workflow_id, name, validate=self._verify))
+                found.append(self._read(workflow_id, name, verify=self._verify))
             except CheckpointError as error:
                 logger.warning("%s", error)
         return found
@@ -269,7 +280,7 @@ class CheckpointManager:
         """Tell whether a checkpoint is exactly what was written."""
         workflow, name = self._locate(checkpoint_id, None)
         try:
-            self._read(workflow, name, validate=True)
+            self._read(workflow, name, verify=True)
         except ChecksumValidationError:
             return False
         return True
@@ -300,7 +311,7 @@ class CheckpointManager:
             for name in self._folder.names(workflow):
                 count += 1
                 try:
-                    self._read(workflow, name, validate=True)
+                    self._read(workflow, name, verify=True)
                 except CheckpointError as error:
                     damaged.append(str(error))
         where = "memory" if self.storage_path is None else str(self.storage_path)
@@ -323,9 +334,9 @@ class CheckpointManager:
         of = f" of workflow {workflow_id!r}" if workflow_id else ""
         raise CheckpointNotFoundError(f"there is no checkpoint {checkpoint_id!r}{of}")
 
-    def _read(self, workflow_id: str, name: CheckpointName, *, validate: bool) -> Checkpoint:
+    def _read(self, workflow_id: str, name: CheckpointName, *, verify: bool) -> Checkpoint:
         try:
-            shown, body = self.read_body(workflow_id, name, verify=validate and self._verify)
+            shown, body = self.read_body(workflow_id, name, verify=verify)
             return self._checkpoint(shown, body, name)
         except DocumentCorruptError as error:
             raise ChecksumValidationError(str(error)) from error
@@ -368,7 +379,12 @@ class CheckpointManager:
         if ttl is None:
             return None
         seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-        return int(now.timestamp() + seconds)
+        if not 0 < seconds < _LONGEST_TTL:
+            raise errors.ConfigurationError(
+                f"a checkpoint cannot expire after {seconds:g} seconds; give more than 0, or None"
+                " for never"
+            )
+        return math.ceil(now.timestamp() + seconds)  # a part of a second more, and never less
 
 
 def new_checkpoint_id(clock: Clock) -> str:

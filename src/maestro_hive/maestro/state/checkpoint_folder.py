@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import DocumentCorruptError, FolderError
+from maestro_hive.kernel.errors import DocumentCorruptError, FolderError, InvalidIdentifierError
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"(\d{6})\.(\d{8})~(never|\d{1,12})~([A-Za-z0-9][A-Za-z0-9._:\-]{0,127})\.json")
+_NAME = re.compile(
+    r"(\d{6,})\.(\d{8,})~(never|\d{1,12})~([A-Za-z0-9][A-Za-z0-9._:\-]{0,127})\.json"
+)
 
 
 class CheckpointName(NamedTuple):
@@ -71,17 +73,25 @@ class CheckpointFolder:
             entries = sorted(self.root.iterdir())
         except FileNotFoundError:
             return []
-        return [entry.name for entry in entries if entry.is_dir() and not entry.is_symlink()]
+        return [entry.name for entry in entries if _is_workflow(entry)]
 
     def write(
-        self, workflow_id: str, checkpoint_id: str, text: bytes, *, fence: int, expires: int | None
+        self,
+        workflow_id: str,
+        checkpoint_id: str,
+        text: bytes,
+        *,
+        fence: int | None,
+        expires: int | None,
     ) -> CheckpointName:
-        """Add a checkpoint as the newest; one of the same id is replaced."""
+        """Add a checkpoint; one of the same id is replaced. Without a fence it is the newest."""
         files.check_identifier(workflow_id, "workflow id")
         files.check_identifier(checkpoint_id, "checkpoint id")
         with self._mutex:
             names = self.names(workflow_id)
             version = max((name.version for name in names), default=0) + 1
+            if fence is None:
+                fence = max((name.fence for name in names), default=0)
             name = CheckpointName(fence, version, expires, checkpoint_id)
             if self.root is None:
                 self._memory.setdefault(workflow_id, {})[name] = text
@@ -133,8 +143,18 @@ class CheckpointFolder:
         return self.root / workflow_id / name.file
 
 
-def _age(name: CheckpointName) -> tuple[int, int]:
-    return name.fence, name.version
+def _age(name: CheckpointName) -> tuple[int, int, str]:
+    # Two processes may have chosen the same version; the ids that we make sort by time.
+    return name.fence, name.version, name.checkpoint_id
+
+
+def _is_workflow(entry: Path) -> bool:
+    """Tell whether a folder can be ours; ``lost+found`` is not."""
+    try:
+        files.check_identifier(entry.name, "workflow id")
+    except InvalidIdentifierError:
+        return False
+    return entry.is_dir() and not entry.is_symlink()
 
 
 def _parse(match: re.Match[str]) -> CheckpointName:

@@ -31,8 +31,11 @@ from maestro_hive.maestro.state import wal
 from maestro_hive.maestro.state.migrate import migrate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
+
+    from maestro_hive.maestro.state.records import Damage
 
 #: Pages in the log at which it is copied into the database.
 CHECKPOINT_PAGES = 1000
@@ -47,9 +50,15 @@ _BUSY_SECONDS = 30.0
 class JournalFile:
     """``journal.db`` in a folder: transactions, reads, sync."""
 
-    def __init__(self, folder: Path, *, busy_seconds: float = _BUSY_SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_damaged_log: Callable[[int], Damage],
+        busy_seconds: float = _BUSY_SECONDS,
+    ) -> None:
         self.path = folder / "journal.db"
-        self.lost_frames = 0
+        self.damage: Damage | None = None
         self.log_pages = 0
         self.sync_seconds = 0.0
         self._busy_seconds = busy_seconds
@@ -61,10 +70,13 @@ class JournalFile:
         self._synced = 0
         self._failure: str | None = None
         self._closed = False
-        self._queue = files.FileLock(folder / "journal.lock")
-        self._presence = _SharedPresence(folder / "journal.users")
         try:
-            self._open()
+            self._queue = files.FileLock(folder / "journal.lock")
+            self._presence = _SharedPresence(folder / "journal.users")
+        except OSError as error:
+            raise FolderError(folder, f"cannot be written: {error.strerror}") from error
+        try:
+            self._open(keep_damaged_log)
         except BaseException:
             self._queue.close()
             self._presence.close()
@@ -72,7 +84,7 @@ class JournalFile:
 
     # --- opening ---
 
-    def _open(self) -> None:
+    def _open(self, keep_damaged_log: Callable[[int], Damage]) -> None:
         self._enter_queue()
         try:
             files.create_private(self.path)
@@ -83,7 +95,7 @@ class JournalFile:
             self._log = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             files.sync_folder(self.path.parent)
             if first:
-                self._look_at_log()
+                self._look_at_log(keep_damaged_log)
         except apsw.Error as error:
             raise self._explain(error) from error
         except OSError as error:
@@ -111,15 +123,15 @@ class JournalFile:
         db.pragma("cache_size", -16_000)
         return db
 
-    def _look_at_log(self) -> None:
-        """As the first to open it: say what the log lost, and move the rest to safety."""
+    def _look_at_log(self, keep_damaged_log: Callable[[int], Damage]) -> None:
+        """As the first to open it: have a damaged log kept, and move what is good to safety."""
         page_size = int(self._db.pragma("page_size"))
         self._db.pragma("user_version")  # a read, so that the log is recovered
         recovered, _ = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         log = self.path.with_name(self.path.name + "-wal")
-        self.lost_frames = wal.lost_frames(log, max(0, recovered), page_size)
-        if self.lost_frames:
-            return  # the store keeps a copy first
+        lost = wal.lost_frames(log, max(0, recovered), page_size)
+        if lost:
+            self.damage = keep_damaged_log(lost)
         if recovered > 0:
             # Pages that a failed fsync left in memory only are written anew, into the database.
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
@@ -155,6 +167,7 @@ class JournalFile:
         self._mutex.acquire()
         try:
             self._check_usable()
+            self._refuse_nesting()
             self._enter_queue()
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -165,6 +178,13 @@ class JournalFile:
             self._mutex.release()
             raise
         return self._db
+
+    def _refuse_nesting(self) -> None:
+        if self._db.in_transaction:
+            raise StorageError(
+                f"{self.path}: a function that changes a document must not write to the journal"
+                " itself; write before or after it"
+            )
 
     def commit(self) -> int:
         """End the transaction; return the number to give to ``sync``."""

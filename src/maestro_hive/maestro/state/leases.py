@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from maestro_hive.kernel.clock import Clock
 
-_COLUMNS = "id, name, fence, holder, host, pid, since, boot, expires"
+FIND_LEASE = (
+    "SELECT id, name, fence, holder, host, pid, since, boot, expires FROM leases"
+    " WHERE name = ? AND holder <> ''"
+)
 
 
 class Presence:
@@ -118,8 +121,8 @@ class Leases:
 
     def find(self, db: apsw.Connection, name: str) -> Lease | None:
         """Return a lease that was not given back."""
-        sql = f"SELECT {_COLUMNS} FROM leases WHERE name = ? AND holder <> ''"  # noqa: S608
-        return read_lease(db.execute(sql, (name,)).fetchone())
+        row = db.execute(FIND_LEASE, (name,)).fetchone()
+        return read_lease(row) if row else None
 
     def check(self, db: apsw.Connection, lease: Lease) -> FencedError | None:
         """Return the reason why writing under this lease must be refused, if there is one."""
@@ -148,10 +151,8 @@ class Leases:
         )
 
 
-def read_lease(row: tuple[Any, ...] | None) -> Lease | None:
+def read_lease(row: tuple[Any, ...]) -> Lease:
     """Turn a row of ``leases`` into a record."""
-    if row is None:
-        return None
     number, name, fence, holder, host, pid, since, boot, expires = row
     return Lease(
         id=int(number),

@@ -33,9 +33,9 @@ class RunCopy(NamedTuple):
     body: dict[str, Any]
 
 
-def write_run(store: Store, hold: Hold, fields: dict[str, Any], saved_at: str) -> bytes:
+def write_run(store: Store, hold: Hold, fields: dict[str, Any], saved_at: str, fence: int) -> bytes:
     """Return a run as canonical JSON members; ``fields`` is what people want to see first."""
-    entries = b",".join(_entry_text(entry) for entry in store.entries(hold.run))
+    entries = b",".join(_entry_text(entry) for entry in _that_count(store.entries(hold.run)))
     values = b",".join(
         b'"%s":%s' % (value.sha256.hex().encode(), _value_text(value.base, value.data))
         for value in store.values_of(hold.run)
@@ -45,13 +45,21 @@ def write_run(store: Store, hold: Hold, fields: dict[str, Any], saved_at: str) -
         b'"workflow_id":"%s"}'
     ) % (
         entries,
-        hold.lease.fence,
+        fence,
         saved_at.encode(),
         hold.seq,
         codec.encode(fields, "state").data,
         values,
         hold.name.encode(),
     )
+
+
+def _that_count(entries: list[Entry]) -> list[Entry]:
+    """Return the entries since the run last started again; the earlier ones would only pile up."""
+    for number in range(len(entries), 0, -1):
+        if entries[number - 1].kind == EntryKind.RESTORED:
+            return entries[number:]
+    return entries
 
 
 def _entry_text(entry: Entry) -> bytes:
@@ -102,11 +110,14 @@ def read_run(source: str, body: dict[str, Json]) -> RunCopy:
 class CopiedEntries:
     """The entries of a copy, to be appended to a journal; values are put together one by one."""
 
-    def __init__(self, copy: RunCopy) -> None:
+    def __init__(self, copy: RunCopy, *, journal_lost: bool = False) -> None:
         self._source = copy.source
         self._entries: list[Json] = copy.body["entries"]
         self._values: dict[str, Json] = copy.body["values"]
-        self._facts = codec.dump_canonical({"from": copy.source, "saved_at": copy.saved_at})
+        facts: dict[str, Json] = {"from": copy.source, "saved_at": copy.saved_at}
+        if journal_lost:  # fencing numbers begin anew: files from now on must still be the newest
+            facts["fence"] = copy.fence
+        self._facts = codec.dump_canonical(facts)
         self._last: tuple[str, bytes] = ("", b"")
 
     def __iter__(self) -> Iterator[NewEntry]:

@@ -64,6 +64,8 @@ class RunState:
     pending: dict[str, None] = field(default_factory=dict)
     steps: dict[int, StepState] = field(default_factory=dict)
     by_identity: dict[bytes, StepState] = field(default_factory=dict)
+    #: The fencing number that the run's files had reached when this journal began.
+    fence_floor: int = 0
 
     def fields(self) -> dict[str, Any]:
         """Return the run's fields by name, as new containers."""
@@ -174,8 +176,9 @@ def _add_field_entry(state: RunState, entry: Entry, load: Callable[[Entry], byte
         case EntryKind.PERSONA_CHANGED:
             state.persona_states.setdefault(facts["persona"], {}).update(value or {})
         case EntryKind.RESTORED:
-            seq, created_at, updated_at = state.seq, state.created_at, state.updated_at
-            state.__init__(seq, created_at, updated_at)  # type: ignore[misc]
+            kept = (state.seq, state.created_at, state.updated_at)
+            floor = max(state.fence_floor, facts.get("fence", 0))
+            state.__init__(*kept, fence_floor=floor)  # type: ignore[misc]
         case _:
             pass  # spending, memory and history are read by whoever needs them
 

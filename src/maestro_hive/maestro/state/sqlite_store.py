@@ -17,7 +17,7 @@ from maestro_hive.kernel.errors import CorruptionError, FencedError, StorageErro
 from maestro_hive.kernel.events import Hooks
 from maestro_hive.maestro.state.damage import DamagedJournalWarning, keep_damaged_log
 from maestro_hive.maestro.state.journal_file import CHECKPOINT_PAGES, JournalFile
-from maestro_hive.maestro.state.leases import Leases, Presence
+from maestro_hive.maestro.state.leases import FIND_LEASE, Leases, Presence, read_lease
 from maestro_hive.maestro.state.payloads import INLINE_BYTES, Payloads, family_key
 from maestro_hive.maestro.state.records import (
     Damage,
@@ -33,6 +33,7 @@ from maestro_hive.maestro.state.records import (
     from_micros,
     to_micros,
 )
+from maestro_hive.maestro.state.sqlite_documents import Documents
 from maestro_hive.maestro.state.store import LEASE_SECONDS, Append, Change, Hold
 from maestro_hive.maestro.state.upkeep import Upkeep
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     import apsw
 
-    from maestro_hive.maestro.state import codec
 
 _ENTRY_COLUMNS = "id, run, seq, kind, step, attempt, at, facts, value, payload, sha256, identity"
 _INSERT_ENTRY = (
@@ -51,7 +51,6 @@ _INSERT_ENTRY = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _RUN_COLUMNS = "id, name, workflow, status, created_at, updated_at"
-_DOCUMENT_COLUMNS = "namespace, key, version, value, sha256, updated_at"
 #: A disk that takes longer than this for an fsync is left to a thread.
 _QUICK_SYNC_SECONDS = 0.002
 
@@ -75,16 +74,19 @@ class SqliteStore:
         self.news: Hooks[News] = Hooks()
         files.refuse_shared_folder(self.folder)
         self._lease_seconds = lease_seconds
-        self._file = JournalFile(self.folder, busy_seconds=busy_seconds)
+        self._file = JournalFile(
+            self.folder, keep_damaged_log=self._keep_damaged_log, busy_seconds=busy_seconds
+        )
         self._payloads = Payloads(self._file)
+        self._documents = Documents(self._file, self.clock)
         self._presence = Presence(self.folder, self.clock)
         self._leases = Leases(self._presence, self.clock)
         self._holds: dict[str, Hold] = {}
         self._holds_mutex = threading.RLock()
         self._upkeep = Upkeep(self, lease_seconds / 3)
-        self.damage: tuple[Damage, ...] = ()
-        if self._file.lost_frames:
-            self._report_damage()
+        self.damage: tuple[Damage, ...] = (self._file.damage,) if self._file.damage else ()
+        if self._file.damage:
+            warnings.warn(_damage_text(self._file.damage), DamagedJournalWarning, stacklevel=3)
         _open_stores.add(self)
 
     @property
@@ -286,79 +288,32 @@ class SqliteStore:
 
     def document(self, namespace: str, key: str) -> Document | None:
         """Return a document, checked."""
-        rows = self._file.rows(
-            f"SELECT {_DOCUMENT_COLUMNS} FROM documents WHERE namespace = ? AND key = ?",  # noqa: S608
-            (namespace, key),
-        )
-        return self._document(rows[0]) if rows else None
+        return self._documents.get(namespace, key)
 
     def documents(self, namespace: str | None = None) -> list[Document]:
         """Return documents by namespace and key."""
-        rows = self._file.rows(
-            f"SELECT {_DOCUMENT_COLUMNS} FROM documents WHERE ?1 IS NULL OR namespace = ?1"  # noqa: S608
-            " ORDER BY namespace, key",
-            (namespace,),
-        )
-        return [self._document(row) for row in rows]
+        return self._documents.all(namespace)
 
     def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
         """Replace a document by what ``change`` makes of it."""
-        where = (namespace, key)
-        with self._file.transaction() as tx:
-            sql = f"SELECT {_DOCUMENT_COLUMNS} FROM documents WHERE namespace = ? AND key = ?"  # noqa: S608
-            row = tx.db.execute(sql, where).fetchone()
-            before = self._document(row) if row else None
-            after = change(before.value if before else None)
-            if after is None:
-                tx.db.execute("DELETE FROM documents WHERE namespace = ? AND key = ?", where)
-            else:
-                self._put_document(tx.db, where, after)
-        self._file.sync(tx.ticket)
-        data = after.data if after else None
-        if self.news:
-            old = before.value if before else None
-            self.news.emit(DocumentChanged(namespace=namespace, key=key, before=old, after=data))
-        return self.document(namespace, key) if after else None
-
-    def _put_document(
-        self, db: apsw.Connection, where: tuple[str, str], value: codec.Encoded
-    ) -> None:
-        db.execute(
-            "INSERT INTO documents (namespace, key, version, value, sha256, updated_at)"
-            " VALUES (?1, ?2, 1, ?3, ?4, ?5) ON CONFLICT (namespace, key) DO UPDATE SET"
-            " version = version + 1, value = ?3, sha256 = ?4, updated_at = ?5",
-            (*where, value.data, value.sha256, to_micros(self.clock.now())),
-        )
+        before, after = self._documents.update(namespace, key, change)
+        self._tell_document(namespace, key, before, after)
+        return after
 
     def delete_documents(self, namespace: str | None = None) -> int:
         """Delete documents."""
-        gone = self.documents(namespace)
-        with self._file.transaction() as tx:
-            tx.db.execute("DELETE FROM documents WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
-            count = tx.db.changes()
-        self._file.sync(tx.ticket)
-        if self.news:
-            for old in gone:
-                self.news.emit(
-                    DocumentChanged(
-                        namespace=old.namespace, key=old.key, before=old.value, after=None
-                    )
-                )
-        return count
+        gone = self._documents.delete(namespace)
+        for document in gone:
+            self._tell_document(document.namespace, document.key, document, None)
+        return len(gone)
 
-    def _document(self, row: tuple[Any, ...]) -> Document:
-        namespace, key, version, value, sha256, updated_at = row
-        if hashlib.sha256(value).digest() != sha256:
-            where = f"{self.location}: document {namespace}/{key}"
-            raise CorruptionError(f"{where} does not match its SHA-256; restore a backup")
-        return Document(
-            namespace=namespace,
-            key=key,
-            version=version,
-            value=value,
-            sha256=sha256,
-            updated_at=from_micros(updated_at),
-        )
+    def _tell_document(
+        self, namespace: str, key: str, before: Document | None, after: Document | None
+    ) -> None:
+        if self.news:
+            old = before.value if before else None
+            new = after.value if after else None
+            self.news.emit(DocumentChanged(namespace=namespace, key=key, before=old, after=new))
 
     # --- leases ---
 
@@ -383,8 +338,8 @@ class SqliteStore:
 
     def lease(self, name: str) -> Lease | None:
         """Return a lease as it stands."""
-        with self._file.transaction() as tx:
-            return self._leases.find(tx.db, name)
+        rows = self._file.rows(FIND_LEASE, (name,))
+        return read_lease(rows[0]) if rows else None
 
     # --- the whole ---
 
@@ -440,18 +395,13 @@ class SqliteStore:
         self._presence.close()
         _open_stores.discard(self)
 
-    def _report_damage(self) -> None:
-        """Keep the damaged log, then let the journal go on with what could be read."""
-        found = keep_damaged_log(
-            self.folder, self._file.path, self._file.lost_frames, self.clock.now()
-        )
-        self.damage = (found,)
-        self._file.checkpoint()
-        warnings.warn(
-            f"{found.file}: {found.reason}. The log is kept as {found.kept_as}",
-            DamagedJournalWarning,
-            stacklevel=4,
-        )
+    def _keep_damaged_log(self, lost_frames: int) -> Damage:
+        journal = self.folder / "journal.db"
+        return keep_damaged_log(self.folder, journal, lost_frames, self.clock.now())
+
+
+def _damage_text(found: Damage) -> str:
+    return f"{found.file}: {found.reason}. The log is kept as {found.kept_as}"
 
 
 def _run_record(row: tuple[Any, ...]) -> RunRecord:

@@ -1,0 +1,262 @@
+"""What a setting is: a value that is checked whenever it is set, and can be frozen.
+
+A check takes the name to complain about and a value, and returns what to keep.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import re
+import sys
+from contextlib import suppress
+from dataclasses import FrozenInstanceError, dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from maestro_hive.kernel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PartT = TypeVar("PartT")
+ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
+
+_ADDRESS = re.compile(r"https?://([\w.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[^\s?#]*)?")
+_LONGEST_SHOWN = 80
+
+
+class FrozenConfigError(ConfigurationError, FrozenInstanceError):
+    """A setting of a frozen copy was to be changed."""
+
+
+class Secret:
+    """A text that is shown only to whoever asks for it by ``reveal()``."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the text itself."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "***"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other.reveal() == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+@dataclass
+class Settings:
+    """Settings that are checked whenever they are set, and that can be frozen."""
+
+    _is_frozen: ClassVar[bool] = False
+
+    if not TYPE_CHECKING:  # so that a type checker still finds a misspelt setting
+
+        def __setattr__(self, name: str, value: object) -> None:
+            self._set(name, value)
+
+        def __delattr__(self, name: str) -> None:
+            raise ConfigurationError(f"{self._label(name)} is a setting, and cannot be deleted")
+
+    def _set(self, name: str, value: object) -> None:
+        known = {each.name: each.metadata.get("check") for each in fields(self)}
+        if name not in known:
+            raise ConfigurationError(
+                f"{self._label(name)} is not a setting; the settings are {', '.join(known)}"
+            )
+        if self._is_frozen:
+            raise FrozenConfigError(
+                f"{self._label(name)} belongs to a frozen copy, as an executor takes one when it"
+                " is made; change the configuration it was copied from, before making the executor"
+            )
+        check = known[name]
+        self.__dict__[name] = check(self._label(name), value) if check else value
+
+    def _label(self, name: str) -> str:
+        return f"{type(self).__name__}.{name}"
+
+    def frozen(self) -> Self:
+        """Return a copy, parts and all, that nothing changes any more."""
+        return self if self._is_frozen else _freeze(copy.deepcopy(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain JSON, without secrets."""
+        return {each.name: _shown(getattr(self, each.name)) for each in fields(self)}
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def _freeze(settings: SettingsT) -> SettingsT:
+    for part in vars(settings).values():
+        if isinstance(part, Settings):
+            _freeze(part)
+    vars(settings)["_is_frozen"] = True
+    return settings
+
+
+def _shown(value: object) -> Any:
+    match value:
+        case Settings():
+            return value.to_dict()
+        case Secret():
+            return repr(value)
+        case str():
+            return str(value)
+        case _:
+            return value
+
+
+def setting(
+    default: object, check: Callable[[str, object], object], variable: str | None = None
+) -> Any:
+    """Declare a field of ``Settings``: its default or how to make it, its check, its variable.
+
+    The environment is read when the settings are made; an empty variable counts as unset.
+    """
+
+    def first_value() -> object:
+        text = os.environ.get(variable, "").strip() if variable else ""
+        if not text:
+            return default() if callable(default) else default
+        value: object = text
+        if isinstance(default, int):
+            with suppress(ValueError):  # what is no number is refused below, as it was written
+                value = int(text)
+        try:
+            return check(f"the environment variable {variable}", value)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}; or unset it, for the default") from None
+
+    return field(default_factory=first_value, metadata={"check": check})
+
+
+# --- checks ----------------------------------------------------------------------------------
+
+
+def refused(name: str, value: object, wanted: str) -> ConfigurationError:
+    """Return the error that says what was given, and what should be."""
+    shown = repr(value)
+    if len(shown) > _LONGEST_SHOWN:
+        shown = shown[: _LONGEST_SHOWN - 3] + "..."
+    return ConfigurationError(f"{name} is {shown}, and must be {wanted}")
+
+
+def whole(least: int) -> Callable[[str, object], int]:
+    """Accept whole numbers from ``least`` on."""
+
+    def check(name: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise refused(name, value, f"a whole number, {least} or more")
+        return value
+
+    return check
+
+
+def number(least: float) -> Callable[[str, object], float]:
+    """Accept finite numbers from ``least`` on."""
+
+    def check(name: str, value: object) -> float:
+        if not _is_finite(value) or value < least:  # type: ignore[operator]
+            raise refused(name, value, f"a finite number, {least:g} or more")
+        return value  # type: ignore[return-value]
+
+    return check
+
+
+def positive(name: str, value: object) -> float:
+    """Accept finite numbers above 0."""
+    if not _is_finite(value) or value <= 0:  # type: ignore[operator]
+        raise refused(name, value, "a finite number, more than 0")
+    return value  # type: ignore[return-value]
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # unlike math.isfinite, at ease with long integers
+
+
+def flag(name: str, value: object) -> bool:
+    """Accept True and False, and nothing that merely resembles them."""
+    if not isinstance(value, bool):
+        raise refused(name, value, "True or False")
+    return value
+
+
+def choice(kind: type[ChoiceT]) -> Callable[[str, object], ChoiceT]:
+    """Accept a member of ``kind``, or its value."""
+
+    def check(name: str, value: object) -> ChoiceT:
+        for member in kind:
+            if value == member:
+                return member
+        raise refused(name, value, f"one of {', '.join(kind)}")
+
+    return check
+
+
+def part(kind: type[PartT]) -> Callable[[str, object], PartT]:
+    """Accept settings of ``kind``."""
+
+    def check(name: str, value: object) -> PartT:
+        if not isinstance(value, kind):
+            raise refused(name, value, f"a {kind.__name__}")
+        return value
+
+    return check
+
+
+def log_level(name: str, value: object) -> str:
+    """Accept the name of a level that ``logging`` knows, in any case."""
+    known = logging.getLevelNamesMapping()
+    if not isinstance(value, str) or value.upper() not in known:
+        raise refused(name, value, f"one of {', '.join(known)}")
+    return value.upper()
+
+
+def project_key(name: str, value: object) -> str:
+    """Accept what can be the key of a Jira project."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,254}", value):
+        raise refused(name, value, "the key of a Jira project, like MD")
+    return value
+
+
+def address(name: str, value: object) -> str:
+    """Accept an http address without user, password or query; empty means none."""
+    wanted = "an address like https://jira.example.com, or empty for none"
+    if isinstance(value, str) and "@" in value:  # not repeated: it may hold a password
+        raise ConfigurationError(
+            f"{name} holds a user or a password, and must be {wanted};"
+            " who logs in is said by JIRA_EMAIL and JIRA_API_TOKEN"
+        )
+    if not isinstance(value, str) or (value and not _ADDRESS.fullmatch(value)):
+        raise refused(name, value, wanted)
+    return value.rstrip("/")
+
+
+def email(name: str, value: object) -> str | None:
+    """Accept what looks like an e-mail address, or None."""
+    if value is None or (isinstance(value, str) and re.fullmatch(r"[^@\s]+@[^@\s]+", value)):
+        return value
+    raise refused(name, value, "an e-mail address, or None")
+
+
+def secret(name: str, value: object) -> Secret | None:
+    """Accept a text that is not blank, or None; never repeat it."""
+    match value:
+        case None | Secret():
+            return value
+        case str() if value.strip():
+            return Secret(value.strip())
+        case _:
+            raise ConfigurationError(f"{name} is blank or not a text, and must be a token or None")
