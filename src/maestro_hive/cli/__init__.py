@@ -17,8 +17,7 @@ _STORE = click.option(
     "folder",
     type=click.Path(path_type=Path),
     envvar="MAESTRO_STATE_DIR",
-    default=Path("/var/maestro/state"),
-    show_default=True,
+    show_default="/var/maestro/state, or ~/.maestro/state where that cannot be used",
     show_envvar=True,
     help="The state folder.",
 )
@@ -33,14 +32,14 @@ def cli() -> None:
 @cli.command()
 @_STORE
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(folder: Path, *, as_json: bool) -> None:
+def doctor(folder: Path | None, *, as_json: bool) -> None:
     """Read everything in a state folder and say what is wrong with it.
 
     Exits with 1 if anything is.
     """
-    from maestro_hive.cli.examine import examine  # noqa: PLC0415 - loads the store
+    from maestro_hive.cli.examine import default_folder, examine  # noqa: PLC0415 - loads the store
 
-    found = examine(folder)
+    found = examine(folder or default_folder())
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
@@ -61,10 +60,11 @@ def _print_findings(found: dict[str, Any]) -> None:
 @cli.command()
 @click.argument("target", type=click.Path(path_type=Path))
 @_STORE
-def backup(target: Path, folder: Path) -> None:
+def backup(target: Path, folder: Path | None) -> None:
     """Copy a state folder, in use or not, to the new folder TARGET."""
-    from maestro_hive.cli.examine import copy_folder  # noqa: PLC0415 - loads the store
+    from maestro_hive.cli.examine import copy_folder, default_folder  # noqa: PLC0415 - as above
 
+    folder = folder or default_folder()
     copied = copy_folder(folder, target)
     click.echo(f"{folder} was copied to {target} ({copied} files)")
 

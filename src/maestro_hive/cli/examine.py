@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import apsw
@@ -13,10 +14,24 @@ from maestro_hive.maestro.state import documents
 from maestro_hive.maestro.state.damage import recorded_damage
 from maestro_hive.maestro.state.migrate import newest_format
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.unified_execution.config import DEFAULT_STATE_DIR, FALLBACK_STATE_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+
+#: The documents that lie beside a journal, and their kinds.
+_COPIES = {
+    "runs/*/execution_state.json": "execution_state",
+    "checkpoints/*.json": "state_manager_checkpoint",
+}
+
+
+def default_folder() -> Path:
+    """Return the folder that is used when none is chosen: the default, or its stand-in."""
+    default, stand_in = Path(DEFAULT_STATE_DIR), Path(FALLBACK_STATE_DIR).expanduser()
+    in_use = not (default / "journal.db").exists() and (stand_in / "journal.db").exists()
+    return stand_in if in_use else default
 
 
 @contextlib.contextmanager
@@ -46,20 +61,29 @@ def examine(folder: Path) -> dict[str, Any]:
 
 
 def _damaged_copies(folder: Path) -> Iterator[str]:
-    for path in sorted((folder / "runs").glob("*/execution_state.json")):
+    for path, kind in _copies(folder):
         try:
-            documents.unseal(files.read_whole(path), "execution_state", str(path))
+            documents.unseal(files.read_whole(path), kind, str(path))
         except DocumentCorruptError as error:
             yield str(error)
+    for pattern in _COPIES:
+        for path in sorted(folder.glob(f"{pattern}.damaged-*")):
+            yield f"{path} was found damaged and set aside"
+
+
+def _copies(folder: Path) -> Iterator[tuple[Path, str]]:
+    for pattern, kind in _COPIES.items():
+        for path in sorted(folder.glob(pattern)):
+            yield path, kind
 
 
 def copy_folder(folder: Path, target: Path) -> int:
-    """Copy the journal and the JSON copies of the runs; return how many files."""
+    """Copy the journal and the documents beside it; return how many files."""
     with _opened(folder) as store:
         store.backup(target)
     copied = 1
-    for path in sorted((folder / "runs").glob("*/execution_state.json")):
-        inside = files.make_folder_inside(target, "runs", path.parent.name)
+    for path, _ in _copies(folder):
+        inside = files.make_folder_inside(target, *path.relative_to(folder).parent.parts)
         files.write_atomically(inside / path.name, files.read_whole(path))
         copied += 1
     return copied

@@ -24,6 +24,7 @@ from maestro_hive.kernel.errors import (
     DocumentCorruptError,
     FolderError,
     InvalidIdentifierError,
+    StorageError,
     StoreClosedError,
 )
 
@@ -60,7 +61,7 @@ def make_private_folder(path: Path) -> Path:
             raise FolderError(at, "is a symbolic link that leads nowhere")
         missing.append(at)
         at = at.parent
-    if not at.is_dir():
+    if not os.path.isdir(at):  # noqa: PTH112
         raise FolderError(at, "is not a folder")
     for folder in reversed(missing):
         try:
@@ -79,9 +80,10 @@ def make_folder_inside(root: Path, *names: str) -> Path:
         at = at / name
         try:
             _make_one_folder(at)
+            is_folder = stat.S_ISDIR(at.lstat().st_mode)
         except (OSError, ValueError) as error:
             raise FolderError(at, f"cannot be created: {_reason(error)}") from error
-        if not stat.S_ISDIR(at.lstat().st_mode):
+        if not is_folder:
             raise FolderError(at, "is a symbolic link or a file where a folder of ours should be")
     return at
 
@@ -201,6 +203,8 @@ def read_whole(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
             raise DocumentCorruptError(str(path), "it is a symbolic link") from error
         if error.errno in {errno.ENXIO, errno.EOPNOTSUPP}:  # a socket
             raise DocumentCorruptError(str(path), "it is not a regular file") from error
+        if error.errno in {errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+            raise StorageError(f"{path} could not be read: {_reason(error)}") from error
         raise
     try:
         facts = os.fstat(fd)
@@ -211,6 +215,8 @@ def read_whole(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
             raise DocumentCorruptError(str(path), reason)
         with os.fdopen(fd, "rb", closefd=False) as file:
             data = file.read(facts.st_size + 1)
+    except OSError as error:
+        raise StorageError(f"{path} could not be read: {_reason(error)}") from error
     finally:
         os.close(fd)
     if len(data) != facts.st_size:
@@ -223,17 +229,26 @@ def set_aside(path: Path) -> Path:
     for number in range(1, 10_000):
         aside = path.with_name(f"{path.name}.damaged-{number}")
         if not os.path.lexists(aside):
-            path.rename(aside)
-            sync_folder(path.parent)
+            try:
+                path.rename(aside)
+                sync_folder(path.parent)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise StorageError(f"{path} could not be set aside: {_reason(error)}") from error
             return aside
     raise FolderError(path, "has 9,999 damaged copies beside it already; move them away")
 
 
 def remove(path: Path) -> None:
     """Delete a file durably; it is no error if it is gone already."""
-    with contextlib.suppress(FileNotFoundError):
+    try:
         path.unlink(missing_ok=True)
         sync_folder(path.parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"{path} could not be removed: {_reason(error)}") from error
 
 
 # --- locks -----------------------------------------------------------------------------------
@@ -271,10 +286,18 @@ class FileLock:
         Where lookers must not matter, use ``acquire``: they are gone in a moment.
         """
         try:
-            fcntl.flock(self._open_fd(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._flock(fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
+
+    def _flock(self, kind: int) -> None:
+        try:
+            fcntl.flock(self._open_fd(), kind)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise FolderError(self.path, f"cannot be locked: {_reason(error)}") from error
 
     def _open_fd(self) -> int:
         if self._fd < 0:
@@ -303,16 +326,20 @@ class FileLock:
 
     def share(self) -> None:
         """Turn the lock into one that others may share, waiting until that is possible."""
-        fcntl.flock(self._open_fd(), fcntl.LOCK_SH)
+        self._flock(fcntl.LOCK_SH)
 
     def release(self) -> None:
         """Let the next one have it."""
-        fcntl.flock(self._open_fd(), fcntl.LOCK_UN)
+        self._flock(fcntl.LOCK_UN)
 
     def write(self, data: bytes) -> None:
         """Say in the lock file who holds it; for people and for error messages."""
-        os.ftruncate(self._open_fd(), 0)
-        os.pwrite(self._open_fd(), data, 0)
+        fd = self._open_fd()
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, data, 0)
+        except OSError as error:
+            raise FolderError(self.path, f"cannot be written: {_reason(error)}") from error
 
     def close(self) -> None:
         """Release and forget."""
@@ -390,8 +417,8 @@ def refuse_shared_folder(folder: Path, mountinfo: str | None = None) -> None:
 
 def _is_marked(marker: Path) -> bool:
     if marker.name == ".dropbox":  # a folder of this name holds the settings, in the user's home
-        return marker.is_file()
-    return marker.exists()
+        return os.path.isfile(marker)  # noqa: PTH113 - Path's versions raise what the disk says
+    return os.path.exists(marker)  # noqa: PTH110
 
 
 def _upwards(folder: Path) -> Iterator[Path]:

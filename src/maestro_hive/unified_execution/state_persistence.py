@@ -8,7 +8,6 @@ the journal is gone, the newest of those is resumed from.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import copy
 import logging
 import os
@@ -23,7 +22,6 @@ from maestro_hive.kernel.errors import (
     ConfigurationError,
     DocumentCorruptError,
     MaestroError,
-    StorageError,
 )
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.checkpoint import (
@@ -31,31 +29,23 @@ from maestro_hive.maestro.state.checkpoint import (
     CheckpointNotFoundError,
     new_checkpoint_id,
 )
-from maestro_hive.maestro.state.memory_store import MemoryStore
 from maestro_hive.maestro.state.opened import borrow_store, return_store
 from maestro_hive.maestro.state.records import EntryKind, NewEntry, from_micros
 from maestro_hive.maestro.state.run_document import CopiedEntries, RunCopy, write_run
-from maestro_hive.maestro.state.run_state import FIELDS, RunState, fold
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.maestro.state.store import Append
+from maestro_hive.maestro.state.run_state import FIELDS, fold
 from maestro_hive.unified_execution.config import (
     DEFAULT_CHECKPOINT_DIR,
     DEFAULT_STATE_DIR,
     ExecutionConfig,
     get_execution_config,
 )
-from maestro_hive.unified_execution.execution_state import (
-    ExecutionState,
-    StateCorruptionError,
-    merge_edit,
-)
+from maestro_hive.unified_execution.execution_state import ExecutionState, StateCorruptionError
+from maestro_hive.unified_execution.held_run import HeldRun
 from maestro_hive.unified_execution.run_copies import RunCopies
+from maestro_hive.unified_execution.shown_state import ShownState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
-
-    from maestro_hive.maestro.state.store import Hold, Store
 
 __all__ = [
     "DEFAULT_CHECKPOINT_PATH",
@@ -104,53 +94,29 @@ class StatePersistence:
         self.workflow_id = f"wf_{secrets.token_hex(8)}" if workflow_id is None else workflow_id
         self.restored: Restored | None = None
         self._mutex = threading.RLock()
-        self._closed = False
         folders = self.config.state.resolve()
-        self._state_dir = folders.state if folders.persistent else None
-        self._store: Store = borrow_store(folders.state) if folders.persistent else MemoryStore()
+        self._run = HeldRun(folders, self.workflow_id)
+        self._shown = ShownState(self.workflow_id)
         try:
-            self._hold: Hold = self._store.hold_run(self.workflow_id)
+            self._checkpoints = CheckpointManager(
+                folders.checkpoints if folders.persistent else None,
+                max_checkpoints=self.config.state.max_checkpoints_per_workflow,
+                verify_on_read=self.config.state.verify_checksum_on_load,
+                clock=self._run.store.clock,
+            )
+            state_dir = folders.state if folders.persistent else None
+            self._copies = RunCopies(self.workflow_id, state_dir, self._checkpoints)
+            self._fence_seen = self._checkpoints.highest_fence(self.workflow_id)
+            interval = self.config.state.auto_checkpoint_interval_seconds
+            self._copy_due = time.monotonic() + interval if interval else float("inf")
+            if auto_restore:
+                self.restore_latest()
+            else:
+                self._run.fresh = self._run.hold.seq > 0
         except BaseException:
-            self._give_back_store()
-            raise
-        self._checkpoints = CheckpointManager(
-            folders.checkpoints if folders.persistent else None,
-            max_checkpoints=self.config.state.max_checkpoints_per_workflow,
-            verify_on_read=self.config.state.verify_checksum_on_load,
-            clock=self._store.clock,
-        )
-        self._copies = RunCopies(self.workflow_id, self._state_dir, self._checkpoints)
-        self._run = RunState()
-        self._shown: ExecutionState | None = None
-        self._shown_fields: dict[str, Any] = {}
-        self._shown_seq = -1
-        self._fresh: NewEntry | None = None
-        self._fence_seen = 0
-        self._copy_due = 0.0
-        try:
-            self._begin(auto_restore=auto_restore)
-        except BaseException:
-            self._let_go()
+            self._run.close()
             raise
         _open_states.add(self)
-
-    def _begin(self, *, auto_restore: bool) -> None:
-        interval = self.config.state.auto_checkpoint_interval_seconds
-        self._copy_due = time.monotonic() + interval if interval else float("inf")
-        self._fence_seen = self._checkpoints.highest_fence(self.workflow_id)
-        if auto_restore:
-            self.restore_latest()
-        else:
-            self._begin_afresh()
-
-    def _begin_afresh(self) -> None:
-        """Have the first change say that what is there no longer counts."""
-        left = None if self._hold.seq else self._copies.newest()
-        if left is not None:
-            facts = codec.dump_canonical({"fence": left.fence})
-            self._fresh = NewEntry(EntryKind.RESTORED, facts=facts)
-        elif self._hold.seq:
-            self._fresh = NewEntry(EntryKind.RESTORED)
 
     # --- what there is ---
 
@@ -159,51 +125,15 @@ class StatePersistence:
         """The state as it stands. What you change in it is recorded at the next checkpoint."""
         with self._mutex:
             self._absorb_edits()
-            self._catch_up()
-            if self._shown is None or self._shown_seq != self._run.seq:
-                self._show()
-            assert self._shown is not None
-            return self._shown
-
-    def _show(self) -> None:
-        fields = self._run.fields()
-        created = from_micros(self._run.created_at) if self._run.seq else self._store.clock.now()
-        if self._shown is None:
-            self._shown = ExecutionState(self.workflow_id, created_at=created.isoformat())
-        for name, value in fields.items():
-            setattr(self._shown, name, value)
-        if self._run.seq:
-            self._shown.created_at = created.isoformat()
-            self._shown.updated_at = from_micros(self._run.updated_at).isoformat()
-        self._shown_fields = copy.deepcopy(fields)
-        self._shown_seq = self._run.seq
+            self._run.catch_up()
+            return self._shown.refreshed(self._run.state, self._run.store.clock.now)
 
     def _absorb_edits(self) -> None:
-        """Record what a caller changed directly in the state object."""
-        if self._shown is None:
-            return
-        before = self._shown_fields
-        edits = {
-            name: getattr(self._shown, name)
-            for name, value in before.items()
-            if getattr(self._shown, name) != value
-        }
-        if not edits:
-            return
-        self._catch_up()
-        current = self._run.fields()
-        self._shown_fields = before | edits  # recording them may come back here
-        try:
-            self._set_fields(
-                {
-                    name: merge_edit(before[name], edit, current[name])
-                    for name, edit in edits.items()
-                }
-            )
-        except BaseException:
-            self._shown_fields = before
-            raise
-        self._shown_fields = before | copy.deepcopy(edits)
+        self._shown.absorb(self._current_fields, self._set_fields)
+
+    def _current_fields(self) -> dict[str, Any]:
+        self._run.catch_up()
+        return self._run.state.fields()
 
     def get_state_path(self) -> Path:
         """Return where the run's ``execution_state.json`` is, or will be."""
@@ -215,14 +145,14 @@ class StatePersistence:
     def get_retry_count(self, persona: str) -> int:
         """Return how often a persona was tried again."""
         with self._mutex:
-            self._catch_up()
-        return self._run.retry_counts.get(persona, 0)
+            self._run.catch_up()
+        return self._run.state.retry_counts.get(persona, 0)
 
     def get_persona_state(self, persona: str) -> dict[str, Any]:
         """Return a copy of what a persona last showed of itself; empty if nothing."""
         with self._mutex:
-            self._catch_up()
-            return copy.deepcopy(self._run.persona_states.get(persona, {}))
+            self._run.catch_up()
+            return copy.deepcopy(self._run.state.persona_states.get(persona, {}))
 
     # --- changes ---
 
@@ -245,8 +175,9 @@ class StatePersistence:
     def mark_task_pending(self, task_id: str) -> None:
         """Note that a task waits to be done."""
         with self._mutex:
-            self._catch_up()
-            if task_id not in self._run.pending and task_id not in self._run.completed:
+            self._run.catch_up()
+            known = self._run.state
+            if task_id not in known.pending and task_id not in known.completed:
                 self._record(EntryKind.TASK_PENDING, {"task": _text(task_id, "task id")})
 
     def mark_task_completed(self, task_id: str, artifacts: dict[str, Any] | None = None) -> None:
@@ -287,34 +218,22 @@ class StatePersistence:
             family=path,
         )
         with self._mutex:
-            self._check_open()
-            self._append([entry], status=(value or {}).get("status") if facts is None else None)
+            self._run.append([entry], status=(value or {}).get("status") if facts is None else None)
             if time.monotonic() >= self._copy_due:
                 self._write_copy()
-
-    def _append(self, entries: Iterable[NewEntry], status: str | None = None) -> None:
-        if self._fresh is not None:
-            entries, self._fresh = [self._fresh, *entries], None
-        (refused,) = self._store.append([Append(self._hold, entries, status)])
-        if refused is not None:
-            raise refused
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        """Take into account what was appended, here or by another user of the run."""
-        if self._run.seq == self._hold.seq or self._fresh is not None or self._closed:
-            return
-        for entry in self._store.entries(self._hold.run, after=self._run.seq):
-            self._run.add(entry, self._store.load)
 
     # --- copies ---
 
     def checkpoint(self, checkpoint_id: str | None = None) -> str:
         """Write the whole run as a checkpoint and as ``execution_state.json``; return its id."""
         with self._mutex:
-            self._check_open()
+            self._run.check_open()
             self._absorb_edits()
-            name = new_checkpoint_id(self._store.clock) if checkpoint_id is None else checkpoint_id
+            if self._run.fresh:
+                self._run.append(())
+            name = (
+                new_checkpoint_id(self._run.store.clock) if checkpoint_id is None else checkpoint_id
+            )
             run = self._run_text()
             self._copies.write_checkpoint(name, run, self._fence)
             self._write_copy(run)
@@ -330,23 +249,21 @@ class StatePersistence:
         self._copy_due = started + pause
 
     def _run_text(self) -> bytes:
-        # A process that was taken over must not write files either.
-        (refused,) = self._store.append([Append(self._hold, ())], sync=False)
-        if refused is not None:
-            raise refused
-        saved_at = self._store.clock.now().isoformat()
-        return write_run(self._store, self._hold, self.state.to_dict(), saved_at, self._fence)
+        self._run.check_not_taken_over()
+        store, fields = self._run.store, self.state.to_dict()
+        saved_at = store.clock.now().isoformat()
+        return write_run(store, self._run.hold, fields, saved_at, self._fence)
 
     @property
     def _fence(self) -> int:
         """The number that files carry: over that of every process before, also after a loss."""
-        own = self._hold.lease.fence + self._run.fence_floor
+        own = self._run.hold.lease.fence + self._run.state.fence_floor
         return own if own >= self._fence_seen else self._fence_seen + 1
 
     def restore(self, checkpoint_id: str) -> bool:
         """Go back to a checkpoint; False if there is none of that id."""
         with self._mutex:
-            self._check_open()
+            self._run.check_open()
             try:
                 found = self._copies.checkpoint(checkpoint_id)
             except CheckpointNotFoundError:
@@ -359,11 +276,9 @@ class StatePersistence:
     def restore_latest(self) -> bool:
         """Resume from the journal, or without one from the newest good copy; False if neither."""
         with self._mutex:
-            self._check_open()
-            self._fresh = None
-            self._run = fold(self._store.entries(self._hold.run), self._store.load)
-            self._shown_seq = -1
-            if self._run.seq:
+            self._run.read_again()
+            self._shown.outdate()
+            if self._run.state.seq:
                 return True
             found = self._copies.newest()
             if found is None:
@@ -379,9 +294,9 @@ class StatePersistence:
             return True
 
     def _restore_copy(self, found: RunCopy, *, lost: bool = False) -> None:
-        self._fresh = None
-        self._shown, self._shown_fields, self._shown_seq = None, {}, -1
-        self._append(CopiedEntries(found, journal_lost=lost), status=_status_of(found))
+        self._run.fresh = False
+        self._shown.forget()
+        self._run.append(CopiedEntries(found, journal_lost=lost), status=_status_of(found))
 
     def list_checkpoints(self) -> list[str]:
         """Return the ids of this run's checkpoints, newest first."""
@@ -392,29 +307,15 @@ class StatePersistence:
     def shutdown(self) -> None:
         """Write the copy for resuming once more and let the run go; twice is no error."""
         with self._mutex:
-            if self._closed:
+            if self._run.closed:
                 return
             try:
                 self._absorb_edits()
-                if self._run.seq:
+                if self._run.state.seq:
                     self._write_copy()
             finally:
-                self._let_go()
-
-    def _let_go(self) -> None:
-        self._closed = True
-        _open_states.discard(self)
-        with contextlib.suppress(StorageError):  # a failed store holds nothing any more
-            self._store.release_run(self._hold)
-        self._give_back_store()
-
-    def _give_back_store(self) -> None:
-        if isinstance(self._store, SqliteStore):
-            return_store(self._store)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StorageError(f"run {self.workflow_id!r} was shut down; open it again to go on")
+                _open_states.discard(self)
+                self._run.close()
 
     def __enter__(self) -> Self:
         """Use it in a ``with`` statement."""
@@ -491,7 +392,9 @@ def _state_of_copy(
     found = copies.newest()
     if found is None:
         return None
-    return ExecutionState.from_dict(codec.revive(found.body["state"], found.source))
+    return ExecutionState.from_dict(
+        codec.revive(found.body["state"], found.source, depth=codec.WHOLE_DEPTH)
+    )
 
 
 def _status_of(found: RunCopy) -> str | None:

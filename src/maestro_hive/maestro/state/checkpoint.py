@@ -168,6 +168,8 @@ class CheckpointManager:
         fence: int | None = None,
     ) -> tuple[CheckpointName, datetime]:
         """Write plain JSON, or its text, as a checkpoint, and let the oldest go."""
+        files.check_identifier(workflow_id, "workflow id")
+        files.check_identifier(checkpoint_id, "checkpoint id")
         now = self._clock.now()
         expires = self._expiry(ttl, now)
         text = documents.seal(
@@ -213,6 +215,8 @@ class CheckpointManager:
                 continue
             try:
                 return self._read(workflow_id, name, verify=validate and self._verify)
+            except CheckpointNotFoundError:
+                continue  # another process let it go in this moment
             except ChecksumValidationError as error:
                 self._folder.set_aside(workflow_id, name, error.__cause__)  # type: ignore[arg-type]
         return None
@@ -222,6 +226,8 @@ class CheckpointManager:
         for name in reversed(self._folder.names(workflow_id)):
             try:
                 found = self.read_body(workflow_id, name)
+            except CheckpointNotFoundError:
+                continue
             except DocumentCorruptError as error:
                 self._folder.set_aside(workflow_id, name, error)
             else:
@@ -367,7 +373,8 @@ class CheckpointManager:
     def _lower(self, data: dict[str, Any]) -> Json:
         if self._serializer is not None:
             return self._serializer.dumps(data)
-        return codec.parse(codec.encode(data, "state.data").data)
+        written = codec.encode(data, "state.data").data
+        return codec.parse(written, "state.data", depth=codec.DOCUMENT_DEPTH)
 
     def _raise(self, data: Json) -> dict[str, Any]:
         if self._serializer is not None:

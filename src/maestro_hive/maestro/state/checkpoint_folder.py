@@ -9,6 +9,7 @@ wakes up late writes a lower fencing number, so its file does not pass for the n
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from pathlib import Path
@@ -57,12 +58,14 @@ class CheckpointFolder:
         if self.root is None:
             return sorted(self._memory.get(workflow_id, ()), key=_age)
         folder = self.root / workflow_id
-        if folder.is_symlink():
+        if os.path.islink(folder):  # noqa: PTH114 - Path's version raises what the disk says
             raise FolderError(folder, "is a symbolic link; checkpoints are not read through it")
         try:
             found = [_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise FolderError(folder, f"cannot be read: {error.strerror}") from error
         return sorted((_parse(match) for match in found if match), key=_age)
 
     def workflows(self) -> list[str]:
@@ -73,6 +76,8 @@ class CheckpointFolder:
             entries = sorted(self.root.iterdir())
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise FolderError(self.root, f"cannot be read: {error.strerror}") from error
         return [entry.name for entry in entries if _is_workflow(entry)]
 
     def write(

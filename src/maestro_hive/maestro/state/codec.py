@@ -18,8 +18,10 @@ from maestro_hive.kernel.errors import DecodeError, EncodeError
 from maestro_hive.maestro.state.lowering import PLAIN_SCALARS, TAG, lower
 from maestro_hive.maestro.state.raising import raise_up
 from maestro_hive.maestro.state.strict_json import (
+    DOCUMENT_DEPTH,
     MAX_BYTES,
     MAX_DEPTH,
+    WHOLE_DEPTH,
     AtPathError,
     Json,
     dump_canonical,
@@ -30,9 +32,11 @@ from maestro_hive.maestro.state.strict_json import (
 )
 
 __all__ = [
+    "DOCUMENT_DEPTH",
     "MAX_BYTES",
     "MAX_DEPTH",
     "TAG",
+    "WHOLE_DEPTH",
     "Encoded",
     "Json",
     "decode",
@@ -55,15 +59,19 @@ class Encoded(NamedTuple):
         return self.sha256.hex()
 
 
-def encode(value: object, path: str = "value") -> Encoded:
+def encode(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> Encoded:
     """Return the canonical bytes of ``value``; ``path`` names it in errors."""
     try:
-        tree = value if type(value) in PLAIN_SCALARS else lower(value)
+        tree = value if type(value) in PLAIN_SCALARS else lower(value, depth)
         data = to_text(tree).encode()
     except AtPathError as error:
         raise EncodeError(path + error.where(), error.reason) from None
+    except RecursionError:
+        raise EncodeError(path, "nested too deep for the room left on the stack") from None
     except ValueError as error:
-        raise EncodeError(path + _path_to_culprit(lower(value)), _text_reason(error)) from None
+        raise EncodeError(
+            path + _path_to_culprit(lower(value, depth)), _text_reason(error)
+        ) from None
     if len(data) > MAX_BYTES:
         raise EncodeError(path, f"{len(data):,} bytes is over the limit of {MAX_BYTES:,}")
     return Encoded(data, hashlib.sha256(data).digest())
@@ -77,13 +85,23 @@ def _text_reason(error: ValueError) -> str:
 
 def _path_to_culprit(tree: Json) -> str:
     """Find the innermost value that cannot be written as text; looked for only on failure."""
-    inside = tree.items() if type(tree) is dict else enumerate(tree) if type(tree) is list else ()
-    for key, item in inside:
+    for step, item in _inside(tree):
         try:
             dump_canonical(item)
         except ValueError:
-            return (f"[{key}]" if type(tree) is list else member(key)) + _path_to_culprit(item)
+            return step + _path_to_culprit(item)
     return ""
+
+
+def _inside(tree: Json) -> list[tuple[str, Json]]:
+    """Return what a value has inside, by the step that leads there; a tag is no step."""
+    if type(tree) is dict and TAG in tree:
+        if tree[TAG] == "dict":
+            return [(f"[{key!r}]", item) for key, item in tree["v"]]
+        return _inside(tree["v"])
+    if type(tree) is dict:
+        return [(member(key), item) for key, item in tree.items()]
+    return [(f"[{at}]", item) for at, item in enumerate(tree)] if type(tree) is list else []
 
 
 def decode(data: bytes, path: str = "value") -> Any:
@@ -91,9 +109,11 @@ def decode(data: bytes, path: str = "value") -> Any:
     return revive(parse_any_depth(data, path), path)
 
 
-def revive(tree: Json, path: str = "value") -> Any:
+def revive(tree: Json, path: str = "value", *, depth: int = MAX_DEPTH) -> Any:
     """Turn tags back into the values they stand for."""
     try:
-        return raise_up(tree)
+        return raise_up(tree, depth)
     except AtPathError as error:
         raise DecodeError(path + error.where(), error.reason) from None
+    except RecursionError:
+        raise DecodeError(path, "nested too deep for the room left on the stack") from None

@@ -134,10 +134,21 @@ def to_json(instructions: list[Instruction]) -> list[str | list[int]]:
 
 
 def from_json(written: object) -> list[Instruction]:
-    """Read what ``to_json`` wrote; ValueError if it is something else."""
+    """Read what ``to_json`` wrote; ValueError if it is something else.
+
+    Copies only ever move forward, so a text is never longer than the older one and what is new: a
+    small document cannot make a large value.
+    """
     if not isinstance(written, list):
         raise ValueError("a difference is a list")  # noqa: TRY004 - the text is wrong, not the call
-    return [_instruction(step) for step in written]
+    instructions = [_instruction(step) for step in written]
+    copied = 0
+    for step in instructions:
+        if isinstance(step, Copy):
+            if step.start < copied:
+                raise ValueError("a difference copies the same bytes twice")
+            copied = step.start + step.length
+    return instructions
 
 
 def _instruction(step: object) -> Instruction:

@@ -60,7 +60,7 @@ def unseal(text: bytes, kind: str, name: str, *, verify: bool = True) -> dict[st
 
 def _check_members(document: bytes, kind: str, name: str) -> dict[str, Json]:
     try:
-        body = codec.parse(document, name)
+        body = codec.parse(document, name, depth=codec.DOCUMENT_DEPTH)
     except DecodeError as error:
         raise DocumentCorruptError(name, error.reason) from error
     if not isinstance(body, dict):

@@ -28,7 +28,7 @@ from maestro_hive.kernel.errors import (
     StoreFailedError,
 )
 from maestro_hive.maestro.state import wal
-from maestro_hive.maestro.state.migrate import migrate
+from maestro_hive.maestro.state.migrate import check_format, migrate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +70,7 @@ class JournalFile:
         self._synced = 0
         self._failure: str | None = None
         self._closed = False
+        self._connections: list[apsw.Connection] = []
         try:
             self._queue = files.FileLock(folder / "journal.lock")
             self._presence = _SharedPresence(folder / "journal.users")
@@ -78,6 +79,9 @@ class JournalFile:
         try:
             self._open(keep_damaged_log)
         except BaseException:
+            for db in self._connections:
+                db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # refused is not touched
+                db.close()
             self._queue.close()
             self._presence.close()
             raise
@@ -90,12 +94,12 @@ class JournalFile:
             files.create_private(self.path)
             first = self._presence.join()
             self._db = self._connect()
+            if first:  # and before anything is written over what the log lost
+                self._look_at_log(keep_damaged_log)
             migrate(self._db, str(self.path))
             self._reader = self._connect()
             self._log = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             files.sync_folder(self.path.parent)
-            if first:
-                self._look_at_log(keep_damaged_log)
         except apsw.Error as error:
             raise self._explain(error) from error
         except OSError as error:
@@ -109,9 +113,13 @@ class JournalFile:
     def _connect(self) -> apsw.Connection:
         _register_checksums()
         db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=_CHECKSUM_VFS)
+        self._connections.append(db)
         db.set_busy_timeout(int(self._busy_seconds * 1000))
         if db.pragma("page_count") == 0:
+            if self.path.stat().st_size:
+                raise CorruptionError(f"{self.path} is no journal of maestro-hive, nor a database")
             _file_control(db, apsw.SQLITE_FCNTL_RESERVE_BYTES, _CHECKSUM_BYTES)
+        check_format(db, str(self.path))  # before the file is changed in any way
         if db.pragma("journal_mode", "wal") != "wal":
             raise FolderError(self.path, "is on a file system that cannot share a write-ahead log")
         if _file_control(db, apsw.SQLITE_FCNTL_RESERVE_BYTES, -1) != _CHECKSUM_BYTES:
@@ -148,6 +156,7 @@ class JournalFile:
 
     def sync(self, ticket: int) -> None:
         """Return when the commit with this number would survive a power cut."""
+        self.check_process()
         with self._sync_mutex:
             if self._synced >= ticket:
                 return
@@ -159,11 +168,18 @@ class JournalFile:
             except OSError as error:
                 raise self._fail(f"fdatasync failed ({error.strerror})") from error
             took = time.perf_counter() - started
-            self.sync_seconds += (took - self.sync_seconds) * 0.1
+            # A long one may be a busy machine's doing, a short one proves the disk quick.
+            self.sync_seconds = min(took, self.sync_seconds + (took - self.sync_seconds) * 0.1)
             self._synced = covers
+
+    def alone(self) -> threading.RLock:
+        """Return the lock that keeps other threads from writing, for more than a transaction."""
+        self.check_process()
+        return self._mutex
 
     def begin(self) -> apsw.Connection:
         """Start a write transaction; ``commit`` or ``roll_back`` must follow."""
+        self.check_process()
         self._mutex.acquire()
         try:
             self._check_usable()
@@ -226,6 +242,7 @@ class JournalFile:
 
     def rows(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Run a query on the reading connection and return all of it."""
+        self.check_process()
         with self._read_mutex:
             self._check_usable()
             try:
@@ -275,8 +292,10 @@ class JournalFile:
 
     def close(self) -> None:
         """Close; what was committed is in the log or the database."""
+        if not self.is_here():
+            return
         with self._mutex, self._read_mutex, self._sync_mutex:
-            if self._closed or os.getpid() != self._pid:
+            if self._closed:
                 return
             self._closed = True
             self._reader.close()
@@ -290,18 +309,26 @@ class JournalFile:
     @property
     def usable(self) -> bool:
         """Tell whether it is open, here, and sound."""
-        return not self._closed and self._failure is None and os.getpid() == self._pid
+        return not self._closed and self._failure is None and self.is_here()
 
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
+    def is_here(self) -> bool:
+        """Tell whether this process opened it; a forked child did not."""
+        return os.getpid() == self._pid
+
+    def check_process(self) -> None:
+        """Raise in a forked child; before any lock, which a thread of the parent may have held."""
+        if not self.is_here():
             raise StoreClosedError(
                 f"{self.path} was opened by process {self._pid}, and this is a forked child of it;"
                 " open the store again in the child"
             )
-        if self._closed:
-            raise StoreClosedError(f"{self.path} has been closed; open the store again")
+
+    def _check_usable(self) -> None:
+        self.check_process()
         if self._failure is not None:
             raise StoreFailedError(self.path, self._failure)
+        if self._closed:
+            raise StoreClosedError(f"{self.path} has been closed; open the store again")
 
     def _fail(self, reason: str) -> StoreFailedError:
         self._failure = reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -9,7 +10,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import FencedError, RunHeldError
+from maestro_hive.kernel.errors import FencedError, RunHeldError, StorageError
 from maestro_hive.maestro.state.records import Holder, Lease, from_micros, to_micros
 
 if TYPE_CHECKING:
@@ -53,17 +54,20 @@ class Presence:
             since=self._clock.now(),
         )
         lock = files.FileLock(self._file(holder.id))
-        lock.try_acquire()
+        # Nobody else can sweep it away before it is locked: this happens inside a transaction.
+        if not lock.acquire(timeout=1.0):
+            raise StorageError(f"{lock.path} was locked by somebody else, though just made")
         facts = {"host": holder.host, "pid": holder.pid, "since": holder.since.isoformat()}
         lock.write(json.dumps(facts).encode())
         self._lock = lock
         return holder
 
     def _sweep(self) -> None:
-        """Delete the files of the dead."""
-        for path in self._folder.glob("*.json"):
-            if not files.is_locked(path):
-                path.unlink(missing_ok=True)
+        """Delete the files of the dead; what cannot be deleted now will be another time."""
+        with contextlib.suppress(OSError):
+            for path in self._folder.glob("*.json"):
+                if not files.is_locked(path):
+                    path.unlink(missing_ok=True)
 
     def is_alive(self, holder_id: str) -> bool:
         """Tell whether the process of that holder lives, on this machine."""
@@ -72,7 +76,8 @@ class Presence:
     def close(self) -> None:
         """Leave."""
         if self._lock is not None:
-            self._lock.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the disk failed; the lock ends all the same
+                self._lock.path.unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
             self._holder = None

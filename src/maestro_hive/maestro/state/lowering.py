@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import dataclasses
 import math
+import sys
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path, PurePath
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 from uuid import UUID
 
@@ -26,7 +28,7 @@ PLAIN_SCALARS = frozenset({str, int, bool, type(None)})
 class Model(Protocol):
     """What a pydantic model offers; pydantic itself is never imported here."""
 
-    def model_dump(self, *, mode: str) -> dict[str, object]:
+    def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool) -> dict[str, object]:
         """Return the fields as plain data."""
         ...
 
@@ -76,12 +78,14 @@ def _lower_dict(items: dict[object, object], room: int) -> Json:
     try:
         for key, item in items.items():
             if type(key) is not str or key == TAG:
-                return _lower_pairs(items, room)
+                break
             lowered[key] = item if type(item) in PLAIN_SCALARS else lower(item, room)
+        else:
+            return lowered
     except AtPathError as error:
         error.steps.append(member(key))
         raise
-    return lowered
+    return _lower_pairs(items, room)
 
 
 def _lower_pairs(items: dict[object, object], room: int) -> Json:
@@ -92,30 +96,51 @@ def _lower_pairs(items: dict[object, object], room: int) -> Json:
         except AtPathError as error:
             error.steps.append(f"[{key!r}]")
             raise
-    pairs.sort(key=lambda pair: to_text(pair[0]))
+    pairs.sort(key=lambda pair: _order(pair[0]))
     return {TAG: "dict", "v": pairs}
 
 
 def _lower_object(value: object, room: int) -> Json:
     kind = type(value)
     if isinstance(value, Enum):
+        if type(value).__members__.get(value.name) is not value:
+            raise AtPathError(f"{value!r} is several flags or none, and has no name of its own")
         return {TAG: "enum", "t": _type_name(kind), "v": value.name}
     if isinstance(value, PurePath):
-        if not isinstance(value, Path):
-            raise AtPathError(f"a {kind.__name__} is no path of this machine; use Path")
+        if kind is not type(Path()):
+            raise AtPathError(f"a {kind.__name__} would come back as another type; use Path")
         return {TAG: "path", "v": str(value)}
-    if dataclasses.is_dataclass(value):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if dataclasses.is_dataclass(kind):
+        _refuse_init_only(kind)
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(kind)}
         return {TAG: "dataclass", "t": _type_name(kind), "v": _lower_fields(fields, room)}
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         fields = dict(zip(kind._fields, value, strict=True))
         return {TAG: "namedtuple", "t": _type_name(kind), "v": _lower_fields(fields, room)}
-    if isinstance(value, Model):
-        return {TAG: "model", "t": _type_name(kind), "v": value.model_dump(mode="json")}
+    if issubclass(kind, Model):
+        return {TAG: "model", "t": _type_name(kind), "v": _dump_model(cast("Model", value))}
     name = f"{kind.__module__}.{kind.__qualname__}"
     raise AtPathError(
         f"a {name} has no faithful form in JSON; return plain data, a dataclass or a pydantic model"
     )
+
+
+def _refuse_init_only(kind: type) -> None:
+    every: dict[str, Any] = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    for name, each in every.items():
+        if each._field_type is dataclasses._FIELD_INITVAR:  # type: ignore[attr-defined]  # noqa: SLF001
+            raise AtPathError(f"{kind.__qualname__} cannot be made again without its {name}")
+
+
+def _dump_model(value: Model) -> dict[str, object]:
+    try:
+        dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
+        back = type(value).model_validate(dumped)
+    except ValueError as error:
+        raise AtPathError(f"the model does not come back from its JSON: {error}") from None
+    if back != value:
+        raise AtPathError("the model comes back from its JSON with other values")
+    return dumped
 
 
 def _lower_fields(fields: dict[str, object], room: int) -> dict[str, Json]:
@@ -132,8 +157,15 @@ def _lower_fields(fields: dict[str, object], room: int) -> dict[str, Json]:
 def _lower_set(tag: str) -> Callable[[Any, int], Json]:
     return lambda value, room: {
         TAG: tag,
-        "v": sorted((lower(item, room) for item in value), key=to_text),
+        "v": sorted((lower(item, room) for item in value), key=_order),
     }
+
+
+def _order(item: Json) -> str:
+    try:
+        return to_text(item)
+    except ValueError as error:
+        raise AtPathError(f"an integer is too long: {error}") from None
 
 
 def _lower_datetime(value: datetime, _room: int) -> Json:
@@ -179,4 +211,16 @@ def _type_name(kind: type) -> str:
             f"{kind.__qualname__} is defined inside a function and could not be found again;"
             " define it in a module"
         )
-    return f"{kind.__module__}:{kind.__qualname__}"
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if find_type(name) is not kind:
+        raise AtPathError(f"its type is not what is found as {name}; define it there by that name")
+    return name
+
+
+def find_type(name: str) -> type | None:
+    """Find a class by ``module:name``, without importing anything or having it loaded late."""
+    module_name, _, qualname = name.partition(":")
+    found: object = sys.modules.get(module_name)
+    for part in qualname.split("."):
+        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+    return found if isinstance(found, type) else None

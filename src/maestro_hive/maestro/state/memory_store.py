@@ -34,8 +34,10 @@ from maestro_hive.maestro.state.records import (
 from maestro_hive.maestro.state.store import LEASE_SECONDS, Append, Change, Hold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from maestro_hive.maestro.state.codec import Encoded
 
 
 @dataclass(slots=True)
@@ -92,8 +94,7 @@ class MemoryStore:
     def hold_run(self, name: str, workflow: str = "") -> Hold:
         """Take a run for this store."""
         files.check_identifier(name, "run id")
-        with self._data.mutex:
-            self._check_open()
+        with self._alone():
             hold = self._holds.get(name)
             if hold is not None and self._refusal(hold.lease) is None:
                 hold.users += 1
@@ -118,7 +119,7 @@ class MemoryStore:
 
     def release_run(self, hold: Hold) -> None:
         """Give a run back when its last user is done."""
-        with self._data.mutex:
+        with self._alone():
             hold.users -= 1
             if hold.users > 0:
                 return
@@ -133,8 +134,7 @@ class MemoryStore:
 
     def runs(self, status: str | None = None, limit: int | None = None) -> list[RunRecord]:
         """List runs, newest first."""
-        self._check_open()
-        with self._data.mutex:
+        with self._alone():
             found = [run for run in self._data.runs.values() if status in (None, run.status)]
         return sorted(found, key=lambda run: -run.id)[:limit]
 
@@ -143,16 +143,19 @@ class MemoryStore:
     def append(self, appends: Sequence[Append], *, sync: bool = True) -> list[FencedError | None]:
         """Record entries; memory has nothing to sync."""
         del sync
-        with self._data.mutex:
-            self._check_open()
+        with self._alone():
             refused = [self._refusal(append.hold.lease) for append in appends]
-            for append, error in zip(appends, refused, strict=True):
-                if error is None:
-                    self._write(append)
-        if self.news:
-            for append, error in zip(appends, refused, strict=True):
-                if error is None:
-                    self.news.emit(EntriesAppended(run_id=append.hold.name, seq=append.hold.seq))
+            accepted = [  # read before anything is written: it is all or nothing
+                append._replace(entries=list(append.entries))
+                for append, error in zip(appends, refused, strict=True)
+                if error is None
+            ]
+            before = {append.hold: append.hold.seq for append in accepted}
+            for append in accepted:
+                self._write(append)
+        for hold, seq in before.items():
+            if hold.seq > seq:
+                self.news.emit(EntriesAppended(run_id=hold.name, first=seq + 1, seq=hold.seq))
         return refused
 
     def _write(self, append: Append) -> None:
@@ -176,8 +179,7 @@ class MemoryStore:
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
         """Return a run's entries in order."""
-        self._check_open()
-        with self._data.mutex:
+        with self._alone():
             return self._data.entries.get(run, [])[after:]
 
     def load(self, entry: Entry) -> bytes | None:
@@ -187,18 +189,18 @@ class MemoryStore:
     def values_of(self, run: int) -> Iterator[StoredValue]:
         """Yield nothing: every value is in its entry."""
         del run
+        self._check_open()
         return iter(())
 
     def feed(self, after: int = 0, limit: int = 1000) -> list[Entry]:
         """Return entries of all runs in order."""
-        self._check_open()
-        with self._data.mutex:
+        with self._alone():
             following = self._data.feed[after:]
         return [entry for entry in following if entry.kind != 0][:limit]
 
     def purge_run(self, name: str) -> bool:
         """Forget a run and its entries."""
-        with self._data.mutex:
+        with self._alone():
             record = self.run(name)
             if record is None:
                 return False
@@ -221,38 +223,44 @@ class MemoryStore:
 
     def documents(self, namespace: str | None = None) -> list[Document]:
         """Return documents by namespace and key."""
-        self._check_open()
-        with self._data.mutex:
+        with self._alone():
             found = sorted(self._data.documents.items())
         return [document for (space, _), document in found if namespace in (None, space)]
 
     def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
         """Replace a document by what ``change`` makes of it."""
-        with self._data.mutex:
-            self._check_open()
-            before = self._data.documents.pop((namespace, key), None)
-            try:
-                after = change(before.value if before else None)
-            except BaseException:
-                if before:
-                    self._data.documents[namespace, key] = before
-                raise
-            changed = None
-            if after is not None:
-                changed = self._data.documents[namespace, key] = Document(
-                    namespace=namespace,
-                    key=key,
-                    version=before.version + 1 if before else 1,
-                    value=after.data,
-                    sha256=after.sha256,
-                    updated_at=self.clock.now(),
-                )
-        self._tell(namespace, key, before, changed)
-        return changed
+        with self._alone():
+            before = self._data.documents.get((namespace, key))
+            after = self._put(namespace, key, change(before.value if before else None))
+        self._tell(namespace, key, before, after)
+        return after
+
+    def _put(self, namespace: str, key: str, value: Encoded | None) -> Document | None:
+        before = self._data.documents.get((namespace, key))
+        if value is None:
+            self._data.documents.pop((namespace, key), None)
+            return None
+        after = self._data.documents[namespace, key] = Document(
+            namespace=namespace,
+            key=key,
+            version=before.version + 1 if before else 1,
+            value=value.data,
+            sha256=value.sha256,
+            updated_at=self.clock.now(),
+        )
+        return after
+
+    def set_documents(self, values: Mapping[tuple[str, str], Encoded | None]) -> None:
+        """Set many documents at once."""
+        with self._alone():
+            before = {where: self._data.documents.get(where) for where in values}
+            after = {where: self._put(*where, value) for where, value in values.items()}
+        for where in values:
+            self._tell(*where, before[where], after[where])
 
     def delete_documents(self, namespace: str | None = None) -> int:
         """Delete documents."""
-        with self._data.mutex:
+        with self._alone():
             gone = self.documents(namespace)
             for document in gone:
                 del self._data.documents[document.namespace, document.key]
@@ -276,8 +284,7 @@ class MemoryStore:
 
     def take_lease(self, name: str, seconds: float = LEASE_SECONDS) -> Lease:
         """Become the only one under this name."""
-        with self._data.mutex:
-            self._check_open()
+        with self._alone():
             current = self._data.leases.get(name)
             if current is not None and self._stands(current):
                 holder = current.holder
@@ -312,8 +319,7 @@ class MemoryStore:
 
     def renew_leases(self) -> None:
         """Extend everything this store holds."""
-        with self._data.mutex:
-            self._check_open()
+        with self._alone():
             expires = self.clock.awake_seconds() + self._lease_seconds
             for name, lease in self._data.leases.items():
                 if lease.holder.id == self._me.id:
@@ -323,7 +329,7 @@ class MemoryStore:
 
     def release_lease(self, lease: Lease) -> None:
         """Give a lease back."""
-        with self._data.mutex:
+        with self._alone():
             if self._refusal(lease) is None:
                 self._data.given_back.add(lease.name)
 
@@ -336,10 +342,12 @@ class MemoryStore:
 
     def collect(self) -> int:
         """Nothing is ever left over."""
+        self._check_open()
         return 0
 
     def check(self) -> list[str]:
         """Nothing can be wrong."""
+        self._check_open()
         return []
 
     def backup(self, target: Path) -> None:
@@ -353,11 +361,22 @@ class MemoryStore:
 
     def close(self) -> None:
         """Give back what is held."""
+        if self._closed or os.getpid() != self._me.pid:
+            return  # a forked child has nothing to give back
         for hold in list(self._holds.values()):
             hold.users = 1
             self.release_run(hold)
         self.abandon()
 
+    def _alone(self) -> threading.RLock:
+        self._check_open()  # first: in a forked child the lock may never be free
+        return self._data.mutex
+
     def _check_open(self) -> None:
+        if os.getpid() != self._me.pid:
+            raise StoreClosedError(
+                f"this store in memory belongs to process {self._me.pid}, and this is a forked"
+                " child of it; open another one"
+            )
         if self._closed:
             raise StoreClosedError("this store in memory has been closed")

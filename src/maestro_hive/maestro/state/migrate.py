@@ -31,12 +31,9 @@ def newest_format() -> int:
 
 
 def migrate(db: apsw.Connection, name: str) -> None:
-    """Bring an opened journal to the newest format; refuse one that is newer or not ours."""
-    found = _read_format(db, name)
-    steps = migrations()
-    if found > len(steps):
-        raise NewerFormatError(name, found, len(steps))
-    for number, step in enumerate(steps[found:], start=found + 1):
+    """Bring an opened journal to the newest format."""
+    found = check_format(db, name)
+    for number, step in enumerate(migrations()[found:], start=found + 1):
         script = step.read_text(encoding="utf-8")
         with db:
             db.execute(script)
@@ -44,7 +41,8 @@ def migrate(db: apsw.Connection, name: str) -> None:
             db.execute(f"PRAGMA user_version = {number}")
 
 
-def _read_format(db: apsw.Connection, name: str) -> int:
+def check_format(db: apsw.Connection, name: str) -> int:
+    """Return a journal's format, 0 for a new file; refuse one that is newer or not ours."""
     found = int(db.pragma("user_version"))
     ours = int(db.pragma("application_id")) == APPLICATION_ID
     empty = db.execute("SELECT count(*) FROM sqlite_schema").get == 0
@@ -53,4 +51,6 @@ def _read_format(db: apsw.Connection, name: str) -> int:
             f"{name} is a SQLite database, but not a journal of maestro-hive;"
             " choose another state folder"
         )
+    if found > newest_format():
+        raise NewerFormatError(name, found, newest_format())
     return found

@@ -26,7 +26,8 @@ _loans: dict[Path, _Loan] = {}
 def borrow_store(folder: str | Path) -> SqliteStore:
     """Return the store on this folder, opening it if nobody in this process has it open.
 
-    One that failed is left to those who have it: the next borrower gets it opened again.
+    One that failed is opened again for the next borrower; those who still have it go on being told
+    that it failed, and what it held is free.
     """
     from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415 - loads apsw
 
@@ -36,6 +37,8 @@ def borrow_store(folder: str | Path) -> SqliteStore:
         if loan is not None and loan.pid == os.getpid() and loan.store.usable:
             loan.users += 1
             return loan.store
+        if loan is not None and loan.pid == os.getpid():
+            loan.store.close()
         store = SqliteStore(place)
         _loans[place] = _Loan(store, os.getpid())
         return store

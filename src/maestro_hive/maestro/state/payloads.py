@@ -143,6 +143,6 @@ def _resolve(number: int, row: Callable[[int], tuple[int, int | None, bytes] | N
                 return data if pieces is None else pieces.finish(data)
             pieces = pieces or deltas.Pieces(size)
             pieces.apply(deltas.from_json(json.loads(data)))
-            at = base
-    except ValueError as error:
+            at = base if at is not None and base < at else None  # never round in a circle
+    except (ValueError, RecursionError) as error:
         raise CorruptionError(f"value {number} of the journal cannot be read: {error}") from error

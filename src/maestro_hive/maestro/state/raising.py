@@ -10,13 +10,13 @@ import base64
 import dataclasses
 import sys
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from maestro_hive.maestro.state.lowering import TAG, Model
+from maestro_hive.maestro.state.lowering import TAG, Model, find_type
 from maestro_hive.maestro.state.strict_json import MAX_DEPTH, AtPathError, Json, member
 
 if TYPE_CHECKING:
@@ -63,22 +63,58 @@ def _raise_tagged(node: dict[str, Json], room: int) -> Any:
         raise AtPathError(f"{str(tag)[:40]!r} is not a kind of value this version knows")
     try:
         return reader(node, room)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        AttributeError,
-        InvalidOperation,
-    ) as error:
+    except AtPathError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a constructor of the user's may raise anything
         raise AtPathError(f"not a valid {tag}: {error}") from None
 
 
 def _raise_dict(node: dict[str, Json], room: int) -> dict[Any, Any]:
-    raised = {raise_up(key, room): raise_up(item, room) for key, item in node["v"]}
+    raised = {}
+    for pair in _list(node):
+        if type(pair) is not list or len(pair) != 2:
+            raise AtPathError("not a valid dict: it is made of pairs")
+        key = raise_up(pair[0], room)
+        try:
+            raised[key] = raise_up(pair[1], room)
+        except AtPathError as error:
+            error.steps.append(f"[{key!r}]")
+            raise
     if len(raised) != len(node["v"]):
         raise AtPathError("a key stands twice in one dictionary")
     return raised
+
+
+def _list(node: dict[str, Json]) -> list[Json]:
+    if type(node["v"]) is not list:
+        raise AtPathError(f"not a valid {node[TAG]}: it is made of a list")
+    return node["v"]
+
+
+def _text(node: dict[str, Json]) -> str:
+    if type(node["v"]) is not str:
+        raise AtPathError(f"not a valid {node[TAG]}: it is made of a text")
+    return node["v"]
+
+
+def _raise_fields(node: dict[str, Json], room: int) -> dict[str, Any]:
+    if type(node["v"]) is not dict or TAG in node["v"]:
+        raise AtPathError(f"not a valid {node[TAG]}: it is made of fields")
+    raised = {}
+    for name, item in node["v"].items():
+        try:
+            raised[name] = raise_up(item, room)
+        except AtPathError as error:
+            error.steps.append(member(name))
+            raise
+    return raised
+
+
+def _raise_timedelta(node: dict[str, Json], _room: int) -> timedelta:
+    days, seconds, microseconds = _list(node)
+    if not type(days) is type(seconds) is type(microseconds) is int:
+        raise AtPathError("not a valid timedelta: it is made of whole numbers")
+    return timedelta(days, seconds, microseconds)
 
 
 def _raise_datetime(node: dict[str, Json], _room: int) -> datetime:
@@ -105,11 +141,11 @@ def _raise_dataclass(node: dict[str, Json], room: int) -> Any:
     kind = _find_type(node["t"])
     if not dataclasses.is_dataclass(kind):
         raise AtPathError(f"{node['t']} is not a dataclass")
-    values = raise_up(node["v"], room)
+    values = _raise_fields(node, room)
     late = {f.name for f in dataclasses.fields(kind) if not f.init}
     made = kind(**{name: value for name, value in values.items() if name not in late})
-    for name in late & values.keys():
-        object.__setattr__(made, name, values[name])
+    for name, value in values.items():  # as they were, whatever making it did with them
+        object.__setattr__(made, name, value)
     return made
 
 
@@ -117,7 +153,7 @@ def _raise_namedtuple(node: dict[str, Json], room: int) -> Any:
     kind = _find_type(node["t"])
     if not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
         raise AtPathError(f"{node['t']} is not a named tuple")
-    return kind(**raise_up(node["v"], room))
+    return kind(**_raise_fields(node, room))
 
 
 def _raise_model(node: dict[str, Json], _room: int) -> Any:
@@ -129,18 +165,18 @@ def _raise_model(node: dict[str, Json], _room: int) -> Any:
 
 _RAISE: dict[str, Callable[[dict[str, Json], int], Any]] = {
     "dict": _raise_dict,
-    "tuple": lambda node, room: tuple(_raise_items(node["v"], room)),
-    "set": lambda node, room: set(_raise_items(node["v"], room)),
-    "frozenset": lambda node, room: frozenset(_raise_items(node["v"], room)),
+    "tuple": lambda node, room: tuple(_raise_items(_list(node), room)),
+    "set": lambda node, room: set(_raise_items(_list(node), room)),
+    "frozenset": lambda node, room: frozenset(_raise_items(_list(node), room)),
     "bytes": lambda node, _: base64.b64decode(node["v"], validate=True),
     "bytearray": lambda node, _: bytearray(base64.b64decode(node["v"], validate=True)),
     "datetime": _raise_datetime,
     "date": lambda node, _: date.fromisoformat(node["v"]),
     "time": _raise_time,
-    "timedelta": lambda node, _: timedelta(*node["v"]),
-    "decimal": lambda node, _: Decimal(node["v"]),
-    "uuid": lambda node, _: UUID(node["v"]),
-    "path": lambda node, _: Path(node["v"]),
+    "timedelta": _raise_timedelta,
+    "decimal": lambda node, _: Decimal(_text(node)),
+    "uuid": lambda node, _: UUID(_text(node)),
+    "path": lambda node, _: Path(_text(node)),
     "enum": _raise_enum,
     "dataclass": _raise_dataclass,
     "namedtuple": _raise_namedtuple,
@@ -149,12 +185,10 @@ _RAISE: dict[str, Callable[[dict[str, Json], int], Any]] = {
 
 
 def _find_type(name: str) -> type:
-    module_name, _, qualname = name.partition(":")
-    found: object = sys.modules.get(module_name)
-    if found is None:
+    module_name = name.partition(":")[0]
+    if module_name not in sys.modules:
         raise AtPathError(f"its type {name} is not imported; import {module_name} first")
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type):
+    found = find_type(name)
+    if found is None:
         raise AtPathError(f"its type {name} does not exist any more")
     return found

@@ -195,9 +195,10 @@ class Escalation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntriesAppended:
-    """News: the run has entries up to this number."""
+    """News: the run has more entries, from the number ``first`` up to ``seq``."""
 
     run_id: str
+    first: int
     seq: int
 
 

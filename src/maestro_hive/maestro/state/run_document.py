@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maestro_hive.kernel.errors import DecodeError, DocumentCorruptError
+from maestro_hive.kernel.errors import CorruptionError, DecodeError, DocumentCorruptError
 from maestro_hive.maestro.state import codec, deltas
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
+from maestro_hive.maestro.state.run_state import FIELDS, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ def write_run(store: Store, hold: Hold, fields: dict[str, Any], saved_at: str, f
         fence,
         saved_at.encode(),
         hold.seq,
-        codec.encode(fields, "state").data,
+        codec.encode(fields, "state", depth=codec.WHOLE_DEPTH).data,
         values,
         hold.name.encode(),
     )
@@ -102,9 +103,30 @@ def read_run(source: str, body: dict[str, Json]) -> RunCopy:
             "entries": list(),
             "values": dict(),
         }:
-            return RunCopy(source, saved_at, fence, seq, body)
+            copy = RunCopy(source, saved_at, fence, seq, body)
         case _:
             raise DocumentCorruptError(source, "it lacks members that every run has")
+    _rehearse(copy)
+    return copy
+
+
+def _rehearse(copy: RunCopy) -> None:
+    """Add the entries up, so that nothing is resumed from that could not be opened again."""
+    state = RunState()
+    try:
+        for seq, new in enumerate(CopiedEntries(copy), start=1):
+            data, sha256 = new.value or (None, None)
+            rest = (new.step, new.attempt, new.at or 0, new.facts, data, None, sha256, new.identity)
+            state.add(Entry(seq, 0, seq, new.kind, *rest), lambda entry: entry.value)
+        shown = state.to_dict("")
+    except DocumentCorruptError:
+        raise
+    except (CorruptionError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"its entries do not add up to a run: {type(error).__name__} {error}"
+        raise DocumentCorruptError(copy.source, reason) from error
+    wrong = [name for name, make in FIELDS.items() if type(shown[name]) is not type(make())]
+    if wrong:
+        raise DocumentCorruptError(copy.source, f"its {', '.join(wrong)} cannot be what they are")
 
 
 class CopiedEntries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.kernel.errors import CorruptionError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Entry, EntryKind, from_micros
 
@@ -98,10 +99,15 @@ class RunState:
         # A run restored from a copy began when the copied entries did.
         self.created_at = min(self.created_at or entry.at, entry.at)
         handler = _STEP_HANDLERS.get(entry.kind)
-        if handler is not None:
-            handler(self, entry)
-        else:
-            _add_field_entry(self, entry, load)
+        try:
+            if handler is not None:
+                handler(self, entry)
+            else:
+                _add_field_entry(self, entry, load)
+        except KeyError as error:
+            raise CorruptionError(
+                f"entry {entry.seq} of the run speaks of {error}, which is not there"
+            ) from error
 
     def to_dict(self, run_id: str) -> dict[str, Any]:
         """Return the run as plain data, with its steps; what listings and views show."""

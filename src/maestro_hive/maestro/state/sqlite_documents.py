@@ -9,6 +9,8 @@ from maestro_hive.kernel.errors import CorruptionError
 from maestro_hive.maestro.state.records import Document, from_micros, to_micros
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import apsw
 
     from maestro_hive.kernel.clock import Clock
@@ -45,12 +47,28 @@ class Documents:
     ) -> tuple[Document | None, Document | None]:
         """Replace a document by what ``change`` makes of it; return it before and after."""
         with self._file.transaction() as tx:
-            row = tx.db.execute(_FIND, (namespace, key)).fetchone()
-            before = self._read(row) if row else None
+            before = self._find(tx.db, namespace, key)
             value = change(before.value if before else None)
             after = self._put(tx.db, namespace, key, before, value)
         self._file.sync(tx.ticket)
         return before, after
+
+    def set_many(
+        self, values: Mapping[tuple[str, str], Encoded | None]
+    ) -> dict[tuple[str, str], tuple[Document | None, Document | None]]:
+        """Set documents in one transaction; return each before and after."""
+        changed = {}
+        with self._file.transaction() as tx:
+            for (namespace, key), value in values.items():
+                before = self._find(tx.db, namespace, key)
+                after = self._put(tx.db, namespace, key, before, value)
+                changed[namespace, key] = (before, after)
+        self._file.sync(tx.ticket)
+        return changed
+
+    def _find(self, db: apsw.Connection, namespace: str, key: str) -> Document | None:
+        row = db.execute(_FIND, (namespace, key)).fetchone()
+        return self._read(row) if row else None
 
     def _put(
         self,

@@ -38,10 +38,12 @@ from maestro_hive.maestro.state.store import LEASE_SECONDS, Append, Change, Hold
 from maestro_hive.maestro.state.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import apsw
+
+    from maestro_hive.maestro.state.codec import Encoded
 
 
 _ENTRY_COLUMNS = "id, run, seq, kind, step, attempt, at, facts, value, payload, sha256, identity"
@@ -49,6 +51,9 @@ _INSERT_ENTRY = (
     "INSERT INTO entries"
     " (run, seq, kind, step, attempt, at, facts, value, payload, sha256, identity)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_INSERT_PURGED = (
+    "INSERT INTO entries (id, run, seq, kind, step, attempt, at) VALUES (?, ?, 1, ?, 0, 0, ?)"
 )
 _RUN_COLUMNS = "id, name, workflow, status, created_at, updated_at"
 #: A disk that takes longer than this for an fsync is left to a thread.
@@ -108,6 +113,7 @@ class SqliteStore:
     def hold_run(self, name: str, workflow: str = "") -> Hold:
         """Take a run for this process."""
         files.check_identifier(name, "run id")
+        self._file.check_process()
         with self._holds_mutex:
             hold = self._holds.get(name)
             if hold is not None:
@@ -136,6 +142,7 @@ class SqliteStore:
 
     def release_run(self, hold: Hold) -> None:
         """Give a run back when its last user in this process is done."""
+        self._file.check_process()
         with self._holds_mutex:
             hold.users -= 1
             if hold.users > 0:
@@ -163,21 +170,27 @@ class SqliteStore:
     def append(self, appends: Sequence[Append], *, sync: bool = True) -> list[FencedError | None]:
         """Record entries in one transaction."""
         committed = False
-        try:
-            with self._file.transaction() as tx:
-                refused, grown = self._write_entries(tx.db, appends)
-                # Only a transaction that stands may move the numbers on.
-            committed = True
-            for hold, seq in grown.items():
-                hold.seq = seq
-        finally:
-            self._payloads.settle(committed=committed)
+        with self._file.alone():  # until the numbers have moved on, or two threads use the same
+            try:
+                with self._file.transaction() as tx:
+                    refused, grown = self._write_entries(tx.db, appends)
+                    # Only a transaction that stands may move the numbers on.
+                committed = True
+                news = [
+                    EntriesAppended(run_id=hold.name, first=hold.seq + 1, seq=seq)
+                    for hold, seq in grown.items()
+                    if seq > hold.seq
+                ]
+                for hold, seq in grown.items():
+                    hold.seq = seq
+            finally:
+                self._payloads.settle(committed=committed)
         if sync:
             self._file.sync(tx.ticket)
         if self._file.log_pages > CHECKPOINT_PAGES:
             self._upkeep.ask_for_checkpoint()
-        if self.news:
-            self._tell(appends, refused)
+        for each in news:
+            self.news.emit(each)
         return refused
 
     def _write_entries(
@@ -214,11 +227,6 @@ class SqliteStore:
         elif rows:
             db.executemany(_INSERT_ENTRY, rows)
         return refused, grown
-
-    def _tell(self, appends: Sequence[Append], refused: list[FencedError | None]) -> None:
-        for append, error in zip(appends, refused, strict=True):
-            if error is None:
-                self.news.emit(EntriesAppended(run_id=append.hold.name, seq=append.hold.seq))
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
         """Return a run's entries in order, making sure that none is missing."""
@@ -274,10 +282,12 @@ class SqliteStore:
         lease = self.take_lease(f"run/{name}")
         try:
             with self._file.transaction() as tx:
+                last: Any = tx.db.execute("SELECT max(id) FROM entries").get
                 tx.db.execute("DELETE FROM entries WHERE run = ?", (record.id,))
                 tx.db.execute("DELETE FROM runs WHERE id = ?", (record.id,))
-                row = (record.id, 1, EntryKind.PURGED, 0, 0, to_micros(self.clock.now()))
-                tx.db.execute(_INSERT_ENTRY, (*row, None, None, None, None, None))
+                # Told under a new id, or who follows the feed would not hear of it.
+                row = (record.id, EntryKind.PURGED, to_micros(self.clock.now()))
+                tx.db.execute(_INSERT_PURGED, ((last or 0) + 1, *row))
             self._file.sync(tx.ticket)
         finally:
             self.release_lease(lease)
@@ -299,6 +309,11 @@ class SqliteStore:
         before, after = self._documents.update(namespace, key, change)
         self._tell_document(namespace, key, before, after)
         return after
+
+    def set_documents(self, values: Mapping[tuple[str, str], Encoded | None]) -> None:
+        """Set many documents at once."""
+        for (namespace, key), (before, after) in self._documents.set_many(values).items():
+            self._tell_document(namespace, key, before, after)
 
     def delete_documents(self, namespace: str | None = None) -> int:
         """Delete documents."""
@@ -345,15 +360,16 @@ class SqliteStore:
 
     def collect(self) -> int:
         """Delete values that no entry refers to, directly or through a difference."""
-        with self._file.transaction() as tx:
-            tx.db.execute(
-                "WITH RECURSIVE used (id) AS ("
-                " SELECT payload FROM entries WHERE payload IS NOT NULL"
-                " UNION SELECT base FROM payloads JOIN used USING (id) WHERE base IS NOT NULL)"
-                " DELETE FROM payloads WHERE id NOT IN (SELECT id FROM used)"
-            )
-            count = tx.db.changes()
-        self._payloads.forget()
+        with self._file.alone():  # or a value that is just being appended builds on a deleted one
+            with self._file.transaction() as tx:
+                tx.db.execute(
+                    "WITH RECURSIVE used (id) AS ("
+                    " SELECT payload FROM entries WHERE payload IS NOT NULL"
+                    " UNION SELECT base FROM payloads JOIN used USING (id) WHERE base IS NOT NULL)"
+                    " DELETE FROM payloads WHERE id NOT IN (SELECT id FROM used)"
+                )
+                count = tx.db.changes()
+            self._payloads.forget()
         self._file.sync(tx.ticket)
         return count
 
@@ -376,14 +392,16 @@ class SqliteStore:
 
     def backup(self, target: Path) -> None:
         """Copy the live journal to ``target``, complete or not at all."""
-        if target.exists() and any(target.iterdir()):
-            raise StorageError(f"{target} exists and is not empty; choose a new folder")
         files.make_private_folder(target)
+        if any(target.iterdir()):
+            raise StorageError(f"{target} exists and is not empty; choose a new folder")
         self._file.copy_to(target / "journal.db")
         files.sync_file(target / "journal.db")
 
     def close(self) -> None:
         """Give back what is held and close."""
+        if not self._file.is_here():
+            return  # a forked child has nothing to give back, and its parent still lives
         self._upkeep.stop()
         with self._holds_mutex:
             holds = list(self._holds.values())

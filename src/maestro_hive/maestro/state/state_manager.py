@@ -6,6 +6,7 @@ Two namespaces are windows, not shelves: ``workflows`` shows the runs in the jou
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import itertools
 import threading
@@ -20,7 +21,7 @@ from maestro_hive.maestro.state import codec, documents
 from maestro_hive.maestro.state.memory_store import MemoryStore
 from maestro_hive.maestro.state.opened import borrow_store, return_store
 from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended, to_micros
-from maestro_hive.maestro.state.run_state import RunState
+from maestro_hive.maestro.state.run_state import RunState, fold
 from maestro_hive.maestro.state.shelves import BREAKERS, BUDGETS, ESCALATIONS
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
 
@@ -125,6 +126,7 @@ class StateManager(metaclass=_OnePerFolder):
         self._checkpoints: dict[str, bytes] = {}
         self._views: dict[str, tuple[int, RunState]] = {}
         self._views_mutex = threading.Lock()
+        self._is_shut = False
         self._attach(MemoryStore())
 
     def _attach(self, store: Store) -> None:
@@ -160,7 +162,7 @@ class StateManager(metaclass=_OnePerFolder):
         """Return the value under ``key``; a new object each time, yours to change."""
         if namespace == WORKFLOWS:
             view = self._view(key)
-            return default if view is None else view.to_dict(key)
+            return default if view is None else view
         document = self._store.document(namespace, key)
         return default if document is None else codec.decode(document.value, f"{namespace}/{key}")
 
@@ -268,13 +270,13 @@ class StateManager(metaclass=_OnePerFolder):
         if not self._hooks or _quiet.on:
             return
         if isinstance(news, DocumentChanged):
+            if news.before is None and news.after is None:
+                return  # what was not there was deleted
             before = None if news.before is None else codec.decode(news.before)
             after = None if news.after is None else codec.decode(news.after)
             self._tell(news.key, news.namespace, before, after)
         elif isinstance(news, EntriesAppended):
-            with self._views_mutex:
-                known = self._views.get(news.run_id)
-                before = known[1].to_dict(news.run_id) if known else None
+            before = self._view_before(news)
             self._tell(news.run_id, WORKFLOWS, before, self.get_state(news.run_id, WORKFLOWS))
 
     def _tell(self, key: str, namespace: str, before: object, after: object) -> None:
@@ -298,8 +300,8 @@ class StateManager(metaclass=_OnePerFolder):
         body = {
             "checkpoint_id": checkpoint_id,
             "created_at": self._store.clock.now().isoformat(),
-            "metadata": codec.parse(codec.encode(metadata or {}, "metadata").data),
-            "values": codec.parse(codec.encode(values, "values").data),
+            "metadata": _lowered(metadata or {}, "metadata"),
+            "values": _lowered(values, "values"),
         }
         text = documents.seal(_KIND, body)
         if self._folder is None:
@@ -316,13 +318,16 @@ class StateManager(metaclass=_OnePerFolder):
         if text is None:
             return False
         body = documents.unseal(text, _KIND, f"checkpoint {checkpoint_id}")
-        values = codec.revive(body.get("values"), "values")
+        values = codec.revive(body.get("values"), "values", depth=codec.WHOLE_DEPTH)
         if not isinstance(values, dict) or not all(isinstance(v, dict) for v in values.values()):
             raise DocumentCorruptError(f"checkpoint {checkpoint_id}", "it holds no values")
-        self.clear()
+        known = [d for d in self._store.documents() if d.namespace not in _WINDOWS]
+        changes: dict[tuple[str, str], codec.Encoded | None]
+        changes = dict.fromkeys((document.namespace, document.key) for document in known)
         for namespace, items in values.items():
             for key, value in items.items():
-                self.set_state(key, value, namespace)
+                changes[namespace, key] = codec.encode(value, f"{namespace}/{key}")
+        self._store.set_documents(changes)
         return True
 
     def _read_checkpoint(self, checkpoint_id: str) -> bytes | None:
@@ -342,6 +347,9 @@ class StateManager(metaclass=_OnePerFolder):
 
     def shutdown(self) -> None:
         """Let go of the folder; the next ``StateManager`` on it is a new one."""
+        if self._is_shut:
+            return  # or the loan of somebody else would be given back
+        self._is_shut = True
         StateManager.forget(self)
         self._detach()
         if isinstance(self._store, SqliteStore):
@@ -360,7 +368,7 @@ class StateManager(metaclass=_OnePerFolder):
             if not isinstance(value, str) or not value:
                 raise ConfigurationError(f"a {what} is a text that is not empty, not {value!r}")
 
-    def _view(self, run_id: str) -> RunState | None:
+    def _view(self, run_id: str) -> dict[str, Any] | None:
         """Return a run as its entries make it, reading only those that are new."""
         record = self._store.run(run_id)
         if record is None:
@@ -372,12 +380,30 @@ class StateManager(metaclass=_OnePerFolder):
             for entry in self._store.entries(record.id, after=state.seq):
                 state.add(entry, self._store.load)
             self._views[run_id] = (record.id, state)
-            return state
+            return copy.deepcopy(state.to_dict(run_id))
+
+    def _view_before(self, news: EntriesAppended) -> dict[str, Any] | None:
+        """Return a run as it was before these entries."""
+        if news.first == 1:
+            return None
+        with self._views_mutex:
+            known = self._views.get(news.run_id)
+            if known and known[1].seq == news.first - 1:
+                return copy.deepcopy(known[1].to_dict(news.run_id))
+        record = self._store.run(news.run_id)
+        entries = self._store.entries(record.id) if record else []
+        earlier = fold(entries[: news.first - 1], self._store.load)
+        return earlier.to_dict(news.run_id)
 
 
 def get_state_manager(**options: Any) -> StateManager:
     """Return ``StateManager(**options)``."""
     return StateManager(**options)
+
+
+def _lowered(values: dict[str, Any], path: str) -> codec.Json:
+    written = codec.encode(values, path, depth=codec.WHOLE_DEPTH).data
+    return codec.parse(written, path, depth=codec.DOCUMENT_DEPTH)
 
 
 class _Quiet(threading.local):

@@ -34,7 +34,7 @@ Every method may be called from any thread; none is for use in a forked child, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -155,6 +155,10 @@ class Store(Protocol):
 
     def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
         """Replace a document by what ``change`` makes of it (None deletes); durable on return."""
+        ...
+
+    def set_documents(self, values: Mapping[tuple[str, str], Encoded | None]) -> None:
+        """Set many documents at once, by namespace and key (None deletes): all or none."""
         ...
 
     def delete_documents(self, namespace: str | None = None) -> int:

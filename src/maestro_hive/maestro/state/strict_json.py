@@ -7,20 +7,40 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel.errors import DecodeError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: Deeper nesting than this is refused, on writing and on reading.
 MAX_DEPTH = 100
+#: What holds values is deeper than they are: a tag takes up to three levels of text, and a whole
+#: state, a run or a document a few more. So what was accepted can also be copied.
+WHOLE_DEPTH = MAX_DEPTH + 10
+DOCUMENT_DEPTH = 3 * WHOLE_DEPTH
 #: A larger text than this is refused, on writing and on reading.
 MAX_BYTES = 256 * 1024 * 1024
 
 Json = Any  # None | bool | int | float | str | list[Json] | dict[str, Json]
 
-to_text = json.JSONEncoder(
+_encoder = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, allow_nan=False, sort_keys=True, separators=(",", ":")
-).encode
+)
+
+
+def _reused(encoder: json.JSONEncoder) -> Callable[[Json], str]:
+    """Return its ``encode``, without the half of it that sets up the same thing for each call."""
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # an interpreter without that part in C
+        return encoder.encode
+    write_text = json.encoder.encode_basestring
+    pieces = make(None, encoder.default, write_text, None, ":", ",", True, False, False)
+    return lambda tree: "".join(pieces(tree, 0))
+
+
+to_text = _reused(_encoder)
 
 
 class AtPathError(Exception):
@@ -46,14 +66,14 @@ def dump_canonical(tree: Json) -> bytes:
     return to_text(tree).encode()
 
 
-def parse(data: bytes, path: str = "value") -> Json:
+def parse(data: bytes, path: str = "value", *, depth: int = MAX_DEPTH) -> Json:
     """Read strict JSON; ``path`` names it in errors."""
     tree = parse_any_depth(data, path)
-    level, depth = [tree], 0
+    level, found = [tree], 0
     while level := [item for node in level for item in _children(node)]:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise DecodeError(path, f"nested deeper than {MAX_DEPTH} levels")
+        found += 1
+        if found > depth:
+            raise DecodeError(path, f"nested deeper than {depth} levels")
     return tree
 
 
@@ -68,18 +88,22 @@ def parse_any_depth(data: bytes, path: str) -> Json:
     if len(data) > MAX_BYTES:
         raise DecodeError(path, f"{len(data):,} bytes is over the limit of {MAX_BYTES:,}")
     try:
-        return json.loads(
-            data.decode("utf-8"),
+        text = data.decode("utf-8")
+        tree = json.loads(
+            text,
             object_pairs_hook=_unique_keys,
             parse_constant=_no_constant,
             parse_float=_finite,
         )
+        if "\\ud" in text or "\\uD" in text:
+            dump_canonical(tree)  # half a surrogate pair, which only an escape can bring in
     except AtPathError as error:
         raise DecodeError(path, error.reason) from None
     except RecursionError:
         raise DecodeError(path, f"nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:  # not UTF-8, not JSON, or a number of thousands of digits
         raise DecodeError(path, f"not JSON of ours: {error}") from None
+    return tree
 
 
 def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

@@ -1,0 +1,345 @@
+"""One process holds a run; another is told who, or takes over and fences the first one off."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from maestro_hive.kernel.errors import FencedError, RunHeldError
+from maestro_hive.maestro.state.store import Append
+from tests.contract.stores import LEASE, add_tasks, numbers, task, tasks
+
+if TYPE_CHECKING:
+    from maestro_hive.maestro.state.store import Store
+    from maestro_hive.testing import ManualClock
+    from tests.contract.stores import Stores
+
+
+def test_holding_is_shared_within_a_process(store: Store) -> None:
+    first, second = store.hold_run("run-1"), store.hold_run("run-1")
+    assert first is second
+    add_tasks(store, first, 1)
+    add_tasks(store, second, 1)
+    assert first.seq == second.seq == 2
+
+
+def test_holding_is_counted_within_a_process(store: Store, other: Store) -> None:
+    hold, _, _ = (store.hold_run("run-1") for _ in range(3))
+    for _ in range(2):
+        store.release_run(hold)
+        with pytest.raises(RunHeldError):
+            other.hold_run("run-1")
+        add_tasks(store, hold, 1)
+    store.release_run(hold)
+    other.hold_run("run-1")
+
+
+def test_whoever_comes_second_is_told_who_holds_the_run_and_since_when(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    clock.advance(100)
+    since = clock.now()
+    store.hold_run("run-1")
+    clock.advance(10)
+    with pytest.raises(RunHeldError) as caught:
+        other.hold_run("run-1")
+    error = caught.value
+    assert error.run_id == "run-1"
+    assert (error.host, error.pid, error.since) == (socket.gethostname(), os.getpid(), since)
+    assert "'run-1'" in str(error)
+    assert str(os.getpid()) in str(error)
+
+
+def test_the_process_that_is_named_is_the_one_that_holds(stores: Stores, store: Store) -> None:
+    process = stores.process_holding("run-1")
+    with pytest.raises(RunHeldError) as caught:
+        store.hold_run("run-1")
+    assert caught.value.pid == process.pid
+
+
+def test_being_refused_changes_nothing_for_the_holder(store: Store, other: Store) -> None:
+    hold = store.hold_run("run-1")
+    with pytest.raises(RunHeldError):
+        other.hold_run("run-1")
+    add_tasks(store, hold, 1)
+    assert numbers(other.entries(hold.run)) == [1]
+
+
+def test_other_runs_are_free(store: Store, other: Store) -> None:
+    store.hold_run("run-1")
+    add_tasks(other, other.hold_run("run-2"), 1)
+
+
+def test_readers_need_no_hold(store: Store, other: Store) -> None:
+    hold = store.hold_run("run-1")
+    add_tasks(store, hold, 2)
+    assert numbers(other.entries(hold.run)) == [1, 2]
+    assert other.run("run-1") is not None
+
+
+def test_a_run_given_back_is_free_at_once(store: Store, other: Store) -> None:
+    hold = store.hold_run("run-1")
+    store.release_run(hold)
+    taken = other.hold_run("run-1")
+    assert taken.lease.fence > hold.lease.fence
+
+
+def test_who_gave_a_run_back_cannot_write(store: Store, other: Store) -> None:
+    hold = store.hold_run("run-1")
+    store.release_run(hold)
+    (refused,) = store.append([Append(hold, [task("late")])])
+    assert isinstance(refused, FencedError)
+    assert other.entries(hold.run) == []
+
+
+def test_the_same_process_can_take_it_again(store: Store) -> None:
+    first = store.hold_run("run-1")
+    add_tasks(store, first, 2)
+    store.release_run(first)
+    second = store.hold_run("run-1")
+    assert second is not first
+    assert second.lease.fence > first.lease.fence
+    add_tasks(store, second, 1)
+    assert numbers(store.entries(second.run)) == [1, 2, 3]
+
+
+def test_a_run_whose_holder_died_is_free_at_once(stores: Stores, store: Store) -> None:
+    process = stores.process_holding("run-1", tasks=2)
+    before = store.lease("run/run-1")
+    assert before is not None
+    process.kill()
+    hold = store.hold_run("run-1")
+    assert hold.seq == 2
+    assert hold.lease.fence > before.fence
+    add_tasks(store, hold, 1)
+    assert numbers(store.entries(hold.run)) == [1, 2, 3]
+
+
+def test_closing_a_store_frees_what_it_held(store: Store, other: Store) -> None:
+    store.hold_run("run-1")
+    store.hold_run("run-1")
+    store.take_lease("the door")
+    store.close()
+    other.hold_run("run-1")
+    other.take_lease("the door")
+
+
+# --- expiry ------------------------------------------------------------------------------------
+
+
+def test_a_lease_holds_until_it_expires(store: Store, other: Store, clock: ManualClock) -> None:
+    store.hold_run("run-1")
+    clock.advance(LEASE - 0.5)
+    with pytest.raises(RunHeldError):
+        other.hold_run("run-1")
+    clock.advance(1)
+    other.hold_run("run-1")
+
+
+def test_who_was_taken_over_cannot_write(store: Store, other: Store, clock: ManualClock) -> None:
+    hold = store.hold_run("run-1")
+    add_tasks(store, hold, 1)
+    clock.advance(LEASE + 1)
+    taken = other.hold_run("run-1")
+    add_tasks(other, taken, 1)
+    (refused,) = store.append([Append(hold, [task("late")], "failed")])
+    assert isinstance(refused, FencedError)
+    assert refused.run_id == "run-1"
+    assert (refused.fence, refused.current) == (hold.lease.fence, taken.lease.fence)
+    assert refused.fence < refused.current
+    assert tasks(other.entries(hold.run)) == ["1", "2"]
+    record = other.run("run-1")
+    assert record is not None
+    assert record.status == "pending"
+    assert hold.seq == 1
+
+
+def test_who_was_taken_over_is_told_by_whom_when_it_asks_for_the_run_again(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    store.hold_run("run-1")
+    clock.advance(LEASE + 1)
+    taken = other.hold_run("run-1")
+    with pytest.raises(RunHeldError) as caught:
+        store.hold_run("run-1")
+    assert caught.value.since == taken.lease.holder.since
+    other.release_run(taken)
+    add_tasks(store, store.hold_run("run-1"), 1)
+
+
+def test_giving_back_what_was_taken_over_disturbs_nobody(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    hold = store.hold_run("run-1")
+    clock.advance(LEASE + 1)
+    taken = other.hold_run("run-1")
+    store.release_run(hold)
+    add_tasks(other, taken, 1)
+    with pytest.raises(RunHeldError):
+        store.hold_run("run-1")
+
+
+def test_only_the_fenced_append_of_a_batch_is_refused(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    lost, kept, last = (store.hold_run(name) for name in ("lost", "kept", "last"))
+    clock.advance(LEASE + 1)
+    other.hold_run("lost")
+    outcome = store.append(
+        [
+            Append(kept, [task("a")], "running"),
+            Append(lost, [task("b")], "running"),
+            Append(last, [task("c"), task("d")]),
+            Append(lost, [task("e")]),
+            Append(kept, [task("f")]),
+        ]
+    )
+    assert [type(error) for error in outcome] == [
+        type(None),
+        FencedError,
+        type(None),
+        FencedError,
+        type(None),
+    ]
+    assert tasks(other.entries(kept.run)) == ["a", "f"]
+    assert tasks(other.entries(last.run)) == ["c", "d"]
+    assert other.entries(lost.run) == []
+    assert {run.name: run.status for run in other.runs()} == {
+        "lost": "pending",
+        "kept": "running",
+        "last": "pending",
+    }
+
+
+def test_an_expired_lease_that_nobody_took_goes_on(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    hold = store.hold_run("run-1")
+    clock.advance(10 * LEASE)
+    add_tasks(store, hold, 1)
+    assert store.hold_run("run-1") is hold
+    store.renew_leases()
+    with pytest.raises(RunHeldError):
+        other.hold_run("run-1")
+
+
+def test_renewing_keeps_everything_this_store_holds(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    store.hold_run("run-1")
+    store.take_lease("the door", LEASE)
+    for _ in range(4):
+        clock.advance(LEASE - 1)
+        store.renew_leases()
+    with pytest.raises(RunHeldError):
+        other.hold_run("run-1")
+    with pytest.raises(RunHeldError):
+        other.take_lease("the door")
+
+
+def test_renewing_does_not_take_back_what_was_taken_over(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    hold = store.hold_run("run-1")
+    clock.advance(LEASE + 1)
+    taken = other.hold_run("run-1")
+    store.renew_leases()
+    assert store.append([Append(hold, [task("late")])])[0] is not None
+    add_tasks(other, taken, 1)
+    clock.advance(LEASE + 1)  # what was renewed by the wrong one is not renewed
+    store.hold_run("run-1")
+
+
+def test_a_machine_that_slept_did_not_hang(store: Store, other: Store, clock: ManualClock) -> None:
+    store.hold_run("run-1")
+    clock.sleep_machine(100 * LEASE)
+    with pytest.raises(RunHeldError):
+        other.hold_run("run-1")
+
+
+@pytest.mark.parametrize("seconds", [1e6, -1e6])
+def test_a_wall_clock_that_was_set_changes_no_lease(
+    store: Store, other: Store, clock: ManualClock, seconds: float
+) -> None:
+    store.hold_run("run-1")
+    clock.jump(seconds)
+    with pytest.raises(RunHeldError):
+        other.hold_run("run-1")
+
+
+def test_a_reboot_frees_every_lease(store: Store, other: Store, clock: ManualClock) -> None:
+    hold = store.hold_run("run-1")
+    clock.reboot()
+    taken = other.hold_run("run-1")
+    assert taken.lease.fence > hold.lease.fence
+
+
+def test_the_fence_only_grows(stores: Stores, store: Store, clock: ManualClock) -> None:
+    other = stores.open()
+    fences = []
+    for turn in range(4):
+        for taker in (store, other):
+            hold = taker.hold_run("run-1")
+            fences.append(hold.lease.fence)
+            if turn % 2:
+                taker.release_run(hold)
+            else:
+                clock.advance(LEASE + 1)
+    store.purge_run("run-1")
+    fences.append(other.hold_run("run-1").lease.fence)
+    assert fences == sorted(set(fences))
+
+
+# --- leases of any name ------------------------------------------------------------------------
+
+
+def test_a_lease_that_nobody_has_is_none(store: Store) -> None:
+    assert store.lease("the door") is None
+
+
+def test_a_lease_shows_who_has_it(store: Store, other: Store, clock: ManualClock) -> None:
+    taken = store.take_lease("the door", 60)
+    shown = other.lease("the door")
+    assert shown == taken
+    assert shown is not None
+    assert shown.name == "the door"
+    assert (shown.holder.host, shown.holder.pid) == (socket.gethostname(), os.getpid())
+    assert shown.holder.since == clock.now()
+    assert shown.expires == clock.awake_seconds() + 60
+
+
+def test_a_lease_is_exclusive_even_within_a_process(store: Store, other: Store) -> None:
+    store.take_lease("the door", LEASE)
+    for second in (store, other):
+        with pytest.raises(RunHeldError) as caught:
+            second.take_lease("the door")
+        assert caught.value.run_id == "the door"
+
+
+def test_a_lease_given_back_is_free(store: Store, other: Store) -> None:
+    first = store.take_lease("the door", LEASE)
+    store.release_lease(first)
+    assert other.lease("the door") is None
+    assert other.take_lease("the door").fence > first.fence
+
+
+def test_a_lease_lasts_as_long_as_was_asked(store: Store, other: Store, clock: ManualClock) -> None:
+    store.take_lease("the door", 60)
+    clock.advance(59)
+    with pytest.raises(RunHeldError):
+        other.take_lease("the door")
+    clock.advance(2)
+    other.take_lease("the door")
+
+
+def test_giving_back_a_lease_that_was_taken_over_does_nothing(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    first = store.take_lease("the door", 60)
+    clock.advance(61)
+    second = other.take_lease("the door", 60)
+    store.release_lease(first)
+    assert other.lease("the door") == second

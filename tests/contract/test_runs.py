@@ -1,0 +1,163 @@
+"""Runs have names and show themselves in listings."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from maestro_hive.kernel.errors import InvalidIdentifierError, RunHeldError
+from maestro_hive.maestro.state.records import EntryKind
+from maestro_hive.maestro.state.store import Append
+from tests.contract.stores import LEASE, add_tasks, numbers, task, tasks
+
+if TYPE_CHECKING:
+    from maestro_hive.maestro.state.store import Store
+    from maestro_hive.testing import ManualClock
+
+
+def test_a_run_that_nobody_started_is_not_found(store: Store) -> None:
+    assert store.run("run-1") is None
+    assert store.runs() == []
+
+
+def test_holding_a_new_run_creates_it_for_everybody(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    hold = store.hold_run("run-1", "build")
+    record = other.run("run-1")
+    assert record is not None
+    assert (record.id, record.name, record.workflow) == (hold.run, "run-1", "build")
+    assert record.status == "pending"
+    assert record.created_at == record.updated_at == clock.now()
+    assert other.runs() == [record]
+
+
+def test_holding_a_run_again_does_not_make_it_anew(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    store.release_run(store.hold_run("run-1", "build"))
+    before = store.run("run-1")
+    clock.advance(60)
+    other.hold_run("run-1", "something else")
+    assert other.run("run-1") == before
+
+
+def test_runs_are_listed_newest_first(store: Store) -> None:
+    for name in ("b", "c", "a"):
+        store.hold_run(name)
+    assert [run.name for run in store.runs()] == ["a", "c", "b"]
+    assert [run.name for run in store.runs(limit=2)] == ["a", "c"]
+    assert store.runs(limit=0) == []
+
+
+def test_the_status_given_with_entries_is_the_runs_in_listings(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    started = clock.now()
+    hold = store.hold_run("run-1")
+    clock.advance(5)
+    store.append([Append(hold, [task("a")], "running")])
+    record = other.run("run-1")
+    assert record is not None
+    assert record.status == "running"
+    assert record.created_at == started
+    assert record.updated_at == started + timedelta(seconds=5)
+    store.append([Append(hold, [task("b")])])
+    assert other.run("run-1") == record
+
+
+def test_a_status_may_come_without_entries(store: Store) -> None:
+    hold = store.hold_run("run-1")
+    store.append([Append(hold, [], "success")])
+    assert [run.status for run in store.runs()] == ["success"]
+    assert hold.seq == 0
+
+
+def test_runs_can_be_listed_by_status(store: Store) -> None:
+    for number in range(6):
+        hold = store.hold_run(f"run-{number}")
+        store.append([Append(hold, [], "failed" if number % 2 else "success")])
+    assert [run.name for run in store.runs("failed")] == ["run-5", "run-3", "run-1"]
+    assert [run.name for run in store.runs("failed", 1)] == ["run-5"]
+    assert store.runs("no such status") == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../x", "a/b", ".hidden", "a b", "a\0b", "-rf", "ü", "x" * 129, "a\n", None, 7]
+)
+def test_a_name_that_is_no_safe_file_name_is_refused(store: Store, name: str) -> None:
+    with pytest.raises(InvalidIdentifierError) as caught:
+        store.hold_run(name)
+    assert caught.value.value == name
+    assert store.runs() == []
+
+
+@pytest.mark.parametrize("name", ["a", "A-1_b.c:d", "x" * 128, "7"])
+def test_a_safe_name_is_taken(store: Store, name: str) -> None:
+    assert store.hold_run(name).name == name
+
+
+# --- purging -----------------------------------------------------------------------------------
+
+
+def test_purging_a_run_that_is_not_there_says_so(store: Store) -> None:
+    assert store.purge_run("run-1") is False
+    assert store.feed() == []
+
+
+def test_a_purged_run_is_forgotten_and_others_are_not(store: Store, other: Store) -> None:
+    gone, kept = store.hold_run("gone"), store.hold_run("kept")
+    add_tasks(store, gone, 3)
+    add_tasks(store, kept, 2)
+    store.release_run(gone)
+    assert other.purge_run("gone") is True
+    for seen_by in (store, other):
+        assert seen_by.run("gone") is None
+        assert [run.name for run in seen_by.runs()] == ["kept"]
+        assert numbers(seen_by.entries(kept.run)) == [1, 2]
+        assert EntryKind.TASK_COMPLETED not in [e.kind for e in seen_by.entries(gone.run)]
+        assert gone.run not in [e.run for e in seen_by.feed() if e.kind != EntryKind.PURGED]
+
+
+def test_a_run_of_a_purged_name_starts_anew(store: Store) -> None:
+    old = store.hold_run("run-1", "first")
+    add_tasks(store, old, 3)
+    store.append([Append(old, [], "failed")])
+    store.release_run(old)
+    store.purge_run("run-1")
+    new = store.hold_run("run-1", "second")
+    assert new.seq == 0
+    assert new.run != old.run
+    store.append([Append(new, [task("new")])])
+    assert tasks(store.entries(new.run)) == ["new"]
+    assert numbers(store.entries(new.run)) == [1]
+    record = store.run("run-1")
+    assert record is not None
+    assert (record.workflow, record.status) == ("second", "pending")
+
+
+def test_a_held_run_is_not_purged(store: Store, other: Store) -> None:
+    hold = store.hold_run("run-1")
+    add_tasks(store, hold, 2)
+    for purger in (other, store):
+        with pytest.raises(RunHeldError):
+            purger.purge_run("run-1")
+    add_tasks(store, hold, 1)
+    assert numbers(store.entries(hold.run)) == [1, 2, 3]
+
+
+def test_who_was_purged_while_it_hung_cannot_write(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    hold = store.hold_run("run-1")
+    add_tasks(store, hold, 2)
+    clock.advance(LEASE + 1)
+    assert other.purge_run("run-1")
+    (refused,) = store.append([Append(hold, [task("late")], "success")])
+    assert refused is not None
+    assert other.run("run-1") is None
+    again = store.hold_run("run-1")
+    assert (again.run != hold.run, again.seq) == (True, 0)
+    add_tasks(store, again, 1)

@@ -1,0 +1,854 @@
+"""Values as canonical JSON: what goes in comes out, or an error names the place."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import contextlib
+import dataclasses
+import enum
+import inspect
+import json
+import math
+import subprocess
+import sys
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import InitVar, dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import MagicMock
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import pydantic
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from maestro_hive.kernel.errors import DecodeError, EncodeError
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.codec import MAX_DEPTH, decode, encode
+
+if TYPE_CHECKING:
+    import random
+
+QUICK = settings(max_examples=150, deadline=None)
+
+
+# --- values of every kind -----------------------------------------------------------------------
+
+
+class Color(enum.Enum):
+    RED = 1
+    GREEN = "green"
+    ALSO_RED = 1  # noqa: PIE796 - an alias
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Word(enum.StrEnum):
+    YES = "yes"
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+@dataclass
+class Plain:
+    name: str
+    parts: list[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    when: datetime
+    inner: Plain | None = None
+
+
+@dataclass
+class Derived:
+    """Computes a field, and changes one that it is given."""
+
+    a: int
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = self.a * 2
+        self.a += 1
+
+
+@dataclass
+class Grown:
+    """As of today; older records lack what has a default."""
+
+    name: str
+    added: list[int] = field(default_factory=lambda: [7])
+    also: int = 5
+
+
+@dataclass
+class Stubborn:
+    """Refuses some values."""
+
+    age: int
+
+    def __post_init__(self) -> None:
+        if self.age < 0:
+            raise ValueError("an age is not negative")
+
+
+@dataclass
+class NeedsMore:
+    name: str
+    extra: InitVar[int]
+
+    def __post_init__(self, extra: int) -> None:
+        self.name += str(extra)
+
+
+@dataclass
+class Chain:
+    inner: Any = None
+
+
+class Outer:
+    @dataclass
+    class Inner:
+        x: int
+
+    class Kind(enum.Enum):
+        A = 1
+
+
+class Point(NamedTuple):
+    x: float
+    label: Any = None
+
+
+class Model(pydantic.BaseModel):
+    name: str
+    when: datetime | None = None
+    parts: list[int] = []
+    inner: Model | None = None
+
+
+class Aliased(pydantic.BaseModel):
+    user_name: str = pydantic.Field(alias="userName")
+
+
+class Loose(pydantic.BaseModel):
+    anything: Any
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Number(int):
+    pass
+
+
+class Many(list[int]):
+    pass
+
+
+class Lookup(dict[str, int]):
+    pass
+
+
+class Pair(tuple[int, int]):
+    __slots__ = ()
+
+
+class Place(type(Path())):  # type: ignore[misc]
+    pass
+
+
+class Elsewhere(tzinfo):
+    def utcoffset(self, _when: datetime | None) -> timedelta:
+        return timedelta(hours=1)
+
+    dst = utcoffset
+
+    def tzname(self, _when: datetime | None) -> str:
+        return "elsewhere"
+
+
+class NotAnything:
+    def __init__(self, **_facts: Any) -> None:
+        raise AssertionError("must never be made")
+
+
+Misnamed = collections.namedtuple("AnotherName", "x y")  # type: ignore[name-match]  # noqa: PYI024
+BERLIN = ZoneInfo("Europe/Berlin")
+
+VALUES: dict[str, Any] = {
+    "none": None,
+    "true": True,
+    "false": False,
+    "zero": 0,
+    "a large int": 2**200,
+    "a negative int": -(10**30),
+    "a whole float": 1.0,
+    "minus zero": -0.0,
+    "the smallest float": 5e-324,
+    "the largest float": sys.float_info.max,
+    "text": 'grün 🐝 \x00\x1f\u2028 "\\/',
+    "no text": "",
+    "list": [1, [2, [3, []]], {}],
+    "dict": {"": 0, "a b": 1, "ü": 2, "a": {"b": {}}},
+    "dict with the tag": {"$": "datetime", "v": "2030-01-01"},
+    "dict with only the tag": {"$": None},
+    "dict with int keys": {1: "a", 2: "b", -3: "c"},
+    "dict with mixed keys": {1: "a", "1": "b", None: "c", 1.5: "d", (1, "x"): "e"},
+    "dict with enum keys": {Level.LOW: 1, Word.YES: 2, Color.RED: 3},
+    "dict with date keys": {date(2030, 1, 1): {date(2030, 1, 2): []}},
+    "tuple": (1, (2, ()), [3]),
+    "set": {1, "a", None, (1, 2), frozenset({3})},
+    "empty set": set(),
+    "frozenset": frozenset({1.5, "x"}),
+    "bytes": bytes(range(256)),
+    "no bytes": b"",
+    "bytearray": bytearray(b"\x00\xff"),
+    "naive datetime": datetime(2030, 1, 2, 3, 4, 5, 678901),  # noqa: DTZ001
+    "utc datetime": datetime(2030, 1, 2, tzinfo=UTC),
+    "datetime with an offset": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5, minutes=45))),
+    "datetime with an odd offset": datetime(
+        9999, 12, 31, 23, 59, 59, 999999, timezone(-timedelta(hours=3, seconds=7, microseconds=9))
+    ),
+    "zoned datetime": datetime(2030, 7, 1, 12, tzinfo=BERLIN),
+    "zoned datetime in the gap": datetime(2030, 3, 31, 2, 30, tzinfo=BERLIN),
+    "date": date(2030, 2, 28),
+    "time": time(23, 59, 59, 999999),
+    "time with an offset": time(1, 2, tzinfo=timezone(timedelta(hours=-3))),
+    "timedelta": timedelta(days=3, seconds=7, microseconds=11),
+    "negative timedelta": -timedelta(microseconds=1),
+    "largest timedelta": timedelta.max,
+    "decimal": Decimal("1.10"),
+    "decimal exponent": Decimal("-1E+999"),
+    "decimal infinity": Decimal("-Infinity"),
+    "uuid": UUID("12345678-1234-5678-1234-567812345678"),
+    "path": Path("/a/../b c/ü"),
+    "relative path": Path("x"),
+    "empty path": Path(),
+    "enum": Color.GREEN,
+    "enum alias": Color.ALSO_RED,
+    "int enum": Level.HIGH,
+    "str enum": Word.YES,
+    "one flag": Access.READ,
+    "nested enum": Outer.Kind.A,
+    "dataclass": Plain("a", [1, (2,), Plain("b", [])]),
+    "frozen dataclass": Frozen(when=datetime(2030, 1, 1, tzinfo=UTC), inner=Plain("c", [])),
+    "dataclass with a computed field": Derived(3),
+    "nested dataclass": Outer.Inner(4),
+    "namedtuple": Point(1.5, {"deep": Point(2)}),
+    "model": Model(name="a", when=datetime(2030, 1, 1, tzinfo=UTC), parts=[1, 2]),
+    "model in a model": Model(name="a", inner=Model(name="$", parts=[])),
+    "model with an alias": Aliased(userName="a"),
+    "all together": {"a": [(Point(1, {Color.RED}),)], "$": {"$": {1: {"$": Path("p")}}}},
+}
+
+
+def same(one: Any, two: Any) -> bool:  # noqa: PLR0911 - one per kind
+    """Equal, and of the same type all the way down."""
+    if type(one) is not type(two) or one != two:
+        return False
+    if isinstance(one, dict):
+        keys = sorted(one, key=repr), sorted(two, key=repr)
+        return all(map(same, *keys)) and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return all(map(same, one, two))
+    if dataclasses.is_dataclass(one):
+        return all(
+            same(getattr(one, each.name), getattr(two, each.name))
+            for each in dataclasses.fields(one)
+        )
+    if isinstance(one, float):
+        return math.copysign(1, one) == math.copysign(1, two)
+    if isinstance(one, datetime | time):
+        return (one.fold, one.tzinfo) == (two.fold, two.tzinfo)
+    return True
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_a_value_comes_back_equal_and_of_the_same_type(value: Any) -> None:
+    data, sha256 = encode(value)
+    assert same(decode(data), value)
+    assert encode(decode(data)) == (data, sha256)
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_what_is_written_is_json_in_canonical_form(value: Any) -> None:
+    data = encode(value).data
+    canonical = json.dumps(
+        json.loads(data), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
+    assert data == canonical.encode()
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_the_hour_that_comes_twice_comes_back_as_the_one_it_was(fold: int) -> None:
+    for value in (
+        datetime(2030, 10, 27, 2, 30, tzinfo=BERLIN, fold=fold),
+        datetime(2030, 10, 27, 2, 30, fold=fold),  # noqa: DTZ001
+        time(2, 30, fold=fold),
+    ):
+        assert decode(encode(value).data).fold == fold
+    zoned = datetime(2030, 10, 27, 2, 30, tzinfo=BERLIN, fold=fold)
+    back = decode(encode(zoned).data)
+    assert back.utcoffset() == zoned.utcoffset() == timedelta(hours=2 - fold)
+    assert back.tzinfo is BERLIN
+
+
+@pytest.mark.parametrize("text", ["NaN", "-NaN", "sNaN123"])
+def test_a_decimal_that_is_no_number_comes_back(text: str) -> None:
+    assert str(decode(encode(Decimal(text)).data)) == text
+
+
+def test_the_digest_is_the_sha256_of_the_bytes() -> None:
+    encoded = encode({"a": 1})
+    assert encoded.data == b'{"a":1}'
+    assert encoded.hexdigest == "015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862"
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.binary()
+    | st.datetimes(timezones=st.none() | st.just(UTC) | st.timezones())
+    | st.dates()
+    | st.times()
+    | st.timedeltas()
+    | st.decimals(allow_nan=False)
+    | st.uuids()
+    | st.sampled_from([*Color, *Level, Access.WRITE])
+    | st.builds(Path, st.text("ab/.", max_size=6))
+)
+HASHABLE = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.tuples(inner, inner) | st.frozensets(inner, max_size=3) | st.builds(Point, inner, inner)
+    ),
+    max_leaves=4,
+)
+TYPED = st.recursive(
+    HASHABLE,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.sets(HASHABLE, max_size=3)
+        | st.dictionaries(HASHABLE | st.just("$"), inner, max_size=3)
+        | st.builds(Plain, st.text("ab"), st.lists(inner, max_size=2))
+        | st.builds(Point, inner, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@QUICK
+@given(PLAIN)
+def test_plain_data_comes_back(value: Any) -> None:
+    data = encode(value).data
+    assert same(decode(data), value)
+    assert json.loads(data) == value or "$" in data.decode()
+
+
+@QUICK
+@given(TYPED)
+def test_typed_data_comes_back(value: Any) -> None:
+    data = encode(value).data
+    assert same(decode(data), value)
+    assert encode(decode(data)).data == data
+
+
+def shuffled(value: Any, order: random.Random) -> Any:
+    """The same value, built in another order."""
+    if isinstance(value, dict):
+        items = [(key, shuffled(item, order)) for key, item in value.items()]
+        order.shuffle(items)
+        return dict(items)
+    if isinstance(value, list):
+        return [shuffled(item, order) for item in value]
+    if isinstance(value, set):
+        items = list(value)
+        order.shuffle(items)
+        return set(items)
+    return value
+
+
+@QUICK
+@given(TYPED, st.randoms(use_true_random=False))
+def test_the_same_value_gives_the_same_bytes_in_whatever_order_it_was_built(
+    value: Any, order: random.Random
+) -> None:
+    assert encode(shuffled(value, order)).data == encode(value).data
+
+
+def test_sets_give_the_same_bytes_in_every_process() -> None:
+    code = (
+        "from maestro_hive.maestro.state.codec import encode;"
+        "print(encode([set('abcdefgh'), {(str(n), n): n for n in range(9)}]).hexdigest)"
+    )
+    digests = {
+        subprocess.check_output(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, text=True
+        )
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+# --- classes that change ------------------------------------------------------------------------
+
+
+def as_stored(kind: type, facts: dict[str, Any], tag: str = "dataclass") -> bytes:
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return codec.dump_canonical({"$": tag, "t": name, "v": facts})
+
+
+def test_a_field_with_a_default_may_be_added_later() -> None:
+    assert decode(as_stored(Grown, {"name": "a"})) == Grown("a", [7], 5)
+    assert decode(as_stored(Point, {"x": 1}, "namedtuple")) == Point(1, None)
+    assert decode(as_stored(Model, {"name": "a"}, "model")) == Model(name="a")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        as_stored(Plain, {"name": "a"}),
+        as_stored(Plain, {"name": "a", "parts": [], "gone": 1}),
+        as_stored(Point, {}, "namedtuple"),
+        as_stored(Point, {"x": 1, "gone": 2}, "namedtuple"),
+        as_stored(Model, {}, "model"),
+        as_stored(Stubborn, {"age": -1}),
+    ],
+)
+def test_a_class_that_changed_otherwise_is_an_error(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode(data)
+
+
+# --- what has no form ---------------------------------------------------------------------------
+
+
+def cycle() -> list[Any]:
+    made: list[Any] = []
+    made.append({"again": made})
+    return made
+
+
+def local_class() -> Any:
+    @dataclass
+    class Local:
+        x: int
+
+    return Local(1)
+
+
+def local_enum() -> Any:
+    class Here(enum.Enum):
+        A = 1
+
+    return Here.A
+
+
+NO_FORM: dict[str, Any] = {
+    "nan": math.nan,
+    "infinity": math.inf,
+    "minus infinity": -math.inf,
+    "half a surrogate pair": "\ud800",
+    "a path of undecodable bytes": Path("a\udcff"),
+    "an int of 5,000 digits": 10**5000,
+    "an object": object(),
+    "a module": json,
+    "a function": encode,
+    "a class": int,
+    "a class that is a dataclass": Plain,
+    "a class that is a dataclass with defaults": Chain,
+    "a class that is a model": Model,
+    "a complex": 1j,
+    "a fraction": Fraction(1, 3),
+    "a generator": (n for n in range(3)),
+    "a memoryview": memoryview(b"a"),
+    "a range": range(3),
+    "an exception": ValueError("x"),
+    "a mock": MagicMock(),
+    "a namespace": SimpleNamespace(a=1),
+    "a deque": deque([1]),
+    "an OrderedDict": OrderedDict(a=1),
+    "a defaultdict": defaultdict(list, a=[1]),
+    "a Counter": collections.Counter("aab"),
+    "a subclass of str": Text("a"),
+    "a subclass of int": Number(1),
+    "a subclass of list": Many([1]),
+    "a subclass of dict": Lookup(a=1),
+    "a subclass of tuple": Pair((1, 2)),
+    "a subclass of Path": Place("a"),
+    "a pure path": PurePosixPath("a"),
+    "a Windows path": PureWindowsPath("a"),
+    "a combination of flags": Access.READ | Access.WRITE,
+    "no flag": Access(0),
+    "a local class": local_class(),
+    "a local enum": local_enum(),
+    "a namedtuple that is found under another name": Misnamed(1, 2),
+    "a dataclass that cannot be made again": NeedsMore("a", 1),
+    "a model whose JSON is of another type": Loose(anything=datetime(2030, 1, 1, tzinfo=UTC)),
+    "a time with a named zone": time(1, tzinfo=BERLIN),
+    "a zone without a name": datetime(2030, 1, 1, tzinfo=Elsewhere()),
+}
+
+
+@pytest.mark.parametrize("value", NO_FORM.values(), ids=NO_FORM)
+def test_a_value_without_a_faithful_form_is_refused_and_its_place_named(value: Any) -> None:
+    for wrapped, place in (
+        (value, "result"),
+        ({"users": [0, 1, 2, {"photo": value}]}, "result.users[3].photo"),
+        ({"a b": (0, value)}, "result['a b'][1]"),
+        (Plain("a", [value]), "result.parts[0]"),
+        (Point(1, value), "result.label"),
+        ({7: value}, "result[7]"),
+    ):
+        with pytest.raises(EncodeError) as caught:
+            encode(wrapped, "result")
+        assert caught.value.path == place
+        assert str(caught.value).startswith(f"{place}: ")
+        assert caught.value.reason
+
+
+@pytest.mark.parametrize(
+    "value", [{"\ud800": 1}, {"a": {"\udfff": [1]}}, {("\ud800",): 1}, {"\ud800"}], ids=ascii
+)
+def test_half_a_surrogate_pair_in_a_key_or_a_set_is_refused(value: Any) -> None:
+    with pytest.raises(EncodeError, match="surrogate"):
+        encode(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{object(): 1}, {object()}, {math.nan: 1}, {10**5000: 1}, {10**5000}],
+    ids=map(str, range(5)),
+)
+def test_a_key_without_a_form_is_refused(value: Any) -> None:
+    with pytest.raises(EncodeError):
+        encode(value)
+
+
+def test_what_contains_itself_is_refused() -> None:
+    with pytest.raises(EncodeError, match="contains itself"):
+        encode(cycle())
+    looped: dict[str, Any] = {}
+    looped["a"] = looped["b"] = looped
+    with pytest.raises(EncodeError, match="contains itself"):
+        encode(looped)
+
+
+WRAPPERS: dict[str, Any] = {
+    "list": lambda inner: [inner],
+    "dict": lambda inner: {"a": inner},
+    "pairs": lambda inner: {1: inner},
+    "tuple": lambda inner: (inner,),
+    "dataclass": Chain,
+    "namedtuple": Point,
+    "frozenset": lambda inner: frozenset({inner}),
+}
+
+
+def nested(wrap: Any, depth: int) -> Any:
+    value: Any = "core"
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_whatever_is_shallow_enough_to_write_can_be_read(wrap: Any) -> None:
+    deepest = nested(wrap, MAX_DEPTH)
+    assert decode(encode(deepest).data) == deepest
+    with pytest.raises(EncodeError, match="nested deeper"):
+        encode(nested(wrap, MAX_DEPTH + 1))
+
+
+def test_no_room_left_on_the_stack_is_an_error_of_ours() -> None:
+    value = nested(WRAPPERS["pairs"], MAX_DEPTH)
+    data = encode(value).data
+    limit = sys.getrecursionlimit()
+    used = len(inspect.stack(0))
+    try:
+        sys.setrecursionlimit(used + 120)
+        with pytest.raises(EncodeError, match="stack"):
+            encode(value)
+        with pytest.raises(DecodeError, match="nested"):
+            decode(data)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+# --- strict reading -----------------------------------------------------------------------------
+
+
+BAD_JSON: dict[str, bytes] = {
+    "nothing": b"",
+    "half": b'{"a":',
+    "more than one": b"1 2",
+    "rubbish behind": b"{}x",
+    "a key twice": b'{"a":1,"b":2,"a":1}',
+    "a key twice deep down": b'[{"a":{"b":1,"b":1}}]',
+    "NaN": b"NaN",
+    "Infinity": b"[Infinity]",
+    "-Infinity": b'{"a":-Infinity}',
+    "too large a float": b"1e999",
+    "too large a negative float": b"[-1e400]",
+    "too long an int": b"1" * 5000,
+    "deep lists": b"[" * 100_000 + b"]" * 100_000,
+    "deep objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "deep and unclosed": b"[" * 1_000_000,
+    "not utf-8": b'"\xff"',
+    "an overlong form": b'"\xc0\x80"',
+    "half a surrogate pair in utf-8": b'"\xed\xa0\x80"',
+    "half a surrogate pair escaped": b'"\\ud800"',
+    "half a surrogate pair escaped in a key": b'{"a":[{"\\uDFFF":1}]}',
+    "utf-16": '{"a":1}'.encode("utf-16"),
+    "a byte order mark": b"\xef\xbb\xbf{}",
+    "single quotes": b"{'a':1}",
+    "a comment": b"/* */ 1",
+    "a comma too many": b"[1,]",
+    "a control character": b'"\x01"',
+    "a leading zero": b"01",
+    "a plus": b"+1",
+}
+
+
+@pytest.mark.parametrize("data", BAD_JSON.values(), ids=BAD_JSON)
+def test_what_is_not_strict_json_is_refused(data: bytes) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode(data, "facts")
+    assert caught.value.path == "facts"
+    with pytest.raises(DecodeError):
+        codec.parse(data, "facts")
+
+
+def test_a_whole_surrogate_pair_may_be_escaped() -> None:
+    assert decode(b'"\\ud83d\\udc1d"') == "🐝"
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 500, 900])
+def test_nesting_that_json_allows_and_we_do_not_is_refused(depth: int) -> None:
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}"), (b'{"$":"tuple","v":[', b"]}")):
+        data = opening * depth + b"1" + closing * depth
+        with pytest.raises(DecodeError):
+            decode(data)
+
+
+HERE = __name__
+BAD_TAGS: dict[str, Any] = {
+    "unknown": {"$": "pickle", "v": "x"},
+    "no name": {"$": None},
+    "a number": {"$": 1},
+    "a list": {"$": ["dict"]},
+    "an object": {"$": {"$": "date", "v": "2030-01-01"}},
+    "no contents": {"$": "date"},
+    "tuple of a text": {"$": "tuple", "v": "abc"},
+    "tuple of an object": {"$": "tuple", "v": {"a": 1}},
+    "tuple of nothing": {"$": "tuple", "v": None},
+    "set of a text": {"$": "set", "v": "abc"},
+    "set of lists": {"$": "set", "v": [[1]]},
+    "frozenset of objects": {"$": "frozenset", "v": [{}]},
+    "dict of texts": {"$": "dict", "v": ["ab"]},
+    "dict of an object": {"$": "dict", "v": {"ab": 1}},
+    "dict of triples": {"$": "dict", "v": [[1, 2, 3]]},
+    "dict with a key twice": {"$": "dict", "v": [[1, 2], [1, 3]]},
+    "dict with a list as key": {"$": "dict", "v": [[[1], 2]]},
+    "bytes that are not base64": {"$": "bytes", "v": "a*b="},
+    "bytes that are a number": {"$": "bytes", "v": 5},
+    "bytes that are not ascii": {"$": "bytes", "v": "ü"},
+    "bytearray of numbers": {"$": "bytearray", "v": [1, 2]},
+    "datetime that is not one": {"$": "datetime", "v": "yesterday"},
+    "datetime as a number": {"$": "datetime", "v": 12},
+    "datetime with a bad fold": {"$": "datetime", "v": "2030-01-01T00:00:00", "fold": 2},
+    "datetime with a text as fold": {"$": "datetime", "v": "2030-01-01T00:00:00", "fold": "1"},
+    "datetime in no zone": {"$": "datetime", "v": "2030-01-01T00:00:00", "zone": "No/Where"},
+    "datetime in a file": {"$": "datetime", "v": "2030-01-01", "zone": "../../../etc/passwd"},
+    "datetime in a folder": {"$": "datetime", "v": "2030-01-01", "zone": "Europe"},
+    "datetime in an endless zone": {"$": "datetime", "v": "2030-01-01", "zone": "a" * 5000},
+    "datetime in a zone with NUL": {"$": "datetime", "v": "2030-01-01", "zone": "a\0b"},
+    "datetime in a numbered zone": {"$": "datetime", "v": "2030-01-01", "zone": 5},
+    "date that is not one": {"$": "date", "v": "2030-02-30"},
+    "time that is not one": {"$": "time", "v": "25:00"},
+    "timedelta of too much": {"$": "timedelta", "v": [10**12, 0, 0]},
+    "timedelta of texts": {"$": "timedelta", "v": "abc"},
+    "timedelta of many": {"$": "timedelta", "v": [1, 2, 3, 4, 5, 6, 7, 8]},
+    "timedelta of weeks": {"$": "timedelta", "v": [0, 0, 0, 0, 0, 0, 7]},
+    "timedelta of fractions": {"$": "timedelta", "v": [0.5, 0, 0]},
+    "decimal that is not one": {"$": "decimal", "v": "x"},
+    "decimal as a float": {"$": "decimal", "v": 1.5},
+    "decimal as a list": {"$": "decimal", "v": [0, [1], 2]},
+    "uuid that is not one": {"$": "uuid", "v": "123"},
+    "uuid as a number": {"$": "uuid", "v": 123},
+    "path as a number": {"$": "path", "v": 1},
+    "path as a list": {"$": "path", "v": ["a"]},
+    "enum without a type": {"$": "enum", "v": "RED"},
+    "enum with a number as type": {"$": "enum", "t": 5, "v": "RED"},
+    "enum without that member": {"$": "enum", "t": f"{HERE}:Color", "v": "BLUE"},
+    "enum with an object as member": {"$": "enum", "t": f"{HERE}:Color", "v": {}},
+    "enum that is a class": {"$": "enum", "t": f"{HERE}:Plain", "v": "RED"},
+    "enum of a type that is gone": {"$": "enum", "t": f"{HERE}:Gone", "v": "RED"},
+    "enum that is a function": {"$": "enum", "t": f"{HERE}:cycle", "v": "RED"},
+    "a dataclass that is none": {"$": "dataclass", "t": f"{HERE}:NotAnything", "v": {}},
+    "a dataclass that is a builtin": {"$": "dataclass", "t": "builtins:list", "v": {}},
+    "a dataclass of a function": {"$": "dataclass", "t": "os:system", "v": {"command": "true"}},
+    "a dataclass without a module": {"$": "dataclass", "t": "Plain", "v": {}},
+    "a dataclass without a name": {"$": "dataclass", "t": f"{HERE}:", "v": {}},
+    "a dataclass with a list": {"$": "dataclass", "t": f"{HERE}:Chain", "v": [1]},
+    "a dataclass with a tag": {"$": "dataclass", "t": f"{HERE}:Chain", "v": {"$": "set", "v": []}},
+    "a dataclass with a bad field": {
+        "$": "dataclass",
+        "t": f"{HERE}:Chain",
+        "v": {"inner": {"$": 1}},
+    },
+    "a named tuple that is none": {"$": "namedtuple", "t": f"{HERE}:Pair", "v": {}},
+    "a named tuple that is a dataclass": {"$": "namedtuple", "t": f"{HERE}:Plain", "v": {}},
+    "a named tuple with a list": {"$": "namedtuple", "t": f"{HERE}:Point", "v": [1, 2]},
+    "a model that is none": {"$": "model", "t": f"{HERE}:NotAnything", "v": {}},
+    "a model that is not valid": {"$": "model", "t": f"{HERE}:Model", "v": {"name": []}},
+    "a model with a list": {"$": "model", "t": f"{HERE}:Model", "v": [1]},
+}
+
+
+@pytest.mark.parametrize("tree", BAD_TAGS.values(), ids=BAD_TAGS)
+def test_a_tag_with_wrong_contents_is_refused_and_its_place_named(tree: Any) -> None:
+    data = json.dumps({"users": [0, {"photo": tree}]}).encode()
+    with pytest.raises(DecodeError) as caught:
+        decode(data, "result")
+    assert caught.value.path.startswith("result.users[1].photo")
+
+
+def test_a_module_is_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trap = tmp_path / "a_trap_for_the_codec.py"
+    trap.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass A: pass\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for tag in ("dataclass", "enum", "namedtuple", "model"):
+        tree: dict[str, Any] = {"$": tag, "t": "a_trap_for_the_codec:A", "v": {}}
+        with pytest.raises(DecodeError, match="a_trap_for_the_codec"):
+            decode(json.dumps(tree).encode())
+    assert not (tmp_path / "sprung").exists()
+    assert "a_trap_for_the_codec" not in sys.modules
+
+
+def test_a_module_that_loads_its_names_late_is_not_asked_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    lazy = ModuleType("a_lazy_module")
+    lazy.__getattr__ = asked.append  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "a_lazy_module", lazy)
+    with pytest.raises(DecodeError):
+        decode(b'{"$":"dataclass","t":"a_lazy_module:Late","v":{}}')
+    assert asked == []
+
+
+@pytest.mark.parametrize("limit", ["encode", "decode"])
+def test_too_large_a_text_is_refused(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("maestro_hive.") and hasattr(module, "MAX_BYTES"):
+            monkeypatch.setattr(module, "MAX_BYTES", 1000)
+    if limit == "encode":
+        with pytest.raises(EncodeError, match="1,001 bytes is over the limit of 1,000"):
+            encode("x" * 999)
+        assert len(encode("x" * 998).data) == 1000
+    else:
+        with pytest.raises(DecodeError, match="1,001 bytes is over the limit of 1,000"):
+            decode(b'"' + b"x" * 999 + b'"')
+
+
+SAMPLES = [encode(value).data for value in VALUES.values()]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(SAMPLES),
+    st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 3), st.binary(max_size=4)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+@example(b'{"$":"datetime","v":"2030-01-01","zone":"Europe"}', [(0.0, 0, b"")])
+def test_no_damaged_text_brings_anything_but_a_value_or_our_error(
+    data: bytes, edits: list[tuple[float, int, bytes]]
+) -> None:
+    for where, cut, put in edits:
+        at = int(where * len(data))
+        data = data[:at] + put + data[at + cut :]
+    try:
+        value = decode(data)
+    except DecodeError:
+        return
+    encode(value)
+
+
+@QUICK
+@given(st.binary(max_size=40))
+def test_no_random_bytes_bring_anything_but_a_value_or_our_error(data: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        decode(data)
+
+
+TAGGED = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.fixed_dictionaries(
+            {
+                "$": st.sampled_from(
+                    [*"dict tuple set bytes datetime date time".split(), "timedelta"]
+                )
+                | st.sampled_from("decimal uuid path enum dataclass namedtuple model".split())
+            },
+            optional={
+                "v": inner | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+                "t": st.sampled_from(
+                    [f"{HERE}:{name}" for name in ("Color", "Plain", "Point", "Model")]
+                )
+                | st.sampled_from(["builtins:int", "sys:modules", "", ":", "json:decoder.x"]),
+                "zone": inner,
+                "fold": inner,
+            },
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(TAGGED)
+def test_no_tree_of_tags_brings_anything_but_a_value_or_our_error(tree: Any) -> None:
+    with contextlib.suppress(DecodeError):
+        codec.revive(tree)
+
+
+def test_bytes_are_written_as_base64() -> None:
+    written = json.loads(encode(b"\x00\xff").data)
+    assert base64.b64decode(written["v"]) == b"\x00\xff"

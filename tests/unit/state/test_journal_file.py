@@ -1,0 +1,437 @@
+"""The file under the journal: failed writes, other writers, private files, shared fsyncs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive.kernel.errors import (
+    CorruptionError,
+    MaestroError,
+    StorageError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreFailedError,
+)
+from maestro_hive.maestro.state.codec import Encoded, encode
+from maestro_hive.maestro.state.records import EntryKind, NewEntry
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.store import Append
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from maestro_hive.maestro.state.store import Hold
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[SqliteStore]:
+    opened = SqliteStore(folder)
+    yield opened
+    opened.close()
+
+
+def save(store: SqliteStore, hold: Hold, value: Any = "x", *, sync: bool = True) -> None:
+    entry = NewEntry(EntryKind.PROGRESS_SAVED, value=encode(value))
+    assert store.append([Append(hold, [entry])], sync=sync) == [None]
+
+
+def one(_before: bytes | None) -> Encoded:
+    return encode(1)
+
+
+# --- failed writes ------------------------------------------------------------------------------
+
+
+def fail_to_sync(_fd: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+WRITES: dict[str, Callable[[SqliteStore, Hold], Any]] = {
+    "append": save,
+    "update_document": lambda store, _: store.update_document("space", "key", one),
+    "delete_documents": lambda store, _: store.delete_documents(),
+    "hold_run": lambda store, _: store.hold_run("run-2"),
+    "release_run": lambda store, hold: store.release_run(hold),
+    "take_lease": lambda store, _: store.take_lease("the door"),
+    "purge_run": lambda store, _: store.purge_run("gone"),
+    "collect": lambda store, _: store.collect(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_failed_fsync_is_a_failed_write_and_the_store_is_done(
+    store: SqliteStore,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[SqliteStore, Hold], Any],
+) -> None:
+    hold = store.hold_run("run-1")
+    store.release_run(store.hold_run("gone"))
+    save(store, hold, "safe")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", fail_to_sync)
+        with pytest.raises(StoreFailedError, match="Input/output error") as caught:
+            write(store, hold)
+    assert "reopen" in str(caught.value)
+    assert not store.usable
+    # The disk works again, and still nothing is accepted: nobody knows what is on it.
+    refused: list[Callable[[], Any]] = [
+        lambda: save(store, hold),
+        lambda: save(store, hold, sync=False),
+        lambda: store.update_document("space", "key", one),
+        lambda: store.hold_run("run-3"),
+        lambda: store.entries(hold.run),
+        store.runs,
+        store.feed,
+        store.documents,
+        store.renew_leases,
+        store.check,
+    ]
+    for call in refused:
+        with pytest.raises(StoreFailedError):
+            call()
+    store.close()
+    again = SqliteStore(folder)
+    taken = again.hold_run("run-1")
+    assert again.load(again.entries(taken.run)[0]) == encode("safe").data
+    save(again, taken, "after")
+    assert again.check() == []
+    again.close()
+
+
+def test_an_append_that_needs_no_sync_does_not_sync(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = store.hold_run("run-1")
+    monkeypatch.setattr(os, "fdatasync", fail_to_sync)
+    save(store, hold, sync=False)
+    assert store.usable
+    with pytest.raises(StoreFailedError):
+        save(store, hold)
+    monkeypatch.undo()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB, really."""
+    point = tmp_path / "small"
+    point.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(point)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small file system")
+    yield point
+    subprocess.run(["umount", "-l", str(point)], check=True)
+
+
+def test_a_full_disk_is_a_failed_write_and_nothing_acknowledged_is_lost(small_disk: Path) -> None:
+    store = SqliteStore(small_disk / "state")
+    hold = store.hold_run("run-1")
+    acknowledged, failure = 0, ""
+    while not failure:
+        try:
+            save(store, hold, f"{acknowledged:05}" * 1000)
+            acknowledged += 1
+        except StoreFailedError as error:
+            failure = str(error)
+    assert "the disk is full" in failure
+    assert acknowledged > 5
+    with pytest.raises(StoreFailedError):
+        save(store, hold, "small")
+    store.close()
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    again = SqliteStore(small_disk / "state")
+    taken = again.hold_run("run-1")
+    values = [again.load(entry) for entry in again.entries(taken.run)]
+    assert values[:acknowledged] == [
+        encode(f"{number:05}" * 1000).data for number in range(acknowledged)
+    ]
+    save(again, taken, "goes on")
+    assert again.check() == []
+    again.close()
+
+
+def test_a_disk_too_full_to_begin_is_an_error_of_ours(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        for _ in range(1000):
+            file.write(bytes(4096))
+    with pytest.raises(MaestroError):
+        SqliteStore(small_disk / "state")
+    filler.unlink()
+    store = SqliteStore(small_disk / "state")
+    save(store, store.hold_run("run-1"))
+    store.close()
+
+
+def test_a_change_that_writes_to_the_store_itself_is_refused_and_harms_nothing(
+    store: SqliteStore,
+) -> None:
+    hold = store.hold_run("run-1")
+    inner: list[Callable[[], Any]] = [
+        lambda: save(store, hold),
+        lambda: store.update_document("space", "other", one),
+        lambda: store.hold_run("run-2"),
+    ]
+    for write in inner:
+
+        def change(_before: bytes | None, write: Callable[[], Any] = write) -> Encoded:
+            write()
+            return encode(1)
+
+        with pytest.raises(StorageError, match="must not write"):
+            store.update_document("space", "key", change)
+    assert store.documents() == []
+    assert store.entries(hold.run) == []
+    save(store, hold)
+    assert store.update_document("space", "key", one) is not None
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+def test_a_changed_page_is_found_when_it_is_read(folder: Path) -> None:
+    store = SqliteStore(folder)
+    hold = store.hold_run("run-1")
+    for number in range(40):
+        save(store, hold, f"{number}" * 400)
+    store.checkpoint()
+    store.close()
+    found = 0
+    pages = (folder / "journal.db").stat().st_size // 4096
+    whole = (folder / "journal.db").read_bytes()
+    for page in range(1, pages, 3):
+        changed = bytearray(whole)
+        changed[page * 4096 + 2000] ^= 0x10
+        (folder / "journal.db").write_bytes(changed)
+        (folder / "journal.db-wal").write_bytes(b"")
+        try:
+            damaged = SqliteStore(folder)
+        except CorruptionError:
+            found += 1
+            continue
+        found += damaged.check() != []
+        damaged.close()
+    assert found == len(range(1, pages, 3))
+
+
+# --- other writers ------------------------------------------------------------------------------
+
+
+def test_who_waits_too_long_for_another_writer_is_told(folder: Path, store: SqliteStore) -> None:
+    other = SqliteStore(folder, busy_seconds=0.1)
+    with store._file.transaction():
+        started = time.monotonic()
+        with pytest.raises(StoreBusyError, match=r"journal\.lock"):
+            other.update_document("space", "key", one)
+        assert time.monotonic() - started < 5
+        assert other.runs() == []  # readers wait for nobody
+        with pytest.raises(StoreBusyError):
+            SqliteStore(folder, busy_seconds=0.1)
+    assert other.update_document("space", "key", one) is not None
+    other.close()
+
+
+def test_a_writer_waits_for_another_and_then_goes_on(folder: Path, store: SqliteStore) -> None:
+    other = SqliteStore(folder)
+    written = threading.Event()
+
+    def write() -> None:
+        other.update_document("space", "key", one)
+        written.set()
+
+    thread = threading.Thread(target=write)
+    with store._file.transaction():
+        thread.start()
+        assert not written.wait(0.1)
+    assert written.wait(10)
+    thread.join()
+    other.close()
+
+
+def test_a_transaction_that_raises_lets_the_next_one_in(folder: Path, store: SqliteStore) -> None:
+    other = SqliteStore(folder, busy_seconds=1)
+    with pytest.raises(ZeroDivisionError), store._file.transaction():
+        raise ZeroDivisionError
+    assert other.update_document("space", "key", one) is not None
+    assert store.update_document("space", "key", one) is not None
+    other.close()
+
+
+# --- shared fsyncs ------------------------------------------------------------------------------
+
+
+def test_commits_that_come_during_an_fsync_share_the_next_one(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = store.hold_run("run-1")
+    syncs: list[int] = []
+    go_on = threading.Event()
+
+    def slowly(fd: int) -> None:
+        syncs.append(fd)
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(os, "fdatasync", slowly)
+    before = store._file._committed
+    threads = [threading.Thread(target=save, args=(store, hold, at)) for at in range(5)]
+    threads[0].start()
+    wait_until(lambda: len(syncs) == 1)
+    for thread in threads[1:]:
+        thread.start()
+    wait_until(lambda: store._file._committed == before + 5)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert len(syncs) == 2
+    assert len(store.entries(hold.run)) == 5
+    monkeypatch.undo()
+
+
+def test_nobody_returns_before_the_fsync_that_covers_it(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = store.hold_run("run-1")
+    go_on, begun = threading.Event(), threading.Event()
+
+    def slowly(_fd: int) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(os, "fdatasync", slowly)
+    thread = threading.Thread(target=save, args=(store, hold))
+    thread.start()
+    assert begun.wait(10)
+    thread.join(0.05)
+    assert thread.is_alive()
+    assert len(store.entries(hold.run)) == 1  # committed, but not acknowledged
+    go_on.set()
+    thread.join()
+    monkeypatch.undo()
+
+
+def test_a_second_thread_does_not_use_the_numbers_of_the_first(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = store.hold_run("run-1")
+    commit = store._file.commit
+    second = threading.Thread(target=save, args=(store, hold, "second"))
+
+    def commit_and_let_the_other_in() -> int:
+        ticket = commit()
+        if not second.ident:
+            second.start()
+            second.join(0.2)  # it has to wait, or it would write the same number
+        return ticket
+
+    monkeypatch.setattr(store._file, "commit", commit_and_let_the_other_in)
+    save(store, hold, "first")
+    second.join()
+    values = [store.load(entry) for entry in store.entries(hold.run)]
+    assert values == [encode("first").data, encode("second").data]
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+# --- private files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o022])
+def test_files_are_private_whatever_the_umask(folder: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        store = SqliteStore(folder / "deeper")
+        save(store, store.hold_run("run-1"), "x" * 5000)
+        store.backup(folder / "copy")
+        modes = {
+            path.relative_to(folder).as_posix(): path.stat().st_mode & 0o777
+            for path in [folder, *folder.rglob("*")]
+        }
+        store.close()
+    finally:
+        os.umask(before)
+    assert {"deeper/journal.db", "deeper/journal.db-wal", "copy/journal.db"} <= modes.keys()
+    for path, mode in modes.items():
+        expected = 0o700 if (folder / path).is_dir() or path == "deeper/holders" else 0o600
+        assert (path, oct(mode)) == (path, oct(expected))
+
+
+def test_a_journal_that_others_may_read_is_made_private(folder: Path) -> None:
+    SqliteStore(folder).close()
+    (folder / "journal.db").chmod(0o644)
+    SqliteStore(folder).close()
+    assert (folder / "journal.db").stat().st_mode & 0o777 == 0o600
+
+
+# --- the whole ----------------------------------------------------------------------------------
+
+
+def test_a_copy_of_a_live_journal_is_whole(folder: Path, tmp_path: Path) -> None:
+    store = SqliteStore(folder)
+    hold = store.hold_run("run-1")
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            save(store, hold, "x" * 2000, sync=False)
+
+    for _ in range(20):
+        save(store, hold)
+    writer = threading.Thread(target=write)
+    writer.start()
+    store.backup(tmp_path / "copy")
+    stop.set()
+    writer.join()
+    store.close()
+    copy = SqliteStore(tmp_path / "copy")
+    assert copy.hold_run("run-1").seq >= 20
+    assert copy.check() == []
+    copy.close()
+
+
+def test_a_copy_goes_to_a_new_folder_only(store: SqliteStore, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").touch()
+    with pytest.raises(StorageError, match="not empty"):
+        store.backup(tmp_path / "full")
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
+
+
+def test_the_log_does_not_grow_for_ever(folder: Path) -> None:
+    store = SqliteStore(folder)
+    hold = store.hold_run("run-1")
+    for _ in range(30):
+        entries = [NewEntry(EntryKind.PROGRESS_SAVED, value=encode("x" * 900))] * 300
+        store.append([Append(hold, entries)], sync=False)
+        store.checkpoint()
+    assert (folder / "journal.db-wal").stat().st_size < 3_000_000
+    assert (folder / "journal.db").stat().st_size > 8_000_000
+    assert len(store.entries(hold.run)) == 9000
+    store.close()
+
+
+def test_after_closing_everything_says_so(folder: Path) -> None:
+    store = SqliteStore(folder)
+    store.close()
+    assert not store.usable
+    for call in (store.checkpoint, store.runs, store.renew_leases):
+        with pytest.raises(StoreClosedError):
+            call()

@@ -1,0 +1,283 @@
+"""Appends from an event loop: one transaction for all that come in one tick."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive.kernel.errors import FencedError, StoreFailedError
+from maestro_hive.maestro.state.codec import encode
+from maestro_hive.maestro.state.recorder import Recorder
+from maestro_hive.maestro.state.records import EntryKind, NewEntry
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.testing import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from maestro_hive.maestro.state.store import Hold
+
+LEASE = 3000.0
+
+
+class Counted(SqliteStore):
+    """A store that counts its transactions of entries, and whose disk can be said to be slow."""
+
+    slow = False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, clock=ManualClock(), lease_seconds=LEASE)
+        self.batches: list[int] = []
+        self.threads: set[int] = set()
+
+    def append(self, appends: Any, *, sync: bool = True) -> Any:
+        self.batches.append(len(appends))
+        self.threads.add(threading.get_ident())
+        return super().append(appends, sync=sync)
+
+    def quick(self) -> bool:
+        return not self.slow
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Counted]:
+    opened = Counted(tmp_path / "state")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=[False, True], ids=["quick disk", "slow disk"])
+def either(request: pytest.FixtureRequest, store: Counted) -> Counted:
+    store.slow = request.param
+    return store
+
+
+def saved(value: Any) -> list[NewEntry]:
+    return [NewEntry(EntryKind.PROGRESS_SAVED, value=encode(value))]
+
+
+def values(store: SqliteStore, hold: Hold) -> list[bytes | None]:
+    return [store.load(entry) for entry in store.entries(hold.run)]
+
+
+@asynccontextmanager
+async def no_hidden_errors() -> AsyncIterator[None]:
+    """Fail if the loop was left with an error that nobody got."""
+    hidden: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: hidden.append(context))
+    yield
+    assert hidden == []
+
+
+def test_many_tasks_in_one_tick_are_one_transaction(either: Counted) -> None:
+    hold = either.hold_run("run-1")
+
+    async def work() -> None:
+        recorder = Recorder(either)
+        await asyncio.gather(*(recorder.append(hold, saved(number)) for number in range(100)))
+
+    asyncio.run(work())
+    assert either.batches == [100]
+    assert values(either, hold) == [encode(number).data for number in range(100)]
+
+
+def test_what_was_awaited_can_be_read_by_others(either: Counted, tmp_path: Path) -> None:
+    other = SqliteStore(tmp_path / "state")
+    hold = either.hold_run("run-1")
+
+    async def work() -> None:
+        recorder = Recorder(either)
+        for number in range(1, 6):
+            await recorder.append(hold, saved(number), status=f"after {number}")
+            assert len(other.entries(hold.run)) == number
+            assert [run.status for run in other.runs()] == [f"after {number}"]
+
+    asyncio.run(work())
+    other.close()
+
+
+def test_order_is_kept_also_between_what_is_synced_and_what_is_not(either: Counted) -> None:
+    hold = either.hold_run("run-1")
+
+    async def work() -> None:
+        recorder = Recorder(either)
+        done = []
+        for number in range(60):
+            done.append(recorder.append(hold, saved(number), sync=number % 3 == 0))
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+            if number % 11 == 0:
+                await done[-1]
+        await asyncio.gather(*done)
+
+    asyncio.run(work())
+    assert values(either, hold) == [encode(number).data for number in range(60)]
+
+
+def test_a_fenced_append_fails_alone(either: Counted, tmp_path: Path) -> None:
+    lost, kept = either.hold_run("lost"), either.hold_run("kept")
+    clock = either.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(LEASE + 1)
+    other = SqliteStore(tmp_path / "state", clock=clock)
+    other.hold_run("lost")
+
+    async def work() -> list[BaseException | None]:
+        recorder = Recorder(either)
+        async with no_hidden_errors():
+            waiting = [recorder.append(hold, saved(hold.name)) for hold in (kept, lost, kept)]
+            return await asyncio.gather(*waiting, return_exceptions=True)
+
+    first, second, third = asyncio.run(work())
+    assert first is None
+    assert isinstance(second, FencedError)
+    assert third is None
+    assert values(either, kept) == [b'"kept"', b'"kept"']
+    assert values(either, lost) == []
+    other.close()
+
+
+def test_a_failure_of_the_store_reaches_everybody(
+    either: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = either.hold_run("run-1")
+
+    def fail(_fd: int) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    async def work() -> list[BaseException | None]:
+        recorder = Recorder(either)
+        async with no_hidden_errors():
+            first = await asyncio.gather(
+                *(recorder.append(hold, saved(number)) for number in range(3)),
+                return_exceptions=True,
+            )
+            later = [recorder.append(hold, saved(4))]
+            return first + await asyncio.gather(*later, return_exceptions=True)
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    outcomes = asyncio.run(work())
+    monkeypatch.undo()
+    assert [type(outcome) for outcome in outcomes] == [StoreFailedError] * 4
+
+
+def test_entries_that_cannot_be_read_fail_their_caller_and_nobody_hangs(either: Counted) -> None:
+    hold = either.hold_run("run-1")
+
+    def trouble() -> Iterator[NewEntry]:
+        yield saved("half")[0]
+        raise ZeroDivisionError
+
+    async def work() -> None:
+        recorder = Recorder(either)
+        good = recorder.append(hold, saved("good"))
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(recorder.append(hold, trouble()), 5)
+        await asyncio.wait_for(good, 5)
+        await asyncio.wait_for(recorder.append(hold, saved("after")), 5)
+
+    asyncio.run(work())
+    assert values(either, hold) == [b'"good"', b'"after"']
+
+
+def test_an_error_that_nobody_foresaw_reaches_everybody(
+    either: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = either.hold_run("run-1")
+
+    def broken(*_args: Any, **_more: Any) -> Any:
+        raise ZeroDivisionError
+
+    async def work() -> list[BaseException | None]:
+        recorder = Recorder(either)
+        with monkeypatch.context() as patched:
+            patched.setattr(either, "append", broken)
+            waiting = [recorder.append(hold, saved(number)) for number in range(3)]
+            outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+        await recorder.append(hold, saved("after"))
+        return outcomes
+
+    outcomes = asyncio.run(work())
+    assert [type(outcome) for outcome in outcomes] == [ZeroDivisionError] * 3
+    assert values(either, hold) == [b'"after"']
+
+
+def test_who_stops_waiting_disturbs_nobody(either: Counted) -> None:
+    hold = either.hold_run("run-1")
+
+    async def work() -> None:
+        recorder = Recorder(either)
+        async with no_hidden_errors():
+
+            async def record(number: int) -> None:
+                await recorder.append(hold, saved(number))
+
+            tasks = [asyncio.create_task(record(number)) for number in range(5)]
+            await asyncio.sleep(0)
+            tasks[1].cancel()
+            tasks[3].cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        cancelled = [isinstance(outcome, asyncio.CancelledError) for outcome in outcomes]
+        assert cancelled == [False, True, False, True, False]
+        await recorder.append(hold, saved(5))
+
+    asyncio.run(work())
+    # What was handed over stands, waited for or not.
+    assert values(either, hold) == [encode(number).data for number in range(6)]
+
+
+def test_a_slow_disk_is_left_to_a_thread_and_the_loop_goes_on(
+    store: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = store.hold_run("run-1")
+    store.slow = True
+    go_on, syncing = threading.Event(), threading.Event()
+    real = os.fdatasync
+
+    def slowly(fd: int) -> None:
+        syncing.set()
+        assert go_on.wait(10)
+        real(fd)
+
+    async def work() -> int:
+        recorder = Recorder(store)
+        first = recorder.append(hold, saved(0))
+        ticks = 0
+        await asyncio.to_thread(syncing.wait, 10)
+        later = []
+        for number in range(1, 11):  # while the first one is being written
+            later.append(recorder.append(hold, saved(number)))
+            await asyncio.sleep(0)
+            ticks += 1
+        assert not first.done()
+        go_on.set()
+        await asyncio.gather(first, *later)
+        return ticks
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", slowly)
+        assert asyncio.run(work()) == 10
+    assert store.batches == [1, 10]
+    assert threading.get_ident() not in store.threads
+    assert values(store, hold) == [encode(number).data for number in range(11)]
+
+
+def test_a_quick_disk_needs_no_thread(store: Counted) -> None:
+    hold = store.hold_run("run-1")
+
+    async def work() -> None:
+        recorder = Recorder(store)
+        for number in range(5):
+            await recorder.append(hold, saved(number))
+
+    before = threading.active_count()
+    asyncio.run(work())
+    assert store.threads == {threading.get_ident()}
+    assert threading.active_count() == before

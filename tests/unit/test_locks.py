@@ -1,0 +1,310 @@
+"""A lock that ends with its process, however that ends, and that no fork carries away."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from maestro_hive.kernel.errors import FolderError, StoreClosedError
+from maestro_hive.kernel.files import FileLock, is_locked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+HOLD = """
+import os, subprocess, sys
+from pathlib import Path
+from maestro_hive.kernel.files import FileLock
+lock = FileLock(Path(sys.argv[1]))
+assert lock.try_acquire()
+lock.write(b"held")
+"""
+#: Processes wait at their input, so that all of them end when the test lets go of it.
+WAIT = """
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def running(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
+    """Run ``code`` in a process of its own until the block ends; wait for its first line."""
+    command = [sys.executable, "-c", code, *map(str, args)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.lock"
+
+
+@contextmanager
+def held(path: Path) -> Iterator[FileLock]:
+    lock = FileLock(path)
+    try:
+        yield lock
+    finally:
+        lock.close()
+
+
+# --- one holder ------------------------------------------------------------------------------
+
+
+def test_only_one_has_it(path: Path) -> None:
+    with held(path) as first, held(path) as second:
+        assert first.try_acquire()
+        assert not second.try_acquire()
+        assert is_locked(path)
+        first.release()
+        assert not is_locked(path)
+        assert second.try_acquire()
+        assert not first.try_acquire()
+
+
+def test_taking_it_twice_is_having_it_once(path: Path) -> None:
+    with held(path) as lock, held(path) as other:
+        assert lock.try_acquire()
+        assert lock.try_acquire()
+        lock.release()
+        assert other.try_acquire()
+
+
+def test_a_closed_lock_is_free_and_closing_twice_is_no_error(path: Path) -> None:
+    lock = FileLock(path)
+    assert lock.try_acquire()
+    lock.close()
+    lock.close()
+    assert not is_locked(path)
+
+
+def test_a_forgotten_lock_is_free(path: Path) -> None:
+    """Nobody can release it any more, so it must not stay held as long as the process lives."""
+    lock = FileLock(path)
+    assert lock.try_acquire()
+    del lock
+    gc.collect()
+    assert not is_locked(path)
+
+
+@pytest.mark.parametrize("use", ["try_acquire", "share", "release"])
+def test_a_closed_lock_says_that_it_is_closed(path: Path, use: str) -> None:
+    lock = FileLock(path)
+    lock.close()
+    with pytest.raises(StoreClosedError, match="closed"):
+        getattr(lock, use)()
+
+
+def test_a_shared_lock_keeps_out_who_wants_it_alone_and_is_not_called_locked(path: Path) -> None:
+    with held(path) as first, held(path) as second, held(path) as third:
+        assert first.try_acquire()
+        first.share()
+        second.share()
+        assert not third.try_acquire()
+        assert not is_locked(path)
+        first.release()
+        second.release()
+        assert third.try_acquire()
+
+
+def test_waiting_ends_when_the_lock_is_free(path: Path) -> None:
+    with held(path) as lock, running(HOLD + WAIT, path) as holder:
+        started = time.monotonic()
+        assert not lock.acquire(0.05)
+        assert time.monotonic() - started >= 0.05
+        holder.kill()
+        assert lock.acquire(10)
+
+
+def test_waiting_for_a_free_lock_takes_no_time(path: Path) -> None:
+    with held(path) as lock:
+        assert lock.acquire(0)
+
+
+# --- the file --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_a_lock_file_is_private(path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        FileLock(path).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_the_holder_says_replaces_what_the_last_one_said(path: Path) -> None:
+    with held(path) as lock:
+        lock.write(b"a longer text about the first")
+        lock.write(b"second")
+    assert path.read_bytes() == b"second"
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_link(path: Path) -> None:
+    path.with_name("victim").write_text("theirs")
+    path.symlink_to("victim")
+
+
+def a_link_to_nowhere(path: Path) -> None:
+    path.symlink_to("victim")
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("thing", [a_folder, a_link, a_link_to_nowhere, a_pipe])
+def test_what_is_no_regular_file_is_no_lock(path: Path, thing: Callable[[Path], None]) -> None:
+    thing(path)
+    before = sorted(path.parent.iterdir())
+    with pytest.raises(FolderError) as caught:
+        FileLock(path)
+    assert caught.value.path == path
+    assert sorted(path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("thing", [a_folder, a_link, a_link_to_nowhere, a_pipe])
+def test_what_is_no_regular_file_is_not_locked_and_nobody_waits_for_it(
+    path: Path, thing: Callable[[Path], None]
+) -> None:
+    thing(path)
+    assert not is_locked(path)
+
+
+def test_a_lock_that_cannot_be_made_is_a_folder_error(tmp_path: Path) -> None:
+    with pytest.raises(FolderError):
+        FileLock(tmp_path / "missing" / "run.lock")
+
+
+def test_a_missing_lock_file_is_not_locked_and_not_made(path: Path) -> None:
+    assert not is_locked(path)
+    assert not path.exists()
+
+
+# --- between processes -----------------------------------------------------------------------
+
+
+def test_another_process_is_kept_out_until_the_holder_is_killed(path: Path) -> None:
+    with held(path) as lock, running(HOLD + WAIT, path) as holder:
+        assert not lock.try_acquire()
+        assert is_locked(path)
+        assert path.read_bytes() == b"held"
+        holder.kill()
+        holder.wait()
+        assert not is_locked(path)
+        assert lock.try_acquire()
+
+
+def test_a_stopped_holder_keeps_it_and_nobody_waits_for_ever(path: Path) -> None:
+    with held(path) as lock, running(HOLD + WAIT, path) as holder:
+        holder.send_signal(signal.SIGSTOP)
+        assert not lock.acquire(0.05)
+        assert is_locked(path)
+
+
+def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(path: Path) -> None:
+    child = """
+if os.fork() == 0:
+    print("ready", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+"""
+    with held(path) as lock, running(HOLD + child + "sys.stdin.read()", path) as holder:
+        assert not lock.try_acquire()
+        holder.kill()
+        holder.wait()
+        assert lock.try_acquire()
+
+
+def test_a_child_that_ends_does_not_free_the_lock(path: Path) -> None:
+    child = """
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+"""
+    with held(path) as lock, running(HOLD + child + WAIT, path):
+        assert not lock.try_acquire()
+
+
+def test_a_child_that_releases_does_not_free_the_lock(path: Path) -> None:
+    child = """
+if os.fork() == 0:
+    try:
+        lock.release()
+    except Exception as error:
+        os._exit(0 if type(error).__name__ == "StoreClosedError" else 2)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+"""
+    with held(path) as lock, running(HOLD + child + WAIT, path):
+        assert not lock.try_acquire()
+
+
+def test_a_program_started_by_the_holder_does_not_keep_the_lock(path: Path) -> None:
+    program = "subprocess.Popen(['cat'], close_fds=False)"
+    with held(path) as lock, running(HOLD + program + WAIT, path) as holder:
+        holder.kill()
+        holder.wait()
+        assert lock.try_acquire()
+
+
+PROBE = """
+import sys
+from pathlib import Path
+from maestro_hive.kernel.files import is_locked
+print("ready", flush=True)
+while True:
+    is_locked(Path(sys.argv[1]))
+"""
+
+
+def test_looking_at_a_lock_keeps_nobody_from_acquiring_it(path: Path) -> None:
+    with held(path) as lock, running(PROBE, path):
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            assert lock.acquire(10)
+            lock.release()
+
+
+def add_one(path: Path, times: int) -> None:
+    lock = FileLock(path)
+    counter = path.with_name("counter")
+    for _ in range(times):
+        assert lock.acquire(60)
+        counter.write_text(str(int(counter.read_text()) + 1))
+        lock.release()
+
+
+def test_four_processes_count_together_and_lose_nothing(path: Path) -> None:
+    path.with_name("counter").write_text("0")
+    spawn = multiprocessing.get_context("spawn")
+    workers = [spawn.Process(target=add_one, args=(path, 100)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert path.with_name("counter").read_text() == "400"

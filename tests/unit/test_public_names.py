@@ -1,0 +1,142 @@
+"""The public names are those of docs/reference.md, and importing them late costs nobody anything."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import maestro_hive
+from maestro_hive.cli import cli
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
+LATE = ["apsw", "asyncio", "click", "rich", "jsonschema", "pydantic", "maestro_hive.maestro"]
+
+
+def documented() -> dict[str, list[str]]:
+    """Return the names on the page, by the module that its heading gives."""
+    found: dict[str, list[str]] = {}
+    for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
+        heading, _, rest = section.partition("\n")
+        module = re.fullmatch(r"`([\w.]+)`", heading)
+        if module:
+            found[module[1]] = re.findall(r"^- `(\w+)`: \S", rest, flags=re.MULTILINE)
+    return found
+
+
+def in_a_new_process(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "maestro_hive",
+        "maestro_hive.unified_execution",
+        "maestro_hive.core.state_manager",
+        "maestro_hive.testing",
+    ],
+)
+def test_the_names_a_module_offers_are_the_documented_ones(module: str) -> None:
+    offered = import_module(module).__all__
+    assert sorted(offered) == sorted(documented()[module])
+    assert len(offered) == len(set(offered))
+
+
+@pytest.mark.parametrize(
+    "module", ["maestro_hive.maestro.state.checkpoint", "maestro_hive.kernel.errors"]
+)
+def test_the_classes_of_a_module_are_the_documented_ones(module: str) -> None:
+    classes = [
+        name
+        for name, each in vars(import_module(module)).items()
+        if inspect.isclass(each) and each.__module__ == module and not name.startswith("_")
+    ]
+    assert sorted(classes) == sorted(documented()[module])
+
+
+@pytest.mark.parametrize("module", documented())
+def test_every_documented_name_can_be_imported_and_says_what_it_is(module: str) -> None:
+    home = import_module(module)
+    for name in documented()[module]:
+        found = getattr(home, name)
+        assert isinstance(found, str) or inspect.getdoc(found), name
+
+
+def test_no_module_with_public_names_is_forgotten() -> None:
+    assert list(documented()) == [
+        "maestro_hive",
+        "maestro_hive.unified_execution",
+        "maestro_hive.core.state_manager",
+        "maestro_hive.maestro.state.checkpoint",
+        "maestro_hive.kernel.errors",
+        "maestro_hive.testing",
+    ]
+
+
+def test_the_commands_are_the_documented_ones() -> None:
+    assert sorted(cli.commands) == sorted(re.findall(r"^- `maestro (\w+)`", PAGE, re.MULTILINE))
+
+
+def test_the_same_name_is_the_same_thing_wherever_it_is_imported_from() -> None:
+    once: dict[str, object] = {}
+    for module in (
+        "maestro_hive",
+        "maestro_hive.unified_execution",
+        "maestro_hive.core.state_manager",
+    ):
+        for name in documented()[module]:
+            found = getattr(import_module(module), name)
+            assert once.setdefault(name, found) is found
+
+
+def test_dir_shows_the_public_names_before_they_are_loaded() -> None:
+    code = "import maestro_hive; print(*dir(maestro_hive))"
+    assert in_a_new_process("-c", code).split() == sorted(documented()["maestro_hive"])
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'maestro_hive' has no attribute 'Hivee'"):
+        _ = maestro_hive.Hivee
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = f"import sys, maestro_hive; print(*(set({LATE}) & set(sys.modules)))"
+    assert in_a_new_process("-c", code) == ""
+
+
+def test_the_configuration_and_the_errors_load_no_database() -> None:
+    code = (
+        "import sys\n"
+        "from maestro_hive import ExecutionConfig, MaestroError\n"
+        "import maestro_hive.kernel.files\n"
+        "print(*({'asyncio', 'click', 'rich', 'jsonschema', 'pydantic'} & set(sys.modules)))"
+    )
+    assert in_a_new_process("-c", code) == ""
+
+
+def test_the_module_is_the_command() -> None:
+    version = f"maestro, version {maestro_hive.__version__}"
+    assert in_a_new_process("-m", "maestro_hive", "--version") == version
+
+
+def test_asking_for_the_version_opens_no_database() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['maestro', '--version']\n"
+        "from maestro_hive.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*({'apsw', 'asyncio', 'jsonschema', 'rich'} & set(sys.modules)))"
+    )
+    assert in_a_new_process("-c", code) == f"maestro, version {maestro_hive.__version__}"
+
+
+def test_types_are_shipped() -> None:
+    assert (Path(str(maestro_hive.__file__)).parent / "py.typed").exists()
