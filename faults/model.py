@@ -1,0 +1,57 @@
+"""Row 13: random sequences of everything a store can do, crashes included, beside a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from faults.machine import FolderMachine, MemoryMachine, StoreMachine
+from faults.registry import Outcome, Plan, row
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@row(13, "the model holds", "≥ 2,000 x 50 steps")
+def model(plan: Plan, outcome: Outcome) -> None:
+    """Run the machine over both stores."""
+    length = plan.amount(quick=30, full=50)
+    for machine, examples in (
+        (FolderMachine, plan.amount(quick=60, full=2300)),
+        (MemoryMachine, plan.amount(quick=60, full=2300)),
+    ):
+        plan.say(f"{machine.__name__}: {examples} x {length} steps")
+        machine.done = 0
+        try:
+            run_machine(machine, examples, length, plan.seed)
+        except Exception as error:  # noqa: BLE001 - Hypothesis raises what the store raised
+            outcome.fail(f"{machine.__name__}: {type(error).__name__}: {error}\n{_notes(error)}")
+        outcome.ran.append(f"{machine.__name__}: {examples:,} x {length} steps at most")
+        outcome.measured.append(f"{machine.done:,} steps done")
+
+
+def run_machine(machine: type[StoreMachine], examples: int, length: int, start: int) -> None:
+    """Let Hypothesis run a machine; raises what went wrong, with the steps that lead to it."""
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=length,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+
+    @seed(start)
+    class Seeded(machine):  # type: ignore[misc,valid-type]
+        pass
+
+    Seeded.counter = machine
+    run_state_machine_as_test(Seeded, settings=chosen)
+
+
+def _notes(error: BaseException) -> str:
+    notes: list[Any] = getattr(error, "__notes__", [])
+    return "\n".join(str(note) for note in notes)[-3000:]

@@ -1,0 +1,242 @@
+"""The programs that are killed, starved and cut off: each says aloud what was acknowledged.
+
+``python -m faults.scenarios NAME FOLDER ACKS`` runs one in FOLDER and adds a line to the file ACKS
+(``-`` is standard output) after each operation that returned. Every scenario goes on where it
+finds the folder, so it can be started again after anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.kernel.errors import MaestroError, StoreFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from maestro_hive.maestro.state.sqlite_store import SqliteStore
+    from maestro_hive.maestro.state.store import Hold
+    from maestro_hive.unified_execution.config import ExecutionConfig
+
+STEPS = 20
+#: Said before closing, where an error may stay unsaid: nothing is promised any more.
+CLOSING = "~ closing"
+RUN = "faulted"
+#: How the program ends: all done, an error that is not ours, a store that went on after failing.
+DONE, RAW_ERROR, WENT_ON = 0, 70, 71
+#: Set for a control in which the syncs of our own code are left out.
+LYING = "FAULTS_WITHOUT_SYNCS"
+#: How often a program opens its folder again after an error of ours.
+_OPENINGS = 3
+
+
+def result_of(step: int) -> dict[str, Any]:
+    """Return the result of a step: some fit their row, some grow, some are alone."""
+    return {"step": step, "text": f"{step} " * (step * 61 % 900)}
+
+
+def first(folder: Path) -> Iterator[str]:
+    """Open a folder for the first time."""
+    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415
+
+    store = SqliteStore(folder, busy_seconds=5)
+    yield "opened"
+    with _refusing(store):
+        store.hold_run(RUN)
+        yield "held"
+        yield CLOSING
+        store.close()
+
+
+def steps(folder: Path, run: str = RUN, count: int = STEPS) -> Iterator[str]:
+    """Record steps: begun without a sync, kept with one."""
+    from maestro_hive.maestro.state import codec  # noqa: PLC0415
+    from maestro_hive.maestro.state.records import EntryKind, NewEntry  # noqa: PLC0415
+    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415
+
+    store = SqliteStore(folder, busy_seconds=5)
+    with _refusing(store):
+        hold = store.hold_run(run)
+        known = store.entries(hold.run)
+        done = sum(entry.kind == EntryKind.STEP_KEPT for entry in known)
+        for step in range(done + 1, count + 1):
+            begun = NewEntry(EntryKind.ATTEMPT_BEGUN, step, 1, facts=b'{"name":"work"}')
+            _append(store, hold, begun, sync=False)
+            yield f"{run} begun {step}"
+            value = codec.encode(result_of(step))
+            kept = NewEntry(EntryKind.STEP_KEPT, step, 1, value=value, family="work")
+            _append(store, hold, kept, sync=True)
+            yield f"{run} kept {step}"
+        yield CLOSING
+        store.close()
+
+
+def long(folder: Path, run: str = RUN) -> Iterator[str]:
+    """Record so much that the log is copied into the database and written over again."""
+    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415
+
+    number = 0
+    for number, said in enumerate(steps(folder, run, count=400), start=1):
+        yield said
+        if number % 60 == 0:
+            store = SqliteStore(folder, busy_seconds=5)
+            store.checkpoint()
+            store.close()
+
+
+def begins(folder: Path, run: str = RUN, count: int = 120) -> Iterator[str]:
+    """Begin many attempts and sync none of them, over a log that has been used before."""
+    from maestro_hive.maestro.state.records import EntryKind, NewEntry  # noqa: PLC0415
+    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415
+
+    said = list(steps(folder, run))
+    yield from said
+    store = SqliteStore(folder, busy_seconds=5)
+    store.checkpoint()
+    hold = store.hold_run(run)
+    for step in range(STEPS + 1, count + 1):
+        begun = NewEntry(EntryKind.ATTEMPT_BEGUN, step, 1, facts=b'{"name":"work"}')
+        _append(store, hold, begun, sync=False)
+        yield f"{run} begun {step}"
+
+
+def _append(store: SqliteStore, hold: Hold, entry: Any, *, sync: bool) -> None:
+    from maestro_hive.maestro.state.store import Append  # noqa: PLC0415
+
+    (refused,) = store.append([Append(hold, [entry])], sync=sync)
+    if refused is not None:
+        raise refused
+
+
+def config_in(folder: Path) -> ExecutionConfig:
+    """Return a configuration with both folders inside ``folder``."""
+    from maestro_hive.unified_execution.config import (  # noqa: PLC0415
+        ExecutionConfig,
+        StateConfig,
+    )
+
+    inside = StateConfig(
+        state_dir=str(folder / "state"),
+        checkpoint_dir=str(folder / "checkpoints"),
+        max_checkpoints_per_workflow=3,
+    )
+    return ExecutionConfig(state=inside)
+
+
+def checkpoint(folder: Path, count: int = 5) -> Iterator[str]:
+    """Finish tasks, and write a checkpoint after each."""
+    from maestro_hive.unified_execution.state_persistence import StatePersistence  # noqa: PLC0415
+
+    state = StatePersistence(config_in(folder), RUN)
+    try:
+        for task in range(len(state.state.completed_tasks) + 1, count + 1):
+            state.mark_task_completed(f"task-{task}", {f"made-{task}": result_of(task)})
+            yield f"task {task}"
+            state.checkpoint(f"cp-{task}")
+            yield f"checkpoint {task}"
+        yield CLOSING
+    finally:
+        state.shutdown()
+
+
+def manager(folder: Path, count: int = 10) -> Iterator[str]:
+    """Set and update values, and write them down once."""
+    from maestro_hive.maestro.state.state_manager import StateManager  # noqa: PLC0415
+
+    values = StateManager(persistence_dir=folder, auto_persist=True)
+    try:
+        for number in range(values.get_state("count", default=0) + 1, count + 1):
+            values.set_state(f"key-{number}", result_of(number))
+            yield f"set {number}"
+            values.update_state("count", lambda before: (before or 0) + 1)
+            yield f"counted {number}"
+        values.checkpoint("all-of-it")
+        yield "saved"
+        yield CLOSING
+    finally:
+        values.shutdown()
+
+
+def save(folder: Path, count: int = 6) -> Iterator[str]:
+    """Save the state of a feature again and again."""
+    from maestro_hive.team.state import ExecutionState, TaskState  # noqa: PLC0415
+
+    path = folder / ".mahabharatha" / "state.json"
+    known = ExecutionState.load(path)
+    for level in range(known.current_level + 1 if known else 1, count + 1):
+        state = ExecutionState.create("a feature")
+        state.current_level = level
+        state.tasks = {f"T{n}": TaskState(f"T{n}", error=str(level)) for n in range(30)}
+        state.save(path)
+        yield f"saved {level}"
+
+
+SCENARIOS: dict[str, Callable[[Path], Iterator[str]]] = {
+    "first": first,
+    "steps": steps,
+    "checkpoint": checkpoint,
+    "manager": manager,
+    "save": save,
+    "long": long,
+    "begins": begins,
+    "second": lambda folder: steps(folder, "second"),
+}
+
+
+class WentOnError(Exception):
+    """A store accepted work after a write of it had failed."""
+
+
+@contextmanager
+def _refusing(store: SqliteStore) -> Iterator[None]:
+    """Make sure that a store which failed refuses everything from then on."""
+    try:
+        yield
+    except StoreFailedError:
+        for attempt in (lambda: store.hold_run("another"), store.runs, store.collect):
+            try:
+                attempt()
+            except StoreFailedError:
+                continue
+            raise WentOnError("the store went on after a failed write") from None
+        store.close()
+        raise
+    except MaestroError:
+        store.close()
+        raise
+
+
+def _lie_about_syncs() -> None:
+    """Acknowledge without syncing: a control, to see that the harness notices."""
+    for name in ("fsync", "fdatasync"):
+        setattr(os, name, lambda _fd: None)
+
+
+def main(name: str, folder: Path, acks: str) -> int:
+    """Run a scenario to its end, opening again after errors of ours."""
+    if os.environ.get(LYING):
+        _lie_about_syncs()
+    target = 1 if acks == "-" else os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for _ in range(_OPENINGS):
+        try:
+            for said in SCENARIOS[name](folder):
+                os.write(target, f"{said}\n".encode())
+        except MaestroError as error:
+            os.write(target, f"! {type(error).__name__} {error!r}\n".encode())
+        except WentOnError:
+            return WENT_ON
+        except BaseException:  # noqa: BLE001 - the report of it is what this is for
+            traceback.print_exc()
+            return RAW_ERROR
+        else:
+            return DONE
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3]))

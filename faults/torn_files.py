@@ -1,0 +1,275 @@
+"""Row 4: a torn or altered file is found; what is read is what was written, or an error of ours."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING
+
+from faults.registry import Outcome, Plan, row
+from faults.scenarios import RUN, STEPS, checkpoint, config_in, manager, result_of, save, steps
+from faults.strace import ROOT
+from maestro_hive.kernel.errors import MaestroError
+from maestro_hive.maestro.state import codec, documents
+from maestro_hive.maestro.state.checkpoint import CheckpointManager
+from maestro_hive.maestro.state.damage import DamagedJournalWarning
+from maestro_hive.maestro.state.records import EntryKind
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.state_manager import StateManager
+from maestro_hive.team.state import ExecutionState
+from maestro_hive.unified_execution.state_persistence import StatePersistence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_FRAME = 24 + 4096
+_HEADER = 32
+
+
+@row(
+    4,
+    "a torn or altered file is found",
+    "documents 100 %; journal: what was written or our error; lost WAL frames reported",
+)
+def torn_files(plan: Plan, outcome: Outcome) -> None:
+    """Cut and flip every document, and a sample of the journal and its log."""
+    _documents(plan, outcome)
+    _team_state(plan, outcome)
+    _database(plan, outcome)
+    _log(plan, outcome)
+
+
+# --- documents ---------------------------------------------------------------------------------
+
+
+def _documents(plan: Plan, outcome: Outcome) -> None:
+    folder = plan.scratch / "documents"
+    _exhaust(checkpoint(folder / "run", count=2))
+    _exhaust(manager(folder / "values", count=2))
+    (written,) = (folder / "run" / "checkpoints" / RUN).glob("*cp-2.json")
+    kinds = {
+        "checkpoint": written,
+        "execution_state": folder / "run" / "state" / "runs" / RUN / "execution_state.json",
+        "state_manager_checkpoint": folder / "values" / "checkpoints" / "all-of-it.json",
+    }
+    found = tried = 0
+    for kind, path in plan.watch("kinds of document", kinds.items(), len(kinds)):
+        whole = path.read_bytes()
+        for broken in _all_breaks(whole):
+            tried += 1
+            if _refused(partial(documents.unseal, broken, kind, "it")):
+                found += 1
+            else:
+                outcome.fail(f"{kind}: an altered document was accepted")
+    outcome.ran.append(f"{tried:,} cuts and flips of documents")
+    outcome.measured.append(f"{found:,} of {tried:,} found")
+    _through_the_doors(plan, outcome, kinds)
+
+
+def _all_breaks(whole: bytes) -> Iterator[bytes]:
+    """Yield the text cut at every byte, and with every byte altered."""
+    for at in range(len(whole)):
+        yield whole[:at]
+        yield whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :]
+
+
+def _refused(read: Callable[[], object]) -> bool:
+    try:
+        read()
+    except MaestroError:
+        return True
+    return False
+
+
+def _through_the_doors(plan: Plan, outcome: Outcome, kinds: dict[str, Path]) -> None:
+    """A torn newest copy is set aside, and the run goes on from the one before it."""
+    folder = plan.scratch / "documents" / "run"
+    whole = kinds["checkpoint"].read_bytes()
+    for number in range(plan.amount(quick=10, full=60)):
+        place = plan.scratch / f"torn-{number}"
+        shutil.copytree(folder, place, ignore=shutil.ignore_patterns("journal*", "holders"))
+        shutil.rmtree(place / "state" / "runs")
+        torn = place / "checkpoints" / RUN / kinds["checkpoint"].name
+        torn.write_bytes(whole[: number * len(whole) // 60])
+        with StatePersistence(config_in(place), RUN) as state:
+            done = state.state.completed_tasks
+        outcome.require(done == ["task-1"], f"a torn checkpoint: resumed with {done}")
+        aside = list(torn.parent.glob("*.damaged-*"))
+        outcome.require(aside, "a torn checkpoint was not kept aside")
+        healthy = CheckpointManager(place / "checkpoints").health_check()["healthy"]
+        outcome.require(healthy, "after setting aside, the checkpoints are not healthy")
+        shutil.rmtree(place)
+    values = plan.scratch / "documents" / "values"
+    path = kinds["state_manager_checkpoint"]
+    path.write_bytes(path.read_bytes()[:-9])
+    open_manager = StateManager(persistence_dir=values, auto_persist=True)
+    refused = _refused(lambda: open_manager.restore("all-of-it"))
+    outcome.require(refused, "StateManager.restore took a torn checkpoint")
+    outcome.require(open_manager.get_state("count") == 2, "a refused restore changed the values")
+    open_manager.shutdown()
+
+
+def _team_state(plan: Plan, outcome: Outcome) -> None:
+    """A saved feature has a digest too; cut or altered, it is refused."""
+    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
+
+    folder = plan.scratch / "team"
+    _exhaust(save(folder, count=1))
+    path = folder / ".mahabharatha" / "state.json"
+    whole = path.read_bytes()
+    original = ExecutionState.load(path)
+    step = plan.amount(quick=7, full=1)
+    accepted = tried = 0
+    for number, broken in enumerate(_all_breaks(whole)):
+        if number % step:
+            continue
+        path.write_bytes(broken)
+        tried += 1
+        try:
+            accepted += ExecutionState.load(path) != original
+        except (MaestroError, ValidationError):
+            continue
+    outcome.require(not accepted, f"{accepted} altered state.json were taken for good")
+    outcome.ran.append(f"{tried:,} cuts and flips of state.json")
+    outcome.measured.append(f"{accepted} taken for something else")
+
+
+# --- the journal -------------------------------------------------------------------------------
+
+
+def _exhaust(scenario: Iterator[str]) -> None:
+    for _ in scenario:
+        pass
+
+
+def _prepared(plan: Plan, name: str, *, copied_in: bool) -> Path:
+    folder = plan.scratch / name
+    _exhaust(steps(folder))
+    if copied_in:
+        store = SqliteStore(folder)
+        store.checkpoint()
+        store.close()
+        (folder / "journal.db-wal").write_bytes(b"")
+    (folder / "journal.db-shm").unlink(missing_ok=True)
+    return folder
+
+
+def _read_all(folder: Path) -> tuple[str, SqliteStore | None]:
+    """Read a journal through the store: "same", "short", "error" of ours, or what else it gave."""
+    try:
+        store = SqliteStore(folder)
+    except MaestroError:
+        return "error", None
+    try:
+        record = store.run(RUN)
+        entries = store.entries(record.id) if record else []
+        kept = [entry for entry in entries if entry.kind == EntryKind.STEP_KEPT]
+        for number, entry in enumerate(kept, start=1):
+            right = store.load(entry) == codec.encode(result_of(number)).data
+            if not right or entry.step != number:
+                return "WRONG", store
+    except MaestroError:
+        return "error", store
+    return ("same" if len(kept) == STEPS else "short"), store
+
+
+def _try(original: Path, place: Path, name: str, data: bytes) -> tuple[str, bool, bool]:
+    """Read a copy with one file replaced; return (what was read, damage told, check told)."""
+    shutil.copytree(original, place)
+    (place / name).write_bytes(data)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found, store = _read_all(place)
+        warned = any(issubclass(each.category, DamagedJournalWarning) for each in caught)
+        checked = found == "error"
+        if store is not None:
+            warned = warned and bool(store.damage)
+            checked = checked or _check_tells(store)
+            store.close()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is not ours
+        return f"a raw {type(error).__name__}: {error}", False, False
+    return found, warned, checked
+
+
+def _check_tells(store: SqliteStore) -> bool:
+    try:
+        return bool(store.check())
+    except MaestroError:
+        return True
+
+
+def _database(plan: Plan, outcome: Outcome) -> None:
+    original = _prepared(plan, "database", copied_in=True)
+    whole = (original / "journal.db").read_bytes()
+    chance = random.Random(plan.seed)
+    tries = plan.amount(quick=150, full=1500)
+    seen: dict[str, int] = {}
+    for number in plan.watch("breaks of journal.db", range(tries), tries):
+        at = chance.randrange(len(whole))
+        data = whole[:at] if number % 5 == 0 else _flip(whole, at, chance)
+        place = plan.scratch / f"db-{number}"
+        found, _, checked = _try(original, place, "journal.db", data)
+        seen[found] = seen.get(found, 0) + 1
+        if found == "short" and number % 5 == 0 and at == 0:
+            found = "error"  # an empty file is a new journal, and the log was emptied by us
+        outcome.require(found in {"same", "error"}, f"journal.db broken at {at}: {found}")
+        outcome.require(checked or at in range(18, 100), f"journal.db broken at {at}: unnoticed")
+        shutil.rmtree(place)
+    outcome.ran.append(f"{tries:,} breaks of journal.db")
+    outcome.measured.append(f"journal.db: {_words(seen)}")
+
+
+def _flip(whole: bytes, at: int, chance: random.Random) -> bytes:
+    return whole[:at] + bytes([whole[at] ^ chance.randrange(1, 256)]) + whole[at + 1 :]
+
+
+def _words(seen: dict[str, int]) -> str:
+    return ", ".join(f"{number} {what}" for what, number in sorted(seen.items()))
+
+
+def _log(plan: Plan, outcome: Outcome) -> None:
+    original = _prepared(plan, "log", copied_in=False)
+    whole = (original / "journal.db-wal").read_bytes()
+    frames = (len(whole) - _HEADER) // _FRAME
+    chance = random.Random(plan.seed + 1)
+    tries = plan.amount(quick=150, full=1500)
+    seen: dict[str, int] = {}
+    told = 0
+    for number in plan.watch("breaks of the log", range(tries), tries):
+        at = chance.randrange(len(whole))
+        cut = number % 5 == 0
+        data = whole[:at] if cut else _flip(whole, at, chance)
+        place = plan.scratch / f"log-{number}"
+        found, warned, checked = _try(original, place, "journal.db-wal", data)
+        seen[found] = seen.get(found, 0) + 1
+        told += warned
+        where = f"log {'cut' if cut else 'flipped'} at {at} of {len(whole)}"
+        outcome.require(found in {"same", "short", "error"}, f"{where}: {found}")
+        behind = (at - _HEADER) // _FRAME + 1  # the first frame behind the broken one
+        if found == "short" and not cut and behind < frames - 4:
+            outcome.require(warned, f"{where}: lost without a word")
+            if number % 40 == 1:
+                _doctor_tells(place, outcome, where)
+        del checked
+        shutil.rmtree(place)
+    outcome.ran.append(f"{tries:,} breaks of the log")
+    outcome.measured.append(f"log: {_words(seen)}; {told} reported as damage")
+
+
+def _doctor_tells(folder: Path, outcome: Outcome, where: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "maestro_hive", "doctor", "--store", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    told = done.returncode == 1 and "damaged" in done.stdout
+    outcome.require(told, f"{where}: doctor did not tell: {done.stdout[-200:]}{done.stderr[-200:]}")
