@@ -106,7 +106,6 @@ CALLS: dict[str, Callable[[Store, Hold], Any]] = {
     "runs": lambda store, _: store.runs(),
     "append": lambda store, hold: store.append([Append(hold, [task("a")])]),
     "entries": lambda store, hold: store.entries(hold.run),
-    "feed": lambda store, _: store.feed(),
     "values_of": lambda store, hold: list(store.values_of(hold.run)),
     "purge_run": lambda store, _: store.purge_run("run-1"),
     "document": lambda store, _: store.document("space", "key"),

@@ -285,19 +285,16 @@ class FileLock:
 
         Where lookers must not matter, use ``acquire``: they are gone in a moment.
         """
-        try:
-            self._flock(fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return self._flock(fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _flock(self, kind: int) -> None:
+    def _flock(self, kind: int) -> bool:
         try:
             fcntl.flock(self._open_fd(), kind)
         except BlockingIOError:
-            raise
+            return False
         except OSError as error:
             raise FolderError(self.path, f"cannot be locked: {_reason(error)}") from error
+        return True
 
     def _open_fd(self) -> int:
         if self._fd < 0:

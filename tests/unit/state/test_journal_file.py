@@ -96,7 +96,6 @@ def test_a_failed_fsync_is_a_failed_write_and_the_store_is_done(
         lambda: store.hold_run("run-3"),
         lambda: store.entries(hold.run),
         store.runs,
-        store.feed,
         store.documents,
         store.renew_leases,
         store.check,

@@ -256,6 +256,7 @@ def test_a_slow_disk_is_left_to_a_thread_and_the_loop_goes_on(
             later.append(recorder.append(hold, saved(number)))
             await asyncio.sleep(0)
             ticks += 1
+        assert isinstance(first, asyncio.Future)
         assert not first.done()
         go_on.set()
         await asyncio.gather(first, *later)

@@ -33,7 +33,7 @@ class Journal:
         data = None if value is None else codec.encode(value).data
         told = codec.encode(facts).data if facts else None
         when = seq * 1_000_000 if at is None else at
-        entry = Entry(seq, 1, seq, kind, step, attempt, when, told, data, None, None, identity)
+        entry = Entry(seq, kind, step, attempt, when, told, data, None, None, identity)
         self.entries.append(entry)
         return entry
 

@@ -42,6 +42,11 @@ CHECKPOINT_PAGES = 1000
 #: Pages at which a writer does that itself, because nobody else got to it.
 CHECKPOINT_PAGES_MOST = 8 * CHECKPOINT_PAGES
 
+#: Asking SQLite after every commit would cost more than it is worth.
+_LOOK_AT_LOG_EVERY = 32
+#: What a log that once held large values is cut down to when it starts again.
+_LOG_BYTES_MOST = 16 * 1024 * 1024
+
 _CHECKSUM_VFS = "cksmvfs"
 _CHECKSUM_BYTES = 8
 _BUSY_SECONDS = 30.0
@@ -108,7 +113,6 @@ class JournalFile:
             raise StorageError(f"{self.path} cannot be opened: {error.strerror}") from error
         finally:
             self._queue.release()
-        self._db.set_wal_hook(self._on_commit)
 
     def _connect(self) -> apsw.Connection:
         _register_checksums()
@@ -124,10 +128,9 @@ class JournalFile:
             raise FolderError(self.path, "is on a file system that cannot share a write-ahead log")
         if _file_control(db, apsw.SQLITE_FCNTL_RESERVE_BYTES, -1) != _CHECKSUM_BYTES:
             raise CorruptionError(f"{self.path}: its page checksums have been switched off")
-        # The log stays when the last one closes: overwriting is half the price of appending.
-        _file_control(db, apsw.SQLITE_FCNTL_PERSIST_WAL, 1)
         db.pragma("synchronous", "normal")
         db.pragma("wal_autocheckpoint", 0)
+        db.pragma("journal_size_limit", _LOG_BYTES_MOST)
         db.pragma("cache_size", -16_000)
         return db
 
@@ -144,19 +147,18 @@ class JournalFile:
             # Pages that a failed fsync left in memory only are written anew, into the database.
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
-    def _on_commit(self, _db: apsw.Connection, _name: str, pages: int) -> int:
-        self.log_pages = pages
-        return apsw.SQLITE_OK
-
     # --- writing ---
 
-    def transaction(self) -> _Transaction:
-        """Return a context manager whose body is one write transaction."""
-        return _Transaction(self)
+    def transaction(self, *, single: bool = False) -> _Transaction:
+        """Return a context manager whose body is one write transaction.
+
+        ``single`` promises that the body is one statement, which is a transaction by itself.
+        """
+        return _Transaction(self, single=single)
 
     def sync(self, ticket: int) -> None:
         """Return when the commit with this number would survive a power cut."""
-        self.check_process()
+        self._check_usable()
         with self._sync_mutex:
             if self._synced >= ticket:
                 return
@@ -177,7 +179,7 @@ class JournalFile:
         self.check_process()
         return self._mutex
 
-    def begin(self) -> apsw.Connection:
+    def begin(self, *, single: bool) -> apsw.Connection:
         """Start a write transaction; ``commit`` or ``roll_back`` must follow."""
         self.check_process()
         self._mutex.acquire()
@@ -186,7 +188,8 @@ class JournalFile:
             self._refuse_nesting()
             self._enter_queue()
             try:
-                self._db.execute("BEGIN IMMEDIATE")
+                if not single:
+                    self._db.execute("BEGIN IMMEDIATE")
             except apsw.Error as error:
                 self._queue.release()
                 raise self._explain(error) from error
@@ -206,18 +209,24 @@ class JournalFile:
         """End the transaction; return the number to give to ``sync``."""
         try:
             try:
-                self._db.execute("COMMIT")
+                if self._db.in_transaction:
+                    self._db.execute("COMMIT")
             except apsw.Error as error:
                 self._roll_back()
                 raise self._explain(error, writing=True) from error
             finally:
                 self._queue.release()
             self._committed += 1
-            if self.log_pages > CHECKPOINT_PAGES_MOST:
-                self.checkpoint()
+            if self._committed % _LOOK_AT_LOG_EVERY == 0:
+                self._look_how_long_the_log_is()
             return self._committed
         finally:
             self._mutex.release()
+
+    def _look_how_long_the_log_is(self) -> None:
+        self.log_pages, _ = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        if self.log_pages > CHECKPOINT_PAGES_MOST:
+            self.checkpoint()
 
     def roll_back(self) -> None:
         """Undo the transaction."""
@@ -324,6 +333,8 @@ class JournalFile:
             )
 
     def _check_usable(self) -> None:
+        if os.getpid() == self._pid and self._failure is None and not self._closed:
+            return
         self.check_process()
         if self._failure is not None:
             raise StoreFailedError(self.path, self._failure)
@@ -358,14 +369,15 @@ class JournalFile:
 class _Transaction:
     """``with file.transaction() as tx``: commits at the end, rolls back on any error."""
 
-    __slots__ = ("_file", "db", "ticket")
+    __slots__ = ("_file", "_single", "db", "ticket")
 
-    def __init__(self, file: JournalFile) -> None:
+    def __init__(self, file: JournalFile, *, single: bool) -> None:
         self._file = file
+        self._single = single
         self.ticket = 0
 
     def __enter__(self) -> Self:
-        self.db = self._file.begin()
+        self.db = self._file.begin(single=self._single)
         return self
 
     def __exit__(

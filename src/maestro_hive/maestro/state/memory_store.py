@@ -23,7 +23,6 @@ from maestro_hive.maestro.state.records import (
     DocumentChanged,
     EntriesAppended,
     Entry,
-    EntryKind,
     Holder,
     Lease,
     News,
@@ -47,7 +46,6 @@ class _Data:
     mutex: threading.RLock = field(default_factory=threading.RLock)
     runs: dict[str, RunRecord] = field(default_factory=dict)
     entries: dict[int, list[Entry]] = field(default_factory=dict)
-    feed: list[Entry] = field(default_factory=list)
     documents: dict[tuple[str, str], Document] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     given_back: set[str] = field(default_factory=set)
@@ -162,20 +160,16 @@ class MemoryStore:
         hold = append.hold
         now = self.clock.now()
         at = to_micros(now)
+        entries = self._data.entries[hold.run]
         for kind, step, attempt, facts, value, _, identity, then in append.entries:
             hold.seq += 1
             data, sha256 = value if value is not None else (None, None)
             when = at if then is None else then
-            rest = (kind, step, attempt, when, facts, data, None, sha256, identity)
-            self._add(hold.run, hold.seq, rest)
+            told = (kind, step, attempt, when, facts, data, None, sha256, identity)
+            entries.append(Entry(hold.seq, *told))
         if append.status is not None:
             record = self._data.runs[hold.name]
             self._data.runs[hold.name] = replace(record, status=append.status, updated_at=now)
-
-    def _add(self, run: int, seq: int, rest: tuple[object, ...]) -> None:
-        entry = Entry(len(self._data.feed) + 1, run, seq, *rest)  # type: ignore[arg-type]
-        self._data.feed.append(entry)
-        self._data.entries.setdefault(run, []).append(entry)
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
         """Return a run's entries in order."""
@@ -192,12 +186,6 @@ class MemoryStore:
         self._check_open()
         return iter(())
 
-    def feed(self, after: int = 0, limit: int = 1000) -> list[Entry]:
-        """Return entries of all runs in order."""
-        with self._alone():
-            following = self._data.feed[after:]
-        return [entry for entry in following if entry.kind != 0][:limit]
-
     def purge_run(self, name: str) -> bool:
         """Forget a run and its entries."""
         with self._alone():
@@ -206,11 +194,7 @@ class MemoryStore:
                 return False
             lease = self.take_lease(f"run/{name}")
             del self._data.runs[name]
-            for entry in self._data.entries.pop(record.id):
-                self._data.feed[entry.id - 1] = entry._replace(kind=0, value=None, facts=None)
-            at = to_micros(self.clock.now())
-            self._add(record.id, 1, (EntryKind.PURGED, 0, 0, at, *[None] * 5))
-            self._data.entries.pop(record.id)
+            del self._data.entries[record.id]
             self.release_lease(lease)
             return True
 

@@ -81,6 +81,8 @@ class Payloads:
 
     def settle(self, *, committed: bool) -> None:
         """Remember what the transaction stored, or forget it if it was undone."""
+        if not self._staged:
+            return
         if committed:
             for family, last in self._staged.items():
                 self._last.pop(family, None)  # so that it moves to the end: the newest

@@ -4,20 +4,24 @@ The transaction runs on the loop while the disk is quick: an fsync takes less ti
 to a thread and back, and a thread would wait for a busy loop to let go of the interpreter. On a
 slow disk it runs in a thread, and what comes in the meantime makes up the next batch.
 
-While one task alone records, an append that needs no fsync is written at once, the first of each
-tick. So a step waits for the loop once, when it ends, and not also when it begins.
+A task that has the journal for itself does not wait for others to join: its appends are written
+at once, and it lets the loop run after each one that was synced. As soon as two tasks append in
+one tick, appends are gathered again.
+
+Where some of a batch need a sync and some do not, the latter go first and the others wait one tick
+for what those will bring. So tasks that begin and tasks that end fall into step, and share a sync.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.maestro.state.store import Append, Hold, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Generator, Iterable
     from concurrent.futures import ThreadPoolExecutor
 
     from maestro_hive.maestro.state.records import NewEntry
@@ -31,6 +35,7 @@ _LOOK_AGAIN = 32
 class _Waiting(NamedTuple):
     append: Append
     sync: bool
+    task: asyncio.Task[Any] | None
     done: asyncio.Future[None]
 
 
@@ -42,9 +47,12 @@ class Recorder:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[_Waiting] = []
         self._scheduled = False
+        self._alone = False
+        self._first: asyncio.Task[Any] | None = None
+        self._crowded = True
+        self._postponed = False
         self._thread: ThreadPoolExecutor | None = None
         self._in_thread = 0
-        self._alone = False
 
     def append(
         self,
@@ -53,32 +61,46 @@ class Recorder:
         *,
         status: str | None = None,
         sync: bool = True,
-    ) -> asyncio.Future[None]:
+    ) -> Awaitable[None]:
         """Record entries; await the result before telling anybody that it happened."""
         # Read now: what fails in there is its caller's trouble, not that of the whole batch.
         append = Append(hold, list(entries), status)
-        waiting = _Waiting(append, sync, self._loop.create_future())
-        is_first = not self._scheduled
-        if is_first:
+        task = asyncio.current_task(self._loop)
+        if not self._scheduled:
             self._scheduled = True
+            self._alone, self._first, self._crowded = not self._crowded, task, False
             self._loop.call_soon(self._flush)
-        if is_first and self._alone and not sync and self._store.quick():
-            self._settle([waiting], self._write([waiting]))
-        else:
-            self._waiting.append(waiting)
+        elif task is not self._first:
+            self._crowded = True
+        if self._alone and not self._crowded and not self._waiting and self._store.quick():
+            return _Written(self._write([append], sync=sync)[0], pause=sync)
+        waiting = _Waiting(append, sync, task, self._loop.create_future())
+        self._waiting.append(waiting)
         return waiting.done
 
     def _flush(self) -> None:
-        batch, self._waiting = self._waiting, []
-        self._alone = len(batch) < 2
+        batch = self._next_batch()
         if not batch:
             self._scheduled = False
         elif self._store.quick() or self._in_thread >= _LOOK_AGAIN:
             self._in_thread = 0
-            self._scheduled = False
-            self._settle(batch, self._write(batch))
+            self._scheduled = bool(self._waiting)
+            self._settle(batch, self._write_batch(batch))
+            if self._waiting:
+                self._loop.call_soon(self._flush)
         else:
             self._flush_in_thread(batch)
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Take what shall be written now; what needs a sync may have to wait, but only once."""
+        hurried = [waiting for waiting in self._waiting if not waiting.sync]
+        others = [waiting for waiting in self._waiting if waiting.sync]
+        self._postponed = bool(hurried and others) and not self._postponed
+        if self._postponed and {w.task for w in hurried}.isdisjoint(w.task for w in others):
+            self._waiting = others
+            return hurried
+        batch, self._waiting = self._waiting, []
+        return batch
 
     def _flush_in_thread(self, batch: list[_Waiting]) -> None:
         if self._thread is None:
@@ -86,7 +108,7 @@ class Recorder:
 
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="maestro-recorder")
         self._in_thread += 1
-        written = self._loop.run_in_executor(self._thread, self._write, batch)
+        written = self._loop.run_in_executor(self._thread, self._write_batch, batch)
         written.add_done_callback(lambda done: self._after_thread(batch, done.result()))
 
     def _after_thread(self, batch: list[_Waiting], outcome: _Outcome) -> None:
@@ -96,13 +118,15 @@ class Recorder:
         else:
             self._scheduled = False
 
-    def _write(self, batch: list[_Waiting]) -> _Outcome:
+    def _write_batch(self, batch: list[_Waiting]) -> _Outcome:
+        appends = [waiting.append for waiting in batch]
+        return self._write(appends, sync=any(waiting.sync for waiting in batch))
+
+    def _write(self, appends: list[Append], *, sync: bool) -> _Outcome:
         try:
-            return self._store.append(
-                [waiting.append for waiting in batch], sync=any(waiting.sync for waiting in batch)
-            )
+            return self._store.append(appends, sync=sync)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must get it
-            return [error] * len(batch)
+            return [error] * len(appends)
 
     @staticmethod
     def _settle(batch: list[_Waiting], outcome: _Outcome) -> None:
@@ -113,6 +137,22 @@ class Recorder:
                 waiting.done.set_result(None)
             else:
                 waiting.done.set_exception(error)
+
+
+class _Written:
+    """What came of an append that is written already; awaiting it may let others run first."""
+
+    __slots__ = ("_error", "_pause")
+
+    def __init__(self, error: Exception | None, *, pause: bool) -> None:
+        self._error = error
+        self._pause = pause
+
+    def __await__(self) -> Generator[None, None, None]:
+        if self._pause:
+            yield
+        if self._error is not None:
+            raise self._error
 
 
 _Outcome = Sequence[Exception | None]

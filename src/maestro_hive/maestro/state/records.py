@@ -15,7 +15,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def to_micros(when: datetime) -> int:
     """Write an aware time as microseconds since 1970, UTC."""
-    return (when - _EPOCH) // timedelta(microseconds=1)
+    since = when - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def from_micros(micros: int) -> datetime:
@@ -52,8 +53,6 @@ class EntryKind(IntEnum):
     PERSONA_CHANGED = 14
     #: What came before no longer counts: the run starts again, or from the copy that follows.
     RESTORED = 15
-    #: A run was purged; kept so that the feed's numbers only ever grow.
-    PURGED = 20
 
 
 class Entry(NamedTuple):
@@ -62,8 +61,6 @@ class Entry(NamedTuple):
     A small value is here, a large one is behind ``payload``: ``Store.load`` gives either.
     """
 
-    id: int
-    run: int
     seq: int
     kind: int
     step: int

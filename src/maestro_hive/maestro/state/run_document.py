@@ -117,7 +117,7 @@ def _rehearse(copy: RunCopy) -> None:
         for seq, new in enumerate(CopiedEntries(copy), start=1):
             data, sha256 = new.value or (None, None)
             rest = (new.step, new.attempt, new.at or 0, new.facts, data, None, sha256, new.identity)
-            state.add(Entry(seq, 0, seq, new.kind, *rest), lambda entry: entry.value)
+            state.add(Entry(seq, new.kind, *rest), lambda entry: entry.value)
         shown = state.to_dict("")
     except DocumentCorruptError:
         raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import os
 import threading
 import warnings
@@ -18,14 +17,12 @@ from maestro_hive.kernel.events import Hooks
 from maestro_hive.maestro.state.damage import DamagedJournalWarning, keep_damaged_log
 from maestro_hive.maestro.state.journal_file import CHECKPOINT_PAGES, JournalFile
 from maestro_hive.maestro.state.leases import FIND_LEASE, Leases, Presence, read_lease
-from maestro_hive.maestro.state.payloads import INLINE_BYTES, Payloads, family_key
 from maestro_hive.maestro.state.records import (
     Damage,
     Document,
     DocumentChanged,
     EntriesAppended,
     Entry,
-    EntryKind,
     Lease,
     News,
     RunRecord,
@@ -34,6 +31,7 @@ from maestro_hive.maestro.state.records import (
     to_micros,
 )
 from maestro_hive.maestro.state.sqlite_documents import Documents
+from maestro_hive.maestro.state.sqlite_entries import Entries, last_seq
 from maestro_hive.maestro.state.store import LEASE_SECONDS, Append, Change, Hold
 from maestro_hive.maestro.state.upkeep import Upkeep
 
@@ -41,20 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import apsw
-
     from maestro_hive.maestro.state.codec import Encoded
 
 
-_ENTRY_COLUMNS = "id, run, seq, kind, step, attempt, at, facts, value, payload, sha256, identity"
-_INSERT_ENTRY = (
-    "INSERT INTO entries"
-    " (run, seq, kind, step, attempt, at, facts, value, payload, sha256, identity)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_INSERT_PURGED = (
-    "INSERT INTO entries (id, run, seq, kind, step, attempt, at) VALUES (?, ?, 1, ?, 0, 0, ?)"
-)
 _RUN_COLUMNS = "id, name, workflow, status, created_at, updated_at"
 #: A disk that takes longer than this for an fsync is left to a thread.
 _QUICK_SYNC_SECONDS = 0.002
@@ -82,10 +69,10 @@ class SqliteStore:
         self._file = JournalFile(
             self.folder, keep_damaged_log=self._keep_damaged_log, busy_seconds=busy_seconds
         )
-        self._payloads = Payloads(self._file)
         self._documents = Documents(self._file, self.clock)
         self._presence = Presence(self.folder, self.clock)
         self._leases = Leases(self._presence, self.clock)
+        self._entries = Entries(self._file, self._leases, self.clock)
         self._holds: dict[str, Hold] = {}
         self._holds_mutex = threading.RLock()
         self._upkeep = Upkeep(self, lease_seconds / 3)
@@ -136,9 +123,9 @@ class SqliteStore:
                 (name, workflow, now, now),
             )
             run: Any = tx.db.execute("SELECT id FROM runs WHERE name = ?", (name,)).get
-            last: Any = tx.db.execute("SELECT max(seq) FROM entries WHERE run = ?", (run,)).get
+            last = last_seq(tx.db, run)
         self._file.sync(tx.ticket)
-        return Hold(run=run, name=name, lease=lease, seq=last or 0)
+        return Hold(run=run, name=name, lease=lease, seq=last)
 
     def release_run(self, hold: Hold) -> None:
         """Give a run back when its last user in this process is done."""
@@ -169,110 +156,33 @@ class SqliteStore:
 
     def append(self, appends: Sequence[Append], *, sync: bool = True) -> list[FencedError | None]:
         """Record entries in one transaction."""
-        committed = False
         with self._file.alone():  # until the numbers have moved on, or two threads use the same
-            try:
-                with self._file.transaction() as tx:
-                    refused, grown = self._write_entries(tx.db, appends)
-                    # Only a transaction that stands may move the numbers on.
-                committed = True
-                news = [
-                    EntriesAppended(run_id=hold.name, first=hold.seq + 1, seq=seq)
-                    for hold, seq in grown.items()
-                    if seq > hold.seq
-                ]
-                for hold, seq in grown.items():
-                    hold.seq = seq
-            finally:
-                self._payloads.settle(committed=committed)
+            before = {append.hold: append.hold.seq for append in appends} if self.news else {}
+            ticket, refused = self._entries.append(appends)
+            news = [
+                EntriesAppended(run_id=hold.name, first=seq + 1, seq=hold.seq)
+                for hold, seq in before.items()
+                if hold.seq > seq
+            ]
         if sync:
-            self._file.sync(tx.ticket)
+            self._file.sync(ticket)
         if self._file.log_pages > CHECKPOINT_PAGES:
             self._upkeep.ask_for_checkpoint()
         for each in news:
             self.news.emit(each)
         return refused
 
-    def _write_entries(
-        self, db: apsw.Connection, appends: Sequence[Append]
-    ) -> tuple[list[FencedError | None], dict[Hold, int]]:
-        at = to_micros(self.clock.now())
-        rows: list[tuple[Any, ...]] = []
-        refused: list[FencedError | None] = []
-        verdicts: dict[Hold, FencedError | None] = {}
-        grown: dict[Hold, int] = {}
-        for hold, entries, status in appends:
-            if hold not in verdicts:
-                verdicts[hold] = self._leases.check(db, hold.lease)
-            refused.append(verdicts[hold])
-            if verdicts[hold] is not None:
-                continue
-            seq = grown.get(hold, hold.seq)
-            for kind, step, attempt, facts, value, family, identity, then in entries:
-                seq += 1
-                small, payload, sha256 = None, None, None
-                if value is not None:
-                    small, sha256 = value
-                    if len(small) > INLINE_BYTES:
-                        key = family_key(hold.run, family)
-                        payload, small = self._payloads.place(db, value, key), None
-                where = (hold.run, seq, kind, step, attempt, at if then is None else then)
-                rows.append((*where, facts, small, payload, sha256, identity))
-            grown[hold] = seq
-            if status is not None:
-                sql = "UPDATE runs SET status = ?, updated_at = ? WHERE id = ?"
-                db.execute(sql, (status, at, hold.run))
-        if len(rows) == 1:
-            db.execute(_INSERT_ENTRY, rows[0])
-        elif rows:
-            db.executemany(_INSERT_ENTRY, rows)
-        return refused, grown
-
     def entries(self, run: int, after: int = 0) -> list[Entry]:
         """Return a run's entries in order, making sure that none is missing."""
-        rows = self._file.rows(
-            f"SELECT {_ENTRY_COLUMNS} FROM entries WHERE run = ? AND seq > ? ORDER BY seq",  # noqa: S608
-            (run, after),
-        )
-        entries = [Entry(*row) for row in rows]
-        if entries and entries[-1].seq != after + len(entries):
-            raise CorruptionError(f"{self.location}: entries of run number {run} are missing")
-        return entries
+        return self._entries.read(run, after)
 
     def load(self, entry: Entry) -> bytes | None:
         """Return an entry's value, checked."""
-        if entry.sha256 is None:
-            return None
-        data = entry.value if entry.payload is None else self._payloads.load(entry.payload)
-        if data is None or hashlib.sha256(data).digest() != entry.sha256:
-            where = f"{self.location}: the value of entry {entry.id}"
-            raise CorruptionError(f"{where} does not match its SHA-256; restore a backup")
-        return data
+        return self._entries.load(entry)
 
     def values_of(self, run: int) -> Iterator[StoredValue]:
         """Yield a run's large values as they are stored."""
-        numbers = self._file.rows(
-            "WITH RECURSIVE used (id) AS ("
-            " SELECT payload FROM entries WHERE run = ? AND payload IS NOT NULL"
-            " UNION SELECT base FROM payloads JOIN used USING (id) WHERE base IS NOT NULL)"
-            " SELECT id FROM used ORDER BY id",
-            (run,),
-        )
-        sql = (
-            "SELECT own.sha256, base.sha256, own.data FROM payloads AS own"
-            " LEFT JOIN payloads AS base ON base.id = own.base WHERE own.id = ?"
-        )
-        for number in numbers:
-            for row in self._file.rows(sql, number):
-                yield StoredValue(*row)
-
-    def feed(self, after: int = 0, limit: int = 1000) -> list[Entry]:
-        """Return entries of all runs in the order of commit."""
-        rows = self._file.rows(
-            f"SELECT {_ENTRY_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
-            (after, limit),
-        )
-        return [Entry(*row) for row in rows]
+        return self._entries.values_of(run)
 
     def purge_run(self, name: str) -> bool:
         """Forget a run, its entries, and the values only it referred to."""
@@ -282,12 +192,8 @@ class SqliteStore:
         lease = self.take_lease(f"run/{name}")
         try:
             with self._file.transaction() as tx:
-                last: Any = tx.db.execute("SELECT max(id) FROM entries").get
-                tx.db.execute("DELETE FROM entries WHERE run = ?", (record.id,))
+                self._entries.delete(tx.db, record.id)
                 tx.db.execute("DELETE FROM runs WHERE id = ?", (record.id,))
-                # Told under a new id, or who follows the feed would not hear of it.
-                row = (record.id, EntryKind.PURGED, to_micros(self.clock.now()))
-                tx.db.execute(_INSERT_PURGED, ((last or 0) + 1, *row))
             self._file.sync(tx.ticket)
         finally:
             self.release_lease(lease)
@@ -361,17 +267,7 @@ class SqliteStore:
     def collect(self) -> int:
         """Delete values that no entry refers to, directly or through a difference."""
         with self._file.alone():  # or a value that is just being appended builds on a deleted one
-            with self._file.transaction() as tx:
-                tx.db.execute(
-                    "WITH RECURSIVE used (id) AS ("
-                    " SELECT payload FROM entries WHERE payload IS NOT NULL"
-                    " UNION SELECT base FROM payloads JOIN used USING (id) WHERE base IS NOT NULL)"
-                    " DELETE FROM payloads WHERE id NOT IN (SELECT id FROM used)"
-                )
-                count = tx.db.changes()
-            self._payloads.forget()
-        self._file.sync(tx.ticket)
-        return count
+            return self._entries.collect()
 
     def checkpoint(self) -> None:
         """Copy the write-ahead log into the database file."""

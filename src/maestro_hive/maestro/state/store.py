@@ -22,8 +22,8 @@ processes: the function sees the latest value and nobody writes in between; it m
 if the transaction has to be. Breakers, budgets and escalations are documents with a type
 (``shelves``), in namespaces of their own.
 
-**Feed.** Entries of all runs have ids that only grow, in the order of commit; ``feed`` reads on
-from any id, so another process can follow.
+**Feed.** A run's entries are its events: ``entries`` reads on from any number, so that another
+process can follow a run, living or dead, without holding it.
 
 **Trust.** What is read is what was written, or ``CorruptionError``. A store written by a newer
 version raises ``NewerFormatError`` and is not touched.
@@ -133,10 +133,6 @@ class Store(Protocol):
 
     def values_of(self, run: int) -> Iterator[StoredValue]:
         """Yield a run's large values as they are stored, each after the one it builds on."""
-        ...
-
-    def feed(self, after: int = 0, limit: int = 1000) -> list[Entry]:
-        """Return entries of all runs with ids over ``after``, in the order of commit."""
         ...
 
     def purge_run(self, name: str) -> bool:

@@ -1,5 +1,5 @@
--- Format 1. Everything that grows is appended under an integer key: a text key would cost
--- several times as much per row (docs/adr/0002).
+-- Format 1. Everything that grows has an integer key and no second index: each further tree would
+-- be another page in every commit (docs/adr/0002).
 
 CREATE TABLE runs (
     id          INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again after a purge
@@ -11,9 +11,7 @@ CREATE TABLE runs (
 ) STRICT;
 
 CREATE TABLE entries (
-    id       INTEGER PRIMARY KEY,   -- order of commit over all runs: the feed
-    run      INTEGER NOT NULL,      -- runs.id
-    seq      INTEGER NOT NULL,      -- 1, 2, 3, … within the run
+    id       INTEGER PRIMARY KEY,   -- runs.id * 4294967296 + 1, 2, 3, … within the run
     kind     INTEGER NOT NULL,      -- see EntryKind
     step     INTEGER NOT NULL,      -- the step's number within the run, 0 for none
     attempt  INTEGER NOT NULL,
@@ -24,8 +22,6 @@ CREATE TABLE entries (
     sha256   BLOB,                  -- of the value
     identity BLOB                   -- of the step, where an attempt begins
 ) STRICT;
-
-CREATE UNIQUE INDEX entries_of_run ON entries (run, seq);
 
 CREATE TABLE payloads (
     id       INTEGER PRIMARY KEY,

@@ -1,0 +1,187 @@
+"""The ``entries`` table: what was recorded of each run, in order.
+
+An entry's key is its run's number and its own in one integer, so a run's entries lie together and
+a commit touches one page: no second tree has to be kept in step (docs/adr/0002).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.kernel.errors import CorruptionError
+from maestro_hive.maestro.state.payloads import INLINE_BYTES, Payloads, family_key
+from maestro_hive.maestro.state.records import Entry, StoredValue, to_micros
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import apsw
+
+    from maestro_hive.kernel.clock import Clock
+    from maestro_hive.kernel.errors import FencedError
+    from maestro_hive.maestro.state.journal_file import JournalFile
+    from maestro_hive.maestro.state.leases import Leases
+    from maestro_hive.maestro.state.records import NewEntry
+    from maestro_hive.maestro.state.store import Append, Hold
+
+#: The key of entry ``seq`` of run ``run`` is ``run << RUN_BITS | seq``.
+RUN_BITS = 32
+
+_INSERT = (
+    "INSERT INTO entries"
+    " (id, kind, step, attempt, at, facts, value, payload, sha256, identity)"
+    " SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
+)
+# For one entry alone the lease is checked by the statement that writes it: there is no second one.
+_INSERT_ONE = (
+    f"{_INSERT} WHERE EXISTS (SELECT 1 FROM leases WHERE id = ? AND fence = ? AND holder = ?)"  # noqa: S608
+)
+_READ = (
+    f"SELECT id & {(1 << RUN_BITS) - 1}, kind, step, attempt, at, facts, value, payload, sha256,"  # noqa: S608
+    " identity FROM entries WHERE id BETWEEN ? AND ? ORDER BY id"
+)
+_USED_VALUES = (
+    "WITH RECURSIVE used (id) AS ("
+    " SELECT payload FROM entries WHERE payload IS NOT NULL AND id BETWEEN ? AND ?"
+    " UNION SELECT base FROM payloads JOIN used USING (id) WHERE base IS NOT NULL)"
+)
+_VALUES_OF_RUN = f"{_USED_VALUES} SELECT id FROM used ORDER BY id"  # noqa: S608
+_DELETE_UNUSED = f"{_USED_VALUES} DELETE FROM payloads WHERE id NOT IN (SELECT id FROM used)"  # noqa: S608
+
+
+class Entries:
+    """The entries of one journal file, and the values they refer to."""
+
+    def __init__(self, file: JournalFile, leases: Leases, clock: Clock) -> None:
+        self._file = file
+        self._leases = leases
+        self._clock = clock
+        self._payloads = Payloads(file)
+
+    def append(self, appends: Sequence[Append]) -> tuple[int, list[FencedError | None]]:
+        """Write entries in one transaction; return its ticket, and the refusals."""
+        committed = False
+        grown: dict[Hold, int] = {}
+        single = _is_single(appends)
+        try:
+            with self._file.transaction(single=single) as tx:
+                write = self._write_one if single else self._write_all
+                refused = write(tx.db, appends, grown)
+            committed = True
+        finally:
+            self._payloads.settle(committed=committed)
+        for hold, seq in grown.items():  # only a transaction that stands may move the numbers on
+            hold.seq = seq
+        return tx.ticket, refused
+
+    def _write_one(
+        self, db: apsw.Connection, appends: Sequence[Append], grown: dict[Hold, int]
+    ) -> list[FencedError | None]:
+        hold, (entry,), _ = appends[0]
+        lease, seq = hold.lease, hold.seq + 1
+        row = self._row(db, hold, seq, entry, to_micros(self._clock.now()))
+        db.execute(_INSERT_ONE, (*row, lease.id, lease.fence, lease.holder.id))
+        if not db.changes():
+            return [self._leases.check(db, lease)]
+        grown[hold] = seq
+        return [None]
+
+    def _write_all(
+        self, db: apsw.Connection, appends: Sequence[Append], grown: dict[Hold, int]
+    ) -> list[FencedError | None]:
+        now = to_micros(self._clock.now())
+        verdicts: dict[Hold, FencedError | None] = {}
+        rows: list[tuple[Any, ...]] = []
+        for hold, entries, status in appends:
+            if hold not in verdicts:
+                verdicts[hold] = self._leases.check(db, hold.lease)
+            if verdicts[hold] is not None:
+                continue
+            seq = grown.get(hold, hold.seq)
+            for entry in entries:
+                seq += 1
+                rows.append(self._row(db, hold, seq, entry, now))
+            grown[hold] = seq
+            if status is not None:
+                sql = "UPDATE runs SET status = ?, updated_at = ? WHERE id = ?"
+                db.execute(sql, (status, now, hold.run))
+        db.executemany(_INSERT, rows)
+        return [verdicts[append.hold] for append in appends]
+
+    def _row(
+        self, db: apsw.Connection, hold: Hold, seq: int, entry: NewEntry, now: int
+    ) -> tuple[Any, ...]:
+        kind, step, attempt, facts, value, family, identity, then = entry
+        key = hold.run << RUN_BITS | seq
+        at = now if then is None else then
+        if value is None:
+            return key, kind, step, attempt, at, facts, None, None, None, identity
+        data, sha256 = value
+        if len(data) <= INLINE_BYTES:
+            return key, kind, step, attempt, at, facts, data, None, sha256, identity
+        payload = self._payloads.place(db, value, family_key(hold.run, family))
+        return key, kind, step, attempt, at, facts, None, payload, sha256, identity
+
+    def read(self, run: int, after: int) -> list[Entry]:
+        """Return a run's entries in order, making sure that none is missing."""
+        rows = self._file.rows(_READ, _keys(run, after))
+        entries = [Entry(*row) for row in rows]
+        if entries and entries[-1].seq != after + len(entries):
+            raise CorruptionError(f"{self._file.path}: entries of run number {run} are missing")
+        return entries
+
+    def load(self, entry: Entry) -> bytes | None:
+        """Return an entry's value, checked."""
+        if entry.sha256 is None:
+            return None
+        data = entry.value if entry.payload is None else self._payloads.load(entry.payload)
+        if data is None or hashlib.sha256(data).digest() != entry.sha256:
+            where = f"{self._file.path}: the value of entry {entry.seq} of a run"
+            raise CorruptionError(f"{where} does not match its SHA-256; restore a backup")
+        return data
+
+    def values_of(self, run: int) -> Iterator[StoredValue]:
+        """Yield a run's large values as they are stored, each after the one it builds on."""
+        numbers = self._file.rows(_VALUES_OF_RUN, _keys(run))
+        sql = (
+            "SELECT own.sha256, base.sha256, own.data FROM payloads AS own"
+            " LEFT JOIN payloads AS base ON base.id = own.base WHERE own.id = ?"
+        )
+        for number in numbers:
+            for row in self._file.rows(sql, number):
+                yield StoredValue(*row)
+
+    def delete(self, db: apsw.Connection, run: int) -> None:
+        """Forget a run's entries, inside the caller's transaction."""
+        db.execute("DELETE FROM entries WHERE id BETWEEN ? AND ?", _keys(run))
+
+    def collect(self) -> int:
+        """Delete values that no entry refers to, directly or through a difference."""
+        with self._file.transaction() as tx:
+            tx.db.execute(_DELETE_UNUSED, (0, 1 << 62))
+            count = tx.db.changes()
+        self._payloads.forget()
+        self._file.sync(tx.ticket)
+        return count
+
+
+def _is_single(appends: Sequence[Append]) -> bool:
+    """Tell whether writing this takes no more than one statement."""
+    if len(appends) != 1 or appends[0].status is not None:
+        return False
+    entries = appends[0].entries
+    if not isinstance(entries, list | tuple) or len(entries) != 1:
+        return False
+    value = entries[0].value
+    return value is None or len(value.data) <= INLINE_BYTES
+
+
+def last_seq(db: apsw.Connection, run: int) -> int:
+    """Return the number of a run's last entry; 0 if it has none."""
+    last: Any = db.execute("SELECT max(id) FROM entries WHERE id BETWEEN ? AND ?", _keys(run)).get
+    return (last or 0) & (1 << RUN_BITS) - 1
+
+
+def _keys(run: int, after: int = 0) -> tuple[int, int]:
+    return (run << RUN_BITS) + after + 1, ((run + 1) << RUN_BITS) - 1
