@@ -326,7 +326,7 @@ def test_a_second_thread_does_not_use_the_numbers_of_the_first(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = store.hold_run("run-1")
-    commit = store._file.commit
+    commit = store._file._count_commit
     second = threading.Thread(target=save, args=(store, hold, "second"))
 
     def commit_and_let_the_other_in() -> int:
@@ -336,7 +336,7 @@ def test_a_second_thread_does_not_use_the_numbers_of_the_first(
             second.join(0.2)  # it has to wait, or it would write the same number
         return ticket
 
-    monkeypatch.setattr(store._file, "commit", commit_and_let_the_other_in)
+    monkeypatch.setattr(store._file, "_count_commit", commit_and_let_the_other_in)
     save(store, hold, "first")
     second.join()
     values = [store.load(entry) for entry in store.entries(hold.run)]

@@ -61,13 +61,13 @@ class Entries:
 
     def append(self, appends: Sequence[Append]) -> tuple[int, list[FencedError | None]]:
         """Write entries in one transaction; return its ticket, and the refusals."""
+        if _is_single(appends):
+            return self._append_one(appends[0])
         committed = False
         grown: dict[Hold, int] = {}
-        single = _is_single(appends)
         try:
-            with self._file.transaction(single=single) as tx:
-                write = self._write_one if single else self._write_all
-                refused = write(tx.db, appends, grown)
+            with self._file.transaction() as tx:
+                refused = self._write(tx.db, appends, grown)
             committed = True
         finally:
             self._payloads.settle(committed=committed)
@@ -75,19 +75,20 @@ class Entries:
             hold.seq = seq
         return tx.ticket, refused
 
-    def _write_one(
-        self, db: apsw.Connection, appends: Sequence[Append], grown: dict[Hold, int]
-    ) -> list[FencedError | None]:
-        hold, (entry,), _ = appends[0]
-        lease, seq = hold.lease, hold.seq + 1
-        row = self._row(db, hold, seq, entry, to_micros(self._clock.now()))
-        db.execute(_INSERT_ONE, (*row, lease.id, lease.fence, lease.holder.id))
-        if not db.changes():
-            return [self._leases.check(db, lease)]
-        grown[hold] = seq
-        return [None]
+    def _append_one(self, append: Append) -> tuple[int, list[FencedError | None]]:
+        hold, (entry,), _ = append
+        lease = hold.lease
+        row = _row(hold, hold.seq + 1, entry, to_micros(self._clock.now()))
+        ticket, written = self._file.execute(
+            _INSERT_ONE, (*row, lease.id, lease.fence, lease.holder.id)
+        )
+        if written:
+            hold.seq += 1
+            return ticket, [None]
+        with self._file.transaction() as tx:
+            return ticket, [self._leases.check(tx.db, lease)]
 
-    def _write_all(
+    def _write(
         self, db: apsw.Connection, appends: Sequence[Append], grown: dict[Hold, int]
     ) -> list[FencedError | None]:
         now = to_micros(self._clock.now())
@@ -101,7 +102,8 @@ class Entries:
             seq = grown.get(hold, hold.seq)
             for entry in entries:
                 seq += 1
-                rows.append(self._row(db, hold, seq, entry, now))
+                payload = self._place(db, hold, entry)
+                rows.append(_row(hold, seq, entry, now, payload))
             grown[hold] = seq
             if status is not None:
                 sql = "UPDATE runs SET status = ?, updated_at = ? WHERE id = ?"
@@ -109,19 +111,11 @@ class Entries:
         db.executemany(_INSERT, rows)
         return [verdicts[append.hold] for append in appends]
 
-    def _row(
-        self, db: apsw.Connection, hold: Hold, seq: int, entry: NewEntry, now: int
-    ) -> tuple[Any, ...]:
-        kind, step, attempt, facts, value, family, identity, then = entry
-        key = hold.run << RUN_BITS | seq
-        at = now if then is None else then
-        if value is None:
-            return key, kind, step, attempt, at, facts, None, None, None, identity
-        data, sha256 = value
-        if len(data) <= INLINE_BYTES:
-            return key, kind, step, attempt, at, facts, data, None, sha256, identity
-        payload = self._payloads.place(db, value, family_key(hold.run, family))
-        return key, kind, step, attempt, at, facts, None, payload, sha256, identity
+    def _place(self, db: apsw.Connection, hold: Hold, entry: NewEntry) -> int | None:
+        """Store a value that is too large for its row; return where."""
+        if entry.value is None or len(entry.value.data) <= INLINE_BYTES:
+            return None
+        return self._payloads.place(db, entry.value, family_key(hold.run, entry.family))
 
     def read(self, run: int, after: int) -> list[Entry]:
         """Return a run's entries in order, making sure that none is missing."""
@@ -164,6 +158,27 @@ class Entries:
         self._payloads.forget()
         self._file.sync(tx.ticket)
         return count
+
+
+def _row(
+    hold: Hold, seq: int, entry: NewEntry, now: int, payload: int | None = None
+) -> tuple[Any, ...]:
+    kind, step, attempt, facts, value, _, identity, then = entry
+    data, sha256 = (None, None) if value is None else value
+    at = now if then is None else then
+    small = data if payload is None else None
+    return (
+        hold.run << RUN_BITS | seq,
+        kind,
+        step,
+        attempt,
+        at,
+        facts,
+        small,
+        payload,
+        sha256,
+        identity,
+    )
 
 
 def _is_single(appends: Sequence[Append]) -> bool:
