@@ -130,16 +130,16 @@ def _growth(results: Results) -> Iterator[Row]:
         name = f"grow-{count}"
         if results.has(name):
             ratio = results.median(name, "ratio")
-            database, log = results.median(name, "database"), results.median(name, "log")
+            journal, log = results.median(name, "journal"), results.median(name, "log")
             yield Row(
                 f"+4 KB a step, {count:,} steps: stored",
-                f"{database / 1e6:.1f} + log {log / 1e6:.1f} MB",
+                f"{journal / 1e6:.1f} MB",
                 f"{ratio:.2f} x its data",
                 "<= 3.00",
                 ratio <= 3,
             )
-            alone = database / results.median(name, "data")
-            yield Row("  without the log, which is used again", "", f"{alone:.2f} x its data")
+            shown = "copied and used again; deleted by the last to close"
+            yield Row("  its log while it is open", f"{log / 1e6:.1f} MB", shown)
             encode, store = results.median(name, "encode"), results.median(name, "store")
             shown = f"encode {encode * 1000:.1f} + store {store * 1000:.1f}"
             yield Row("  a step at the end of it", _milliseconds(encode + store), shown)

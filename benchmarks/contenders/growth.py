@@ -44,13 +44,14 @@ def _grow(folder: Path, *, count: int) -> Figures:
     data = store.load(last)
     assert data == messages.encoded().data
     store.checkpoint()
-    database, log = (_size(folder / f"journal.db{end}") for end in ("", "-wal"))
+    log = _size(folder / "journal.db-wal")
     store.close()
+    journal = sum(_size(folder / f"journal.db{end}") for end in ("", "-wal"))
     return {
         "data": len(data),
-        "database": database,
+        "journal": journal,
         "log": log,
-        "ratio": (database + log) / len(data),
+        "ratio": journal / len(data),
         **{part: seconds / _LAST for part, seconds in spent.items()},
     }
 
@@ -98,7 +99,7 @@ def _checkpoints(folder: Path) -> Figures:
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size
+    return path.stat().st_size if path.exists() else 0
 
 
 CONTENDERS = (
