@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maestro_hive.kernel.errors import FolderError, StoreClosedError
-from maestro_hive.kernel.files import FileLock, is_locked
+from maestro_hive.kernel.locks import FileLock, is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HOLD = """
 import os, subprocess, sys
 from pathlib import Path
-from maestro_hive.kernel.files import FileLock
+from maestro_hive.kernel.locks import FileLock
 lock = FileLock(Path(sys.argv[1]))
 assert lock.try_acquire()
 lock.write(b"held")
@@ -274,7 +274,7 @@ def test_a_program_started_by_the_holder_does_not_keep_the_lock(path: Path) -> N
 PROBE = """
 import sys
 from pathlib import Path
-from maestro_hive.kernel.files import is_locked
+from maestro_hive.kernel.locks import is_locked
 print("ready", flush=True)
 while True:
     is_locked(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The one module that names, writes, renames and locks files.
+"""The one module that names, writes and renames files.
 
 Everything written here is private (files 0600, folders 0700, whatever the umask), complete or
 absent (temporary file, write, fsync, rename, fsync of the folder), and inside the folder it was
@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
 import stat
-import time
-import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maestro_hive.kernel.errors import (
@@ -25,11 +21,10 @@ from maestro_hive.kernel.errors import (
     FolderError,
     InvalidIdentifierError,
     StorageError,
-    StoreClosedError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 #: The largest document that is read into memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -67,7 +62,7 @@ def make_private_folder(path: Path) -> Path:
         try:
             _make_one_folder(folder)
         except (OSError, ValueError) as error:
-            raise FolderError(folder, f"cannot be created: {_reason(error)}") from error
+            raise FolderError(folder, f"cannot be created: {reason_of(error)}") from error
     return path
 
 
@@ -82,7 +77,7 @@ def make_folder_inside(root: Path, *names: str) -> Path:
             _make_one_folder(at)
             is_folder = stat.S_ISDIR(at.lstat().st_mode)
         except (OSError, ValueError) as error:
-            raise FolderError(at, f"cannot be created: {_reason(error)}") from error
+            raise FolderError(at, f"cannot be created: {reason_of(error)}") from error
         if not is_folder:
             raise FolderError(at, "is a symbolic link or a file where a folder of ours should be")
     return at
@@ -115,7 +110,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        raise AtomicWriteError(path, _reason(error)) from error
+        raise AtomicWriteError(path, reason_of(error)) from error
     try:
         try:
             _write_new(folder, temporary, data)
@@ -124,12 +119,12 @@ def write_atomically(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError, ValueError):
                 os.unlink(temporary, dir_fd=folder)
             if isinstance(error, OSError | ValueError):
-                raise AtomicWriteError(path, _reason(error)) from error
+                raise AtomicWriteError(path, reason_of(error)) from error
             raise
         try:
             os.fsync(folder)
         except OSError as error:
-            reason = f"its folder could not be synced ({_reason(error)})"
+            reason = f"its folder could not be synced ({reason_of(error)})"
             raise AtomicWriteError(path, reason, replaced=True) from error
     finally:
         os.close(folder)
@@ -160,12 +155,12 @@ def create_private(path: Path) -> None:
         _make_private(path)
         return
     except OSError as error:
-        raise FolderError(path, f"cannot be created: {_reason(error)}") from error
+        raise FolderError(path, f"cannot be created: {reason_of(error)}") from error
     try:
         os.fchmod(fd, 0o600)
         sync_folder(path.parent)
     except OSError as error:
-        raise FolderError(path, f"cannot be created: {_reason(error)}") from error
+        raise FolderError(path, f"cannot be created: {reason_of(error)}") from error
     finally:
         os.close(fd)
 
@@ -179,7 +174,7 @@ def _make_private(path: Path) -> None:
         try:
             path.chmod(0o600)
         except OSError as error:
-            reason = f"is open to others, and cannot be made private: {_reason(error)}"
+            reason = f"is open to others, and cannot be made private: {reason_of(error)}"
             raise FolderError(path, reason) from error
 
 
@@ -204,7 +199,7 @@ def read_whole(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
         if error.errno in {errno.ENXIO, errno.EOPNOTSUPP}:  # a socket
             raise DocumentCorruptError(str(path), "it is not a regular file") from error
         if error.errno in {errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
-            raise StorageError(f"{path} could not be read: {_reason(error)}") from error
+            raise StorageError(f"{path} could not be read: {reason_of(error)}") from error
         raise
     try:
         facts = os.fstat(fd)
@@ -216,7 +211,7 @@ def read_whole(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
         with os.fdopen(fd, "rb", closefd=False) as file:
             data = file.read(facts.st_size + 1)
     except OSError as error:
-        raise StorageError(f"{path} could not be read: {_reason(error)}") from error
+        raise StorageError(f"{path} could not be read: {reason_of(error)}") from error
     finally:
         os.close(fd)
     if len(data) != facts.st_size:
@@ -235,7 +230,7 @@ def set_aside(path: Path) -> Path:
             except FileNotFoundError:
                 raise
             except OSError as error:
-                raise StorageError(f"{path} could not be set aside: {_reason(error)}") from error
+                raise StorageError(f"{path} could not be set aside: {reason_of(error)}") from error
             return aside
     raise FolderError(path, "has 9,999 damaged copies beside it already; move them away")
 
@@ -248,201 +243,9 @@ def remove(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StorageError(f"{path} could not be removed: {_reason(error)}") from error
+        raise StorageError(f"{path} could not be removed: {reason_of(error)}") from error
 
 
-# --- locks -----------------------------------------------------------------------------------
-
-
-class FileLock:
-    """An exclusive ``flock`` on a file of its own; it ends with the process, however that ends.
-
-    A forked child does not inherit it: its copy of the descriptor is closed at the fork.
-    """
-
-    def __init__(self, path: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        self.path = path
-        self._fd = -1
-        try:
-            self._fd = os.open(path, flags, 0o600)
-            _open_locks.add(self)
-            is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
-            if is_regular:
-                os.fchmod(self._fd, 0o600)
-        except OSError as error:
-            self.close()
-            raise FolderError(path, f"cannot be used as a lock: {_reason(error)}") from error
-        if not is_regular:
-            self.close()
-            raise FolderError(path, "is not a regular file, and must be one")
-
-    def __del__(self) -> None:
-        self.close()  # or it would be held as long as the process lives, and by its children
-
-    def try_acquire(self) -> bool:
-        """Take the lock if nobody has it, shares it, or looks at it just now (``is_locked``).
-
-        Where lookers must not matter, use ``acquire``: they are gone in a moment.
-        """
-        return self._flock(fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def _flock(self, kind: int) -> bool:
-        try:
-            fcntl.flock(self._open_fd(), kind)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise FolderError(self.path, f"cannot be locked: {_reason(error)}") from error
-        return True
-
-    def _open_fd(self) -> int:
-        if self._fd < 0:
-            raise StoreClosedError(
-                f"the lock {self.path} has been closed, or belongs to the process that this one"
-                " was forked from; open it again"
-            )
-        return self._fd
-
-    def acquire(self, timeout: float) -> bool:
-        """Take the lock, waiting for up to ``timeout`` seconds.
-
-        It asks again and again instead of waiting in the kernel, where a stopped holder would
-        keep us for ever. The pauses stay short, so that nobody starves.
-        """
-        if self.try_acquire():
-            return True
-        deadline = time.monotonic() + timeout
-        pause = 0.00005
-        while time.monotonic() < deadline:
-            time.sleep(pause)
-            if self.try_acquire():
-                return True
-            pause = min(pause * 1.2, 0.001)
-        return False
-
-    def share(self) -> None:
-        """Turn the lock into one that others may share, waiting until that is possible."""
-        self._flock(fcntl.LOCK_SH)
-
-    def release(self) -> None:
-        """Let the next one have it."""
-        self._flock(fcntl.LOCK_UN)
-
-    def write(self, data: bytes) -> None:
-        """Say in the lock file who holds it; for people and for error messages."""
-        fd = self._open_fd()
-        try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, data, 0)
-        except OSError as error:
-            raise FolderError(self.path, f"cannot be written: {_reason(error)}") from error
-
-    def close(self) -> None:
-        """Release and forget."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        _open_locks.discard(self)
-
-
-_open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
-
-
-def is_locked(path: Path) -> bool:
-    """Tell whether a living process holds the lock file ``path``."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def _close_locks_in_child() -> None:
-    for lock in list(_open_locks):
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_close_locks_in_child)
-
-
-# --- where a folder lives --------------------------------------------------------------------
-
-_NETWORK_TYPES = frozenset(
-    "nfs nfs3 nfs4 cifs smb3 smbfs 9p afs ceph lustre gfs2 ocfs2 ncpfs coda vboxsf davfs beegfs"
-    " glusterfs fuse.sshfs fuse.glusterfs fuse.ceph fuse.s3fs fuse.rclone fuse.davfs2 fuse.gcsfuse"
-    " fuse.goofys fuse.grpcfuse fuse.juicefs fuse.mergerfs osxfs".split()
-)
-#: How the kernel writes spaces, tabs, line ends and backslashes in the name of a mount point.
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-#: Files by which the programs that synchronise folders mark them.
-_SYNC_MARKERS = {
-    ".dropbox": "Dropbox",
-    ".dropbox.cache": "Dropbox",
-    ".stfolder": "Syncthing",
-    ".nextcloudsync.log": "Nextcloud",
-    ".owncloudsync.log": "ownCloud",
-    ".849C9593-D756-4E56-8D6E-42412F2A707B": "OneDrive",
-}
-_SYNC_PARENTS = {"Mobile Documents": "iCloud Drive", "CloudStorage": "a cloud drive"}
-
-
-def refuse_shared_folder(folder: Path, mountinfo: str | None = None) -> None:
-    """Raise if ``folder`` is on a network file system or in a folder that is synchronised.
-
-    SQLite's locks and shared memory do not hold there, and a half-copied journal is a lost one.
-    """
-    kind = _file_system_type(folder, mountinfo)
-    if kind in _NETWORK_TYPES:
-        reason = f"is on a network file system ({kind}), where locks do not hold"
-        raise FolderError(folder, f"{reason}; choose a folder on a local disk")
-    for parent in _upwards(folder):
-        program = _SYNC_PARENTS.get(parent.name) if "Library" in parent.parts else None
-        for marker, name in _SYNC_MARKERS.items():
-            if _is_marked(parent / marker):
-                program = name
-        if program:
-            reason = f"is synchronised by {program} (at {parent}), which would copy half a journal"
-            raise FolderError(folder, f"{reason}; choose a folder outside it")
-
-
-def _is_marked(marker: Path) -> bool:
-    if marker.name == ".dropbox":  # a folder of this name holds the settings, in the user's home
-        return os.path.isfile(marker)  # noqa: PTH113 - Path's versions raise what the disk says
-    return os.path.exists(marker)  # noqa: PTH110
-
-
-def _upwards(folder: Path) -> Iterator[Path]:
-    resolved = folder.resolve()
-    yield resolved
-    yield from resolved.parents
-
-
-def _file_system_type(folder: Path, mountinfo: str | None) -> str | None:
-    if mountinfo is None:
-        try:
-            mountinfo = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
-        except OSError:
-            return None
-    best, kind = "", None
-    where = str(folder.resolve()) + "/"
-    for line in mountinfo.split("\n"):
-        left, _, right = line.partition(" - ")
-        fields = left.split(" ")
-        if len(fields) < 5 or not right:
-            continue
-        point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4]).rstrip("/") + "/"
-        # The last of equal mount points is the one on top.
-        if where.startswith(point) and len(point) >= len(best):
-            best, kind = point, right.split()[0]
-    return kind
-
-
-def _reason(error: OSError | ValueError) -> str:
+def reason_of(error: OSError | ValueError) -> str:
+    """Return what the system says of an error, without its number."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
@@ -27,7 +26,8 @@ from maestro_hive.kernel.errors import (
     StoreClosedError,
     StoreFailedError,
 )
-from maestro_hive.maestro.state import wal
+from maestro_hive.kernel.locks import FileLock
+from maestro_hive.maestro.state import page_checksums, wal
 from maestro_hive.maestro.state.migrate import check_format, migrate
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ _LOOK_AT_LOG_EVERY = 32
 #: What a log that once held large values is cut down to when it starts again.
 _LOG_BYTES_MOST = 16 * 1024 * 1024
 
-_CHECKSUM_VFS = "cksmvfs"
-_CHECKSUM_BYTES = 8
 _BUSY_SECONDS = 30.0
 
 
@@ -77,7 +75,7 @@ class JournalFile:
         self._closed = False
         self._connections: list[apsw.Connection] = []
         try:
-            self._queue = files.FileLock(folder / "journal.lock")
+            self._queue = FileLock(folder / "journal.lock")
             self._presence = _SharedPresence(folder / "journal.users")
         except OSError as error:
             raise FolderError(folder, f"cannot be written: {error.strerror}") from error
@@ -115,18 +113,17 @@ class JournalFile:
             self._queue.release()
 
     def _connect(self) -> apsw.Connection:
-        _register_checksums()
-        db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=_CHECKSUM_VFS)
+        db = page_checksums.connect(self.path, apsw.SQLITE_OPEN_READWRITE)
         self._connections.append(db)
         db.set_busy_timeout(int(self._busy_seconds * 1000))
         if db.pragma("page_count") == 0:
             if self.path.stat().st_size:
                 raise CorruptionError(f"{self.path} is no journal of maestro-hive, nor a database")
-            _file_control(db, apsw.SQLITE_FCNTL_RESERVE_BYTES, _CHECKSUM_BYTES)
+            page_checksums.switch_on(db)
         check_format(db, str(self.path))  # before the file is changed in any way
         if db.pragma("journal_mode", "wal") != "wal":
             raise FolderError(self.path, "is on a file system that cannot share a write-ahead log")
-        if _file_control(db, apsw.SQLITE_FCNTL_RESERVE_BYTES, -1) != _CHECKSUM_BYTES:
+        if not page_checksums.are_on(db):
             raise CorruptionError(f"{self.path}: its page checksums have been switched off")
         db.pragma("synchronous", "normal")
         db.pragma("wal_autocheckpoint", 0)
@@ -300,7 +297,7 @@ class JournalFile:
         """Write a consistent copy of the live file to ``target``, a new one."""
         files.create_private(target)
         try:
-            copy = apsw.Connection(str(target), vfs=_CHECKSUM_VFS)
+            copy = page_checksums.connect(target, apsw.SQLITE_OPEN_READWRITE)
             with self._read_mutex, copy.backup("main", self._reader, "main") as backup:
                 while not backup.done:
                     backup.step(256)
@@ -413,7 +410,7 @@ class _SharedPresence:
     """A ``flock`` that every opener shares, so that the first one knows that it is alone."""
 
     def __init__(self, path: Path) -> None:
-        self._lock = files.FileLock(path)
+        self._lock = FileLock(path)
 
     def join(self) -> bool:
         """Be counted; True if nobody else was here. Call it inside the queue."""
@@ -423,31 +420,3 @@ class _SharedPresence:
 
     def close(self) -> None:
         self._lock.close()
-
-
-def _file_control(db: apsw.Connection, operation: int, value: int) -> int:
-    number = ctypes.c_int(value)
-    db.file_control("main", operation, ctypes.addressof(number))
-    return number.value
-
-
-_registering = threading.Lock()
-
-
-def _register_checksums() -> None:
-    """Make the page checksums available, once, and leave apsw's default as other users had it."""
-    with _registering:
-        if _CHECKSUM_VFS in apsw.vfs_names():
-            return
-        from apsw import sqlite_extra  # noqa: PLC0415 - slow to import, needed once
-
-        if sqlite_extra.has("cksumvfs") is None:
-            raise StorageError(
-                "this build of apsw lacks SQLite's cksumvfs extension, which guards the journal's"
-                " pages; install apsw from its published wheel"
-            )
-        default = apsw.vfs_names()[0]
-        loader = apsw.Connection(":memory:")
-        sqlite_extra.load(loader, "cksumvfs")
-        loader.close()
-        apsw.set_default_vfs(default)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import FencedError, RunHeldError, StorageError
+from maestro_hive.kernel.locks import FileLock, is_locked
 from maestro_hive.maestro.state.records import Holder, Lease, from_micros, to_micros
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Presence:
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._folder = folder / "holders"
         self._clock = clock
-        self._lock: files.FileLock | None = None
+        self._lock: FileLock | None = None
         self._holder: Holder | None = None
 
     def holder(self) -> Holder:
@@ -53,7 +54,7 @@ class Presence:
             pid=os.getpid(),
             since=self._clock.now(),
         )
-        lock = files.FileLock(self._file(holder.id))
+        lock = FileLock(self._file(holder.id))
         # Nobody else can sweep it away before it is locked: this happens inside a transaction.
         if not lock.acquire(timeout=1.0):
             raise StorageError(f"{lock.path} was locked by somebody else, though just made")
@@ -66,12 +67,12 @@ class Presence:
         """Delete the files of the dead; what cannot be deleted now will be another time."""
         with contextlib.suppress(OSError):
             for path in self._folder.glob("*.json"):
-                if not files.is_locked(path):
+                if not is_locked(path):
                     path.unlink(missing_ok=True)
 
     def is_alive(self, holder_id: str) -> bool:
         """Tell whether the process of that holder lives, on this machine."""
-        return files.is_locked(self._file(holder_id))
+        return is_locked(self._file(holder_id))
 
     def close(self) -> None:
         """Leave."""

@@ -14,6 +14,7 @@ from maestro_hive.kernel import files
 from maestro_hive.kernel.clock import Clock, SystemClock
 from maestro_hive.kernel.errors import CorruptionError, FencedError, StorageError
 from maestro_hive.kernel.events import Hooks
+from maestro_hive.kernel.places import refuse_shared_folder
 from maestro_hive.maestro.state.damage import DamagedJournalWarning, keep_damaged_log
 from maestro_hive.maestro.state.journal_file import CHECKPOINT_PAGES, JournalFile
 from maestro_hive.maestro.state.leases import FIND_LEASE, Leases, Presence, read_lease
@@ -64,7 +65,7 @@ class SqliteStore:
         self.folder = files.make_private_folder(folder).resolve()
         self.clock: Clock = clock or SystemClock()
         self.news: Hooks[News] = Hooks()
-        files.refuse_shared_folder(self.folder)
+        refuse_shared_folder(self.folder)
         self._lease_seconds = lease_seconds
         self._file = JournalFile(
             self.folder, keep_damaged_log=self._keep_damaged_log, busy_seconds=busy_seconds
