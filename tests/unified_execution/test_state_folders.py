@@ -265,13 +265,21 @@ def test_who_passes_the_text_of_the_default_has_chosen_it(
         config.resolve()
 
 
-def test_a_chosen_folder_does_not_touch_the_default_of_the_other(
-    place: Place, tmp_path: Path
-) -> None:
-    place.spoil()
+def test_checkpoints_go_with_a_chosen_state_folder(place: Place, tmp_path: Path) -> None:
+    """Or two state folders would share checkpoints, and resume each other's runs."""
     folders = StateConfig(state_dir=str(tmp_path / "mine")).resolve()
     assert folders.state == tmp_path / "mine"
-    assert folders.checkpoints == place.home / ".maestro" / "checkpoints"
+    assert folders.checkpoints == tmp_path / "mine" / "checkpoints"
+    assert folders.fallbacks == ()
+    assert not place.var.exists()
+
+
+def test_a_chosen_checkpoint_folder_leaves_the_state_where_it_was(
+    place: Place, tmp_path: Path
+) -> None:
+    folders = StateConfig(checkpoint_dir=str(tmp_path / "mine")).resolve()
+    assert folders.state == place.default.state
+    assert folders.checkpoints == tmp_path / "mine"
 
 
 COPIES: list[Callable[[StateConfig], StateConfig]] = [

@@ -1370,3 +1370,19 @@ def test_get_state_persistence_resumes_or_not_as_it_is_told() -> None:
         assert persistence.state.step == 5
     with get_state_persistence() as persistence:
         assert persistence.workflow_id.startswith("wf_")
+
+
+def test_a_run_of_the_same_name_in_another_folder_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MAESTRO_CHECKPOINT_DIR", raising=False)
+    one, two = (
+        ExecutionConfig(state=StateConfig(state_dir=str(tmp_path / name))) for name in ("1", "2")
+    )
+    with StatePersistence(one, "build") as persistence:
+        persistence.mark_task_completed("compile")
+        persistence.checkpoint()
+    with StatePersistence(two, "build") as persistence:
+        assert persistence.state.completed_tasks == []
+        assert persistence.restored is None
+        assert persistence.list_checkpoints() == []

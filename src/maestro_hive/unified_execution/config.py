@@ -121,7 +121,8 @@ class StateConfig(Settings):
     """Where state is kept, and how carefully.
 
     With ``enable_persistence=False`` nothing is written anywhere. With an interval of 0 no
-    checkpoint is made by the clock alone.
+    checkpoint is made by the clock alone. Where only ``state_dir`` was chosen, checkpoints go into
+    a folder of that name inside it.
     """
 
     state_dir: str = setting(
@@ -149,11 +150,22 @@ class StateConfig(Settings):
             self.state_dir, FALLBACK_STATE_DIR, "MAESTRO_STATE_DIR"
         )
         checkpoints, second = state_folders.make_ready(
-            self.checkpoint_dir, FALLBACK_CHECKPOINT_DIR, "MAESTRO_CHECKPOINT_DIR"
+            self._checkpoint_dir_beside(state), FALLBACK_CHECKPOINT_DIR, "MAESTRO_CHECKPOINT_DIR"
         )
         fallbacks = tuple(each for each in (first, second) if each)
         state_folders.say_once(fallbacks)
         return StateFolders(state=state, checkpoints=checkpoints, fallbacks=fallbacks)
+
+    def _checkpoint_dir_beside(self, state: Path) -> str:
+        """Return where checkpoints go: with the state, if only that was chosen.
+
+        Two state folders must not share one checkpoint folder by default: a run that is new in
+        one of them would be resumed from the checkpoints of its namesake in the other.
+        """
+        untouched = isinstance(self.checkpoint_dir, Untouched)
+        if untouched and not isinstance(self.state_dir, Untouched):
+            return str(state / "checkpoints")
+        return self.checkpoint_dir
 
 
 @dataclass

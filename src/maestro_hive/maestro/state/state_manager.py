@@ -343,7 +343,7 @@ class StateManager(metaclass=_OnePerFolder):
         if self._folder is None:
             return sorted(self._checkpoints)
         found = (self._folder / "checkpoints").glob("[A-Za-z0-9]*.json")
-        return sorted(path.stem for path in found)
+        return sorted(path.stem for path in found if path.is_file())
 
     def shutdown(self) -> None:
         """Let go of the folder; the next ``StateManager`` on it is a new one."""
