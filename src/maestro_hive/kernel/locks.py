@@ -108,6 +108,23 @@ class FileLock:
         _open_locks.discard(self)
 
 
+class SharedLock:
+    """A lock that everybody shares, so that the first one knows that it is alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = FileLock(path)
+
+    def join(self) -> bool:
+        """Be counted; True if nobody else was. Only one at a time may do this."""
+        alone = self._lock.try_acquire()
+        self._lock.share()
+        return alone
+
+    def close(self) -> None:
+        """Be counted no more."""
+        self._lock.close()
+
+
 _open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 

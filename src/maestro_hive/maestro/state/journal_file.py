@@ -26,7 +26,7 @@ from maestro_hive.kernel.errors import (
     StoreClosedError,
     StoreFailedError,
 )
-from maestro_hive.kernel.locks import FileLock
+from maestro_hive.kernel.locks import FileLock, SharedLock
 from maestro_hive.maestro.state import page_checksums, wal
 from maestro_hive.maestro.state.migrate import check_format, migrate
 
@@ -76,7 +76,7 @@ class JournalFile:
         self._connections: list[apsw.Connection] = []
         try:
             self._queue = FileLock(folder / "journal.lock")
-            self._presence = _SharedPresence(folder / "journal.users")
+            self._presence = SharedLock(folder / "journal.users")
         except OSError as error:
             raise FolderError(folder, f"cannot be written: {error.strerror}") from error
         try:
@@ -404,19 +404,3 @@ class _Transaction:
         if isinstance(error, apsw.Error):
             raise self._file._explain(error, writing=True) from error  # noqa: SLF001
         return False
-
-
-class _SharedPresence:
-    """A ``flock`` that every opener shares, so that the first one knows that it is alone."""
-
-    def __init__(self, path: Path) -> None:
-        self._lock = FileLock(path)
-
-    def join(self) -> bool:
-        """Be counted; True if nobody else was here. Call it inside the queue."""
-        alone = self._lock.try_acquire()
-        self._lock.share()
-        return alone
-
-    def close(self) -> None:
-        self._lock.close()

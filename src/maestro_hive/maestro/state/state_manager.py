@@ -7,10 +7,8 @@ Two namespaces are windows, not shelves: ``workflows`` shows the runs in the jou
 from __future__ import annotations
 
 import copy
-import fnmatch
 import itertools
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,10 +22,10 @@ from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended,
 from maestro_hive.maestro.state.run_state import RunState, fold
 from maestro_hive.maestro.state.shelves import BREAKERS, BUDGETS, ESCALATIONS
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.state_changes import StateChange, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from maestro_hive.maestro.state.records import News
     from maestro_hive.maestro.state.store import Store
@@ -40,31 +38,6 @@ _WINDOWS = {
     ESCALATIONS: "the escalation itself",
 }
 _KIND = "state_manager_checkpoint"
-
-
-@dataclass(frozen=True, slots=True)
-class StateChange:
-    """One change, as subscribers see it; ``change_type`` is create, update or delete."""
-
-    key: str
-    old_value: Any
-    new_value: Any
-    namespace: str
-    timestamp: datetime
-    change_type: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Subscription:
-    callback: Callable[[StateChange], object]
-    key_pattern: str
-    namespace: str
-
-    def __call__(self, change: StateChange) -> None:
-        if fnmatch.fnmatchcase(change.key, self.key_pattern) and fnmatch.fnmatchcase(
-            change.namespace, self.namespace
-        ):
-            self.callback(change)
 
 
 class _OnePerFolder(type):
@@ -255,7 +228,7 @@ class StateManager(metaclass=_OnePerFolder):
     ) -> str:
         """Have ``callback`` called for changes made in this process; patterns are shell-style."""
         subscription_id = f"sub_{next(self._numbers)}"
-        subscription = _Subscription(callback, key_pattern, namespace)
+        subscription = Subscription(callback, key_pattern, namespace)
         self._subscriptions[subscription_id] = self._hooks.add(subscription)
         return subscription_id
 
