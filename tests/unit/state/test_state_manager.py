@@ -28,13 +28,14 @@ from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Breaker, EntryKind, NewEntry
 from maestro_hive.maestro.state.shelves import breakers
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.maestro.state.state_changes import StateChange
 from maestro_hive.maestro.state.state_manager import StateManager, get_state_manager
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePersistence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from maestro_hive.maestro.state.state_changes import StateChange
 
 
 @dataclass
