@@ -148,13 +148,16 @@ def _exhaust(scenario: Iterator[str]) -> None:
 
 
 def _prepared(plan: Plan, name: str, *, copied_in: bool) -> Path:
+    """Return a folder as the steps leave it: in the database, or all in the log of a live one."""
     folder = plan.scratch / name
-    _exhaust(steps(folder))
     if copied_in:
-        store = SqliteStore(folder)
-        store.checkpoint()
-        store.close()
+        _exhaust(steps(folder))
         (folder / "journal.db-wal").write_bytes(b"")
+    else:
+        live = plan.scratch / f"{name}-live"
+        for _ in steps(live):  # the last to close copies the log in, so it is taken before
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(live, folder)
     (folder / "journal.db-shm").unlink(missing_ok=True)
     return folder
 
