@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import stat
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -37,6 +39,7 @@ from maestro_hive.kernel.errors import (
 from maestro_hive.maestro.state import codec, documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
+from maestro_hive.maestro.state.run_state import FIELDS
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution import (
     DEFAULT_CHECKPOINT_PATH,
@@ -229,6 +232,13 @@ def test_ac1_the_checksum_covers_every_field() -> None:
         {"workflow_id": "w", "step": None},
         {"workflow_id": "w", "completed_tasks": "abc"},
         {"workflow_id": "w", "persona_states": []},
+        {"workflow_id": "w", "persona_states": {"p": None}},
+        {"workflow_id": "w", "persona_states": {1: {}}},
+        {"workflow_id": "w", "retry_counts": {"p": True}},
+        {"workflow_id": "w", "completed_tasks": [["x"]]},
+        {"workflow_id": "w", "pending_tasks": [None]},
+        {"workflow_id": "w", "artifacts": {1: "x"}},
+        {"workflow_id": "w", "metrics": {None: "x"}},
         {"workflow_id": "w", "surprise": 1},
         {"workflow_id": "w", 3: 1},
     ],
@@ -434,7 +444,143 @@ def test_ac3_a_completed_task_is_not_pending_and_not_twice(config: ExecutionConf
     assert state.artifacts == {"a": 1, "b": 2}
 
 
-@pytest.mark.parametrize("name", ["", None, 3])
+#: Fields that cannot be, and where the error says they are wrong.
+WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"phase": 3}, "state.phase is a int, and must be a str"),
+    ({"phase": ErrorCategory.TIMEOUT}, "state.phase is a ErrorCategory, and must be a str"),
+    ({"status": ["x"]}, "state.status is a list, and must be a str"),
+    ({"step": "3"}, "state.step is a str, and must be a int"),
+    ({"step": True}, "state.step is a bool, and must be a int"),
+    ({"completed_tasks": "abc"}, "state.completed_tasks is a str, and must be a list"),
+    ({"completed_tasks": ("a",)}, "state.completed_tasks is a tuple, and must be a list"),
+    ({"completed_tasks": [["x"]]}, "state.completed_tasks[0] is a list, and must be a str"),
+    ({"pending_tasks": ["a", 1]}, "state.pending_tasks[1] is a int, and must be a str"),
+    ({"retry_counts": {"a": "b"}}, "state.retry_counts.a is a str, and must be a int"),
+    ({"retry_counts": {"a": True}}, "state.retry_counts.a is a bool, and must be a int"),
+    ({"retry_counts": {1: 1}}, "state.retry_counts has the key 1, a int, and must have only str"),
+    ({"persona_states": {"p": 5}}, "state.persona_states.p is a int, and must be a dict"),
+    ({"persona_states": {"a b": []}}, "state.persona_states['a b'] is a list, and must be a dict"),
+    ({"persona_states": {None: {}}}, "state.persona_states has the key None"),
+    ({"artifacts": [1]}, "state.artifacts is a list, and must be a dict"),
+    ({"artifacts": {1: "x"}}, "state.artifacts has the key 1, a int, and must have only str"),
+    ({"metrics": {("a",): 1}}, "state.metrics has the key ('a',), a tuple"),
+    ({"metrics": None}, "state.metrics is a NoneType, and must be a dict"),
+]
+
+
+@pytest.mark.parametrize("changes, told", WRONG_FIELDS)
+def test_ac3_wrong_fields_are_refused_before_anything_is_recorded(
+    config: ExecutionConfig, changes: dict[str, Any], told: str
+) -> None:
+    worked(config, "w", "t")
+    before = reopened(config, "w").to_dict()
+    with StatePersistence(config, "w") as persistence:
+        with pytest.raises(TypeError, match=re.escape(told)):
+            persistence.update_state(**{"phase": "new", **changes})
+        assert persistence.state.to_dict() == before
+        persistence.checkpoint()
+    assert reopened(config, "w").to_dict() == before
+
+
+@pytest.mark.parametrize("changes, told", WRONG_FIELDS)
+def test_ac3_wrong_edits_are_refused_before_anything_is_recorded(
+    config: ExecutionConfig, changes: dict[str, Any], told: str
+) -> None:
+    worked(config, "w", "t")
+    persistence = StatePersistence(config, "w")
+    for name, value in changes.items():
+        setattr(persistence.state, name, value)
+    with pytest.raises(TypeError, match=re.escape(told)):
+        persistence.checkpoint()
+    with pytest.raises(TypeError, match=re.escape(told)):
+        persistence.shutdown()
+    state = reopened(config, "w")
+    fresh = ExecutionState("w", completed_tasks=["t"])
+    assert {name: getattr(state, name) for name in FIELDS} == {
+        name: getattr(fresh, name) for name in FIELDS
+    }
+
+
+def test_ac3_wrong_edits_inside_the_state_are_refused_at_shutdown(config: ExecutionConfig) -> None:
+    edits: list[Callable[[Any], object]] = [
+        lambda state: state.completed_tasks.append([1]),
+        lambda state: state.persona_states.update(p=None),
+        lambda state: state.retry_counts.update(p="b"),
+        lambda state: state.artifacts.update({1: 2}),
+    ]
+    for edit in edits:
+        persistence = StatePersistence(config, "w")
+        edit(persistence.state)
+        with pytest.raises(TypeError, match=r"state\."):
+            persistence.shutdown()
+        assert reopened(config, "w").completed_tasks == []
+
+
+def test_ac3_an_edit_that_is_equal_and_of_another_type_does_not_spoil_the_copy() -> None:
+    with get_state_persistence("w") as persistence:
+        persistence.update_state(step=1, retry_counts={"dev": 1})
+        persistence.state.step = True
+        persistence.state.retry_counts["dev"] = 1.0  # type: ignore[assignment]
+        persistence.checkpoint()
+    lose_journal(get_execution_config())
+    loaded = load_state("w")
+    assert loaded is not None
+    assert (repr(loaded.step), repr(loaded.retry_counts)) == ("1", "{'dev': 1}")
+
+
+def test_ac3_a_wrong_edit_does_not_keep_the_other_runs_from_their_copies_at_the_end(
+    config: ExecutionConfig,
+) -> None:
+    code = """
+runs = [StatePersistence(config, name) for name in ("a", "b", "c")]
+for run in runs:
+    run.mark_task_completed("t")
+    run.state.step = "three" if args[0] == run.workflow_id else 3
+"""
+    for wrong in ("a", "b", "c"):
+        process = start(code, config, wrong)
+        told = process.communicate(timeout=60)[1]
+        assert process.returncode == 0
+        assert f"run {wrong}: state.step is a str" in told
+        assert "Traceback" not in told
+        steps = {name: reopened(config, name).step for name in ("a", "b", "c")}
+        assert {name for name, step in steps.items() if step == 3} >= {"a", "b", "c"} - {wrong}
+        shutil.rmtree(state_folder(config))
+
+
+@pytest.mark.parametrize("artifacts", [["a.py"], ["ab"], [], "out.py", "", 0, {1: "x"}])
+def test_ac3_artifacts_that_are_no_dictionary_are_refused(
+    config: ExecutionConfig, artifacts: Any
+) -> None:
+    with StatePersistence(config, "w") as persistence:
+        with pytest.raises(TypeError, match=r"state\.artifacts "):
+            persistence.mark_task_completed("t", artifacts)
+        assert persistence.state.completed_tasks == []
+        persistence.mark_task_completed("t", {})
+        persistence.mark_task_completed("u", None)
+    state = reopened(config, "w")
+    assert (state.completed_tasks, state.artifacts) == (["t", "u"], {})
+
+
+@pytest.mark.parametrize("shown", [None, 5, "ab", ["ab"], [("a", 1)]])
+def test_ac3_what_a_persona_shows_is_a_dictionary(config: ExecutionConfig, shown: Any) -> None:
+    with StatePersistence(config, "w") as persistence:
+        with pytest.raises(TypeError, match=r"state\.persona_states\.dev is a .* must be a dict"):
+            persistence.update_persona_state("dev", shown)
+        assert persistence.state.persona_states == {}
+        persistence.update_persona_state("dev", defaultdict(list, a=1))
+    assert reopened(config, "w").persona_states == {"dev": {"a": 1}}
+
+
+def test_ac3_saving_a_state_with_wrong_fields_is_an_error_and_saves_nothing() -> None:
+    with pytest.raises(TypeError, match=r"state\.pending_tasks\[0\]"):
+        save_state(ExecutionState("w", pending_tasks=[1]))  # type: ignore[list-item]
+    with pytest.raises(StateCorruptionError, match=r"state\.pending_tasks\[0\]"):
+        save_state({"workflow_id": "w", "pending_tasks": [1]})
+    assert load_state("w") is None
+
+
+@pytest.mark.parametrize("name", ["", None, 3, [1], {}, True, "\ud800", "a\udfffb"])
 def test_ac3_a_task_or_persona_without_a_name_is_an_error(
     config: ExecutionConfig, name: Any
 ) -> None:
@@ -445,8 +591,23 @@ def test_ac3_a_task_or_persona_without_a_name_is_an_error(
             persistence.increment_retry,
             lambda persona: persistence.update_persona_state(persona, {}),
         ):
-            with pytest.raises(ConfigurationError, match="not empty"):
+            with pytest.raises(ConfigurationError, match=r"not empty|half a surrogate pair"):
                 change(name)
+        assert persistence._run.state.seq == 0
+
+
+def test_ac3_retries_are_read_while_nobody_else_changes_them(config: ExecutionConfig) -> None:
+    with StatePersistence(config, "w") as persistence:
+        read_inside = []
+
+        class Watched(dict[str, int]):
+            def get(self, key: str, default: Any = None) -> Any:
+                read_inside.append(persistence._mutex._is_owned())  # type: ignore[attr-defined]
+                return super().get(key, default)
+
+        persistence._run.state.retry_counts = Watched()
+        assert persistence.get_retry_count("dev") == 0
+    assert read_inside == [True]
 
 
 def test_ac3_retries_are_counted_by_persona(config: ExecutionConfig) -> None:
@@ -664,6 +825,8 @@ def test_ac3_many_threads_lose_nothing(config: ExecutionConfig) -> None:
 # --- AC-4: it survives a kill --------------------------------------------------------------------
 
 WORKER = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was ignored: nohup ... &
 side = args[0]
 with StatePersistence(config, "w") as p:
     for number in range(10):

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from maestro_hive.kernel.errors import CorruptionError
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.strict_json import member
 
 
 class StateCorruptionError(CorruptionError):
@@ -65,12 +66,10 @@ class ExecutionState:
             raise StateCorruptionError(f"a state has no field {', '.join(unknown)}")
         if "workflow_id" not in data:
             raise StateCorruptionError("a state without a workflow_id is nobody's")
-        for name, value in data.items():
-            if type(value) is not _FIELDS[name]:
-                wanted = _FIELDS[name].__name__
-                raise StateCorruptionError(
-                    f"state.{name} is a {type(value).__name__}, and must be a {wanted}"
-                )
+        try:
+            check_fields(data)
+        except TypeError as error:
+            raise StateCorruptionError(str(error)) from None
         if data.get("checksum") and data["checksum"] != _checksum(data):
             raise StateCorruptionError(
                 f"the state of {data['workflow_id']!r} does not match its checksum"
@@ -78,21 +77,51 @@ class ExecutionState:
         return cls(**data)
 
 
-_FIELDS: dict[str, type] = {
-    "workflow_id": str,
-    "phase": str,
-    "step": int,
-    "status": str,
-    "persona_states": dict,
-    "retry_counts": dict,
-    "completed_tasks": list,
-    "pending_tasks": list,
-    "artifacts": dict,
-    "metrics": dict,
-    "created_at": str,
-    "updated_at": str,
-    "checksum": str,
+#: What each field is, and what is inside it; keys are always texts.
+_FIELDS: dict[str, tuple[type, type]] = {
+    "workflow_id": (str, object),
+    "phase": (str, object),
+    "step": (int, object),
+    "status": (str, object),
+    "persona_states": (dict, dict),
+    "retry_counts": (dict, int),
+    "completed_tasks": (list, str),
+    "pending_tasks": (list, str),
+    "artifacts": (dict, object),
+    "metrics": (dict, object),
+    "created_at": (str, object),
+    "updated_at": (str, object),
+    "checksum": (str, object),
 }
+
+
+def check_fields(fields: dict[str, Any]) -> None:
+    """Raise a ``TypeError`` that names what is not as its field has to be, however deep inside.
+
+    Types are compared exactly: a bool is no number, and an enum is no text; they would come back
+    as something else, or in a process that does not know the enum not at all.
+    """
+    for name, value in fields.items():
+        kind, inside = _FIELDS[name]
+        path = f"state.{name}"
+        _check_type(value, kind, path)
+        if kind is dict:
+            for key, item in value.items():
+                if type(key) is not str:
+                    raise TypeError(
+                        f"{path} has the key {key!r}, a {type(key).__name__},"
+                        " and must have only str keys"
+                    )
+                _check_type(item, inside, path, key)
+        elif kind is list:
+            for at, item in enumerate(value):
+                _check_type(item, inside, path, at)
+
+
+def _check_type(value: object, kind: type, path: str, key: str | int | None = None) -> None:
+    if type(value) is not kind and kind is not object:
+        where = path if key is None else path + member(key)
+        raise TypeError(f"{where} is a {type(value).__name__}, and must be a {kind.__name__}")
 
 
 def merge_edit(before: Any, edited: Any, current: Any) -> Any:

@@ -39,7 +39,11 @@ from maestro_hive.unified_execution.config import (
     ExecutionConfig,
     get_execution_config,
 )
-from maestro_hive.unified_execution.execution_state import ExecutionState, StateCorruptionError
+from maestro_hive.unified_execution.execution_state import (
+    ExecutionState,
+    StateCorruptionError,
+    check_fields,
+)
 from maestro_hive.unified_execution.held_run import HeldRun
 from maestro_hive.unified_execution.run_copies import RunCopies
 from maestro_hive.unified_execution.shown_state import ShownState
@@ -146,7 +150,7 @@ class StatePersistence:
         """Return how often a persona was tried again."""
         with self._mutex:
             self._run.catch_up()
-        return self._run.state.retry_counts.get(persona, 0)
+            return self._run.state.retry_counts.get(persona, 0)
 
     def get_persona_state(self, persona: str) -> dict[str, Any]:
         """Return a copy of what a persona last showed of itself; empty if nothing."""
@@ -174,15 +178,18 @@ class StatePersistence:
 
     def mark_task_pending(self, task_id: str) -> None:
         """Note that a task waits to be done."""
+        facts = {"task": _text(task_id, "task id")}
         with self._mutex:
             self._run.catch_up()
             known = self._run.state
             if task_id not in known.pending and task_id not in known.completed:
-                self._record(EntryKind.TASK_PENDING, {"task": _text(task_id, "task id")})
+                self._record(EntryKind.TASK_PENDING, facts)
 
     def mark_task_completed(self, task_id: str, artifacts: dict[str, Any] | None = None) -> None:
         """Note that a task is done, and what it made."""
         facts = {"task": _text(task_id, "task id")}
+        if artifacts is not None:
+            check_fields({"artifacts": artifacts})
         self._record(EntryKind.TASK_COMPLETED, facts, artifacts or None, "artifacts")
 
     def increment_retry(self, persona: str) -> int:
@@ -194,14 +201,13 @@ class StatePersistence:
     def update_persona_state(self, persona: str, state: dict[str, Any]) -> None:
         """Set what a persona shows of itself; keys that are not given stay as they are."""
         facts = {"persona": _text(persona, "persona")}
-        self._record(EntryKind.PERSONA_CHANGED, facts, dict(state), "persona_state")
+        given: Any = state
+        shown = dict(given) if isinstance(given, dict) else given  # a defaultdict is welcome
+        check_fields({"persona_states": {persona: shown}})
+        self._record(EntryKind.PERSONA_CHANGED, facts, shown, "persona_state")
 
     def _set_fields(self, changes: dict[str, Any]) -> None:
-        for name, value in changes.items():
-            wanted = type(FIELDS[name]())
-            if not isinstance(value, wanted):
-                given = type(value).__name__
-                raise TypeError(f"state.{name} is a {given}, and must be a {wanted.__name__}")
+        check_fields(changes)
         self._record(EntryKind.FIELDS_CHANGED, None, changes, "state")
 
     def _record(
@@ -250,7 +256,14 @@ class StatePersistence:
 
     def _run_text(self) -> bytes:
         self._run.check_not_taken_over()
-        store, fields = self._run.store, self.state.to_dict()
+        store, shown = self._run.store, self.state
+        # What the journal has: an edit of 1 to True is equal, so not recorded, and not copied.
+        fields = ExecutionState(
+            self.workflow_id,
+            **self._run.state.fields(),
+            created_at=shown.created_at,
+            updated_at=shown.updated_at,
+        ).to_dict()
         saved_at = store.clock.now().isoformat()
         return write_run(store, self._run.hold, fields, saved_at, self._fence)
 
@@ -338,7 +351,7 @@ def _shut_down_all() -> None:
     for state in list(_open_states):
         try:
             state.shutdown()
-        except MaestroError as error:
+        except (MaestroError, TypeError) as error:  # a TypeError: an edit that cannot be kept
             logger.error("run %s: %s", state.workflow_id, error)  # noqa: TRY400 - one sentence
 
 
@@ -405,4 +418,10 @@ def _status_of(found: RunCopy) -> str | None:
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"a {what} is a text that is not empty, not {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"the {what} {value!r} has half a surrogate pair, which has no form in UTF-8"
+        ) from None
     return value

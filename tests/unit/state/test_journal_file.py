@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import apsw
+
     from maestro_hive.maestro.state.store import Hold
 
 
@@ -44,9 +46,12 @@ def store(folder: Path) -> Iterator[SqliteStore]:
     opened.close()
 
 
+def saved_entry(value: Any) -> NewEntry:
+    return NewEntry(EntryKind.PROGRESS_SAVED, value=encode(value))
+
+
 def save(store: SqliteStore, hold: Hold, value: Any = "x", *, sync: bool = True) -> None:
-    entry = NewEntry(EntryKind.PROGRESS_SAVED, value=encode(value))
-    assert store.append([Append(hold, [entry])], sync=sync) == [None]
+    assert store.append([Append(hold, [saved_entry(value)])], sync=sync) == [None]
 
 
 def one(_before: bytes | None) -> Encoded:
@@ -232,7 +237,8 @@ def test_a_changed_page_is_found_when_it_is_read(folder: Path) -> None:
 
 def test_who_waits_too_long_for_another_writer_is_told(folder: Path, store: SqliteStore) -> None:
     other = SqliteStore(folder, busy_seconds=0.1)
-    with store._file.transaction():
+
+    def while_it_writes(_db: apsw.Connection) -> None:
         started = time.monotonic()
         with pytest.raises(StoreBusyError, match=r"journal\.lock"):
             other.update_document("space", "key", one)
@@ -240,6 +246,8 @@ def test_who_waits_too_long_for_another_writer_is_told(folder: Path, store: Sqli
         assert other.runs() == []  # readers wait for nobody
         with pytest.raises(StoreBusyError):
             SqliteStore(folder, busy_seconds=0.1)
+
+    store._file.write(while_it_writes)
     assert other.update_document("space", "key", one) is not None
     other.close()
 
@@ -253,9 +261,12 @@ def test_a_writer_waits_for_another_and_then_goes_on(folder: Path, store: Sqlite
         written.set()
 
     thread = threading.Thread(target=write)
-    with store._file.transaction():
+
+    def while_it_writes(_db: apsw.Connection) -> None:
         thread.start()
         assert not written.wait(0.1)
+
+    store._file.write(while_it_writes)
     assert written.wait(10)
     thread.join()
     other.close()
@@ -263,11 +274,35 @@ def test_a_writer_waits_for_another_and_then_goes_on(folder: Path, store: Sqlite
 
 def test_a_transaction_that_raises_lets_the_next_one_in(folder: Path, store: SqliteStore) -> None:
     other = SqliteStore(folder, busy_seconds=1)
-    with pytest.raises(ZeroDivisionError), store._file.transaction():
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        store._file.write(lambda _db: 1 // 0)
     assert other.update_document("space", "key", one) is not None
     assert store.update_document("space", "key", one) is not None
     other.close()
+
+
+def test_what_an_interrupt_left_open_is_cleared_away_by_the_next_write(
+    folder: Path, store: SqliteStore
+) -> None:
+    """Ctrl+C may strike between any two lines, also between a BEGIN and its clean-up."""
+    store._file._queue.acquire(1)
+    store._file._db.execute("BEGIN IMMEDIATE")
+    assert store.update_document("space", "key", one) is not None
+    other = SqliteStore(folder, busy_seconds=1)
+    assert other.update_document("space", "key", one) is not None
+    other.close()
+
+
+def test_a_number_that_an_interrupt_kept_from_moving_on_does_no_harm(store: SqliteStore) -> None:
+    hold = store.hold_run("run-1")
+    save(store, hold, "first")
+    hold.seq = 0
+    save(store, hold, "second")
+    hold.seq = 0
+    store.append([Append(hold, [saved_entry("third"), saved_entry("fourth")])])
+    values = [store.load(entry) for entry in store.entries(hold.run)]
+    assert values == [encode(word).data for word in ("first", "second", "third", "fourth")]
+    assert hold.seq == 4
 
 
 # --- shared fsyncs ------------------------------------------------------------------------------
@@ -326,17 +361,17 @@ def test_a_second_thread_does_not_use_the_numbers_of_the_first(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = store.hold_run("run-1")
-    commit = store._file._count_commit
+    commit = store._file.execute
     second = threading.Thread(target=save, args=(store, hold, "second"))
 
-    def commit_and_let_the_other_in() -> int:
-        ticket = commit()
+    def commit_and_let_the_other_in(*arguments: Any) -> tuple[int, int, int]:
+        done = commit(*arguments)
         if not second.ident:
             second.start()
-            second.join(0.2)  # it has to wait, or it would write the same number
-        return ticket
+            second.join(0.2)  # it has to wait, or the numbers would cross
+        return done
 
-    monkeypatch.setattr(store._file, "_count_commit", commit_and_let_the_other_in)
+    monkeypatch.setattr(store._file, "execute", commit_and_let_the_other_in)
     save(store, hold, "first")
     second.join()
     values = [store.load(entry) for entry in store.entries(hold.run)]

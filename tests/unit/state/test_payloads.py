@@ -140,8 +140,8 @@ def test_collecting_keeps_what_a_difference_builds_on(store: SqliteStore) -> Non
     values = [MESSAGES[:count] for count in range(50, 60)]
     keep(store, hold, *values)
     keep(store, hold, "y" * 5000, family="another")
-    with store._file.transaction() as tx:  # as retention of entries will do one day
-        tx.db.execute("UPDATE entries SET payload = NULL, sha256 = NULL WHERE id & 0xFFFFFFFF <> 6")
+    sql = "UPDATE entries SET payload = NULL, sha256 = NULL WHERE id & 0xFFFFFFFF <> 6"
+    store._file.write(lambda db: db.execute(sql))  # as retention of entries will do one day
     assert store.collect() == 5  # the four after the sixth, and the other one
     (kept,) = [entry for entry in store.entries(hold.run) if entry.payload]
     assert store.load(kept) == encode(values[5]).data
@@ -158,8 +158,7 @@ def damaged(store: SqliteStore, sql: str, *bindings: Any) -> Entry:
     """Keep three values that grew, change a stored one, and return the last entry."""
     hold = store.hold_run("run-1")
     keep(store, hold, MESSAGES[:50], MESSAGES[:51], MESSAGES[:52])
-    with store._file.transaction() as tx:
-        tx.db.execute(sql, bindings)
+    store._file.write(lambda db: db.execute(sql, bindings))
     return store.entries(hold.run)[-1]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from maestro_hive.kernel.errors import CorruptionError, DecodeError, DocumentCorruptError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Entry, EntryKind
 from maestro_hive.maestro.state.run_state import FIELDS, RunState, fold
@@ -238,3 +239,57 @@ def test_entries_can_be_added_one_by_one(journal: Journal) -> None:
     state.add(journal.add(EntryKind.STEP_KEPT, step=1, attempt=1), journal.load)
     state.add(journal.add(EntryKind.TASK_COMPLETED, task="a"), journal.load)
     assert state == journal.state()
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind, value, facts",
+    [
+        (EntryKind.TASK_COMPLETED, ["a.py"], {"task": "t"}),
+        (EntryKind.TASK_COMPLETED, "out.py", {"task": "t"}),
+        (EntryKind.TASK_COMPLETED, 5, {"task": "t"}),
+        (EntryKind.TASK_COMPLETED, None, {"task": ["t"]}),
+        (EntryKind.TASK_COMPLETED, None, {}),
+        (EntryKind.TASK_PENDING, None, {"task": {}}),
+        (EntryKind.PERSONA_CHANGED, 5, {"persona": "p"}),
+        (EntryKind.PERSONA_CHANGED, ["abc"], {"persona": "p"}),
+        (EntryKind.RETRY_COUNTED, None, {"persona": []}),
+        (EntryKind.RESTORED, None, {"fence": "x"}),
+        (EntryKind.FIELDS_CHANGED, ["x"], {}),
+        (EntryKind.FIELDS_CHANGED, {"completed_tasks": [["x"]]}, {}),
+        (EntryKind.FIELDS_CHANGED, {"pending_tasks": 5}, {}),
+        (EntryKind.FIELDS_CHANGED, {"pending_tasks": "abc"}, {}),
+        (EntryKind.FIELDS_CHANGED, {"persona_states": {"p": 5}}, {}),
+        (EntryKind.FIELDS_CHANGED, {"persona_states": {"p": None}}, {}),
+        (EntryKind.FIELDS_CHANGED, {"metrics": None}, {}),
+        (EntryKind.STEP_KEPT, None, {}),
+    ],
+)
+def test_an_entry_that_cannot_be_is_damage_and_is_named(
+    journal: Journal, kind: EntryKind, value: Any, facts: dict[str, Any]
+) -> None:
+    journal.add(EntryKind.TASK_PENDING, task="good")
+    journal.add(kind, step=7, value=value, **facts)
+    with pytest.raises(CorruptionError, match="entry 2 of the run"):
+        journal.state()
+
+
+def test_a_retry_of_what_was_never_counted_is_damage(journal: Journal) -> None:
+    journal.add(EntryKind.FIELDS_CHANGED, value={"retry_counts": {"p": "b"}})
+    journal.add(EntryKind.RETRY_COUNTED, persona="p")
+    with pytest.raises(CorruptionError, match="entry 2 of the run"):
+        journal.state()
+
+
+@pytest.mark.parametrize(
+    "error", [DocumentCorruptError("it", "torn"), CorruptionError("x"), DecodeError("value", "x")]
+)
+def test_what_loading_a_value_says_is_passed_on(journal: Journal, error: Exception) -> None:
+    def load(_: Entry) -> bytes | None:
+        raise error
+
+    with pytest.raises(type(error)) as told:
+        RunState().add(journal.add(EntryKind.TASK_COMPLETED, task="t"), load)
+    assert told.value is error

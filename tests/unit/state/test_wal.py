@@ -99,15 +99,35 @@ def tasks_in(folder: Path) -> int:
 # --- the log by itself --------------------------------------------------------------------------
 
 
+def commits(folder: Path, first: int) -> int:
+    """Count the frames from number ``first`` on that end a commit: those that name a size."""
+    log = log_of(folder).read_bytes()
+    return sum(
+        log[at + 4 : at + 8] != bytes(4) for at in range(32 + first * FRAME, len(log), FRAME)
+    )
+
+
+def test_half_a_transaction_that_the_next_one_wrote_over_is_nothing_lost(crashed: Path) -> None:
+    """A kill leaves frames without a commit; another process then writes over the first of them."""
+    log = log_of(crashed)
+    count = frames(crashed)
+    data = bytearray(log.read_bytes())
+    for number in range(count - 5, count):  # the rest of a large transaction that was killed
+        data[32 + number * FRAME + 4 : 32 + number * FRAME + 8] = bytes(4)
+    data[32 + (count - 5) * FRAME + 100] ^= 1
+    log.write_bytes(data)
+    assert wal.lost_commits(log, count - 5, PAGE) == 0
+
+
 def test_a_sound_log_lost_nothing(crashed: Path) -> None:
     count = frames(crashed)
     assert count > TASKS
-    assert wal.lost_frames(log_of(crashed), count, PAGE) == 0
+    assert wal.lost_commits(log_of(crashed), count, PAGE) == 0
 
 
 def test_a_sound_log_that_ends_in_half_a_transaction_lost_nothing(crashed: Path) -> None:
     for recovered in range(frames(crashed)):
-        assert wal.lost_frames(log_of(crashed), recovered, PAGE) == 0
+        assert wal.lost_commits(log_of(crashed), recovered, PAGE) == 0
 
 
 def test_a_torn_last_frame_is_nothing_lost(crashed: Path) -> None:
@@ -116,23 +136,23 @@ def test_a_torn_last_frame_is_nothing_lost(crashed: Path) -> None:
     whole = log.read_bytes()
     for cut in (1, 24, 1000, FRAME - 1):
         log.write_bytes(whole[:-cut])
-        assert wal.lost_frames(log, count - 1, PAGE) == 0
+        assert wal.lost_commits(log, count - 1, PAGE) == 0
     log.write_bytes(whole[:-1000] + bytes(1000))
-    assert wal.lost_frames(log, count - 1, PAGE) == 0
+    assert wal.lost_commits(log, count - 1, PAGE) == 0
 
 
 def test_what_follows_a_flipped_frame_is_lost(crashed: Path) -> None:
     count = frames(crashed)
     for number in (0, 1, count // 2, count - 2):
         flip_frame(crashed, number)
-        assert wal.lost_frames(log_of(crashed), number, PAGE) == count - number - 1
+        assert wal.lost_commits(log_of(crashed), number, PAGE) == commits(crashed, number + 1)
         flip_frame(crashed, number)
 
 
 @pytest.mark.parametrize("at", [0, 5, 12, 17, 25])
 def test_everything_behind_a_damaged_header_is_lost(crashed: Path, at: int) -> None:
     flip(log_of(crashed), at)
-    assert wal.lost_frames(log_of(crashed), 0, PAGE) == frames(crashed)
+    assert wal.lost_commits(log_of(crashed), 0, PAGE) == commits(crashed, 0) > 0
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\0" * 32, b"\0" * 50_000, b"x" * 31])
@@ -140,7 +160,7 @@ def test_no_log_lost_nothing(tmp_path: Path, content: bytes | None) -> None:
     log = tmp_path / "journal.db-wal"
     if content is not None:
         log.write_bytes(content)
-    assert wal.lost_frames(log, 0, PAGE) == 0
+    assert wal.lost_commits(log, 0, PAGE) == 0
 
 
 def test_frames_of_an_older_generation_are_not_missed(crashed_later: Path) -> None:
@@ -149,7 +169,7 @@ def test_frames_of_an_older_generation_are_not_missed(crashed_later: Path) -> No
     recovered, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     assert 0 < recovered < frames(crashed_later)
-    assert wal.lost_frames(log_of(crashed_later), recovered, PAGE) == 0
+    assert wal.lost_commits(log_of(crashed_later), recovered, PAGE) == 0
     db.close()
 
 
@@ -189,7 +209,7 @@ def test_a_flipped_middle_is_reported_and_kept_and_the_rest_is_used(
     (damage,) = store.damage
     assert damage.file == str(folder / "journal.db")
     assert damage.found_at == store.clock.now()
-    assert "page(s)" in damage.reason
+    assert "commit(s)" in damage.reason
     kept = folder / "damaged" / damage.kept_as.rpartition("/")[2]
     assert str(kept) == damage.kept_as
     assert kept.read_bytes() == damaged

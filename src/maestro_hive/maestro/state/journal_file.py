@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import apsw
 
@@ -33,9 +35,12 @@ from maestro_hive.maestro.state.migrate import check_format, migrate
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
 
     from maestro_hive.maestro.state.records import Damage
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 #: Pages in the log at which it is copied into the database.
 CHECKPOINT_PAGES = 1000
@@ -70,6 +75,7 @@ class JournalFile:
         self._read_mutex = threading.Lock()
         self._sync_mutex = threading.Lock()
         self._committed = 0
+        self._looked = 0
         self._synced = 0
         self._failure: str | None = None
         self._closed = False
@@ -77,8 +83,8 @@ class JournalFile:
         try:
             self._queue = FileLock(folder / "journal.lock")
             self._presence = SharedLock(folder / "journal.users")
-        except OSError as error:
-            raise FolderError(folder, f"cannot be written: {error.strerror}") from error
+        except FolderError as error:
+            raise FolderError(folder, f"cannot be written ({error.reason})") from error
         try:
             self._open(keep_damaged_log)
         except BaseException:
@@ -137,7 +143,7 @@ class JournalFile:
         self._db.pragma("user_version")  # a read, so that the log is recovered
         recovered, _ = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         log = self.path.with_name(self.path.name + "-wal")
-        lost = wal.lost_frames(log, max(0, recovered), page_size)
+        lost = wal.lost_commits(log, max(0, recovered), page_size)
         if lost:
             self.damage = keep_damaged_log(lost)
         if recovered > 0:
@@ -146,29 +152,74 @@ class JournalFile:
 
     # --- writing ---
 
-    def transaction(self) -> _Transaction:
-        """Return a context manager whose body is one write transaction."""
-        return _Transaction(self)
+    def write(self, body: Callable[[apsw.Connection], ResultT]) -> tuple[ResultT, int]:
+        """Run ``body`` in one write transaction; return its result, and the ticket for ``sync``.
 
-    def execute(self, sql: str, bindings: tuple[Any, ...]) -> tuple[int, int]:
-        """Run one statement that is a transaction by itself; return its ticket and rows changed.
-
-        The same as ``transaction`` with that statement in it, in half the time: this is the way
-        of every step that is recorded alone, and code is slow just after an fsync.
+        A function and not a context manager: an interrupt between two lines of a caller must not
+        leave a transaction open. What one leaves behind all the same, the next write clears away.
         """
         self.check_process()
         with self._mutex:
-            self._check_usable()
-            self._refuse_nesting()
-            self._enter_queue()
+            self._prepare()
             try:
-                self._db.execute(sql, bindings)
-                changed = self._db.changes()
+                self._enter_queue()
+                self._db.execute("BEGIN IMMEDIATE")
+                result = body(self._db)
+                self._db.execute("COMMIT")
+                self._committed += 1
             except apsw.Error as error:
                 raise self._explain(error, writing=True) from error
             finally:
-                self._queue.release()
-            return self._count_commit(), changed
+                self._leave()
+            return result, self._committed
+
+    def execute(self, sql: str, bindings: tuple[Any, ...]) -> tuple[int, int, int]:
+        """Run one statement that is a transaction by itself; return ticket, rows and last rowid.
+
+        The same as ``write`` with that statement in it, in half the time: this is the way of
+        every step that is recorded alone, and code is slow just after an fsync.
+        """
+        self.check_process()
+        with self._mutex:
+            self._prepare()
+            try:
+                self._enter_queue()
+                self._db.execute(sql, bindings)
+                self._committed += 1
+            except apsw.Error as error:
+                raise self._explain(error, writing=True) from error
+            finally:
+                self._leave()
+            return self._committed, self._db.changes(), self._db.last_insert_rowid()
+
+    def _prepare(self) -> None:
+        self._check_usable()
+        if self._db.in_transaction:
+            if self._is_nested():
+                raise StorageError(
+                    f"{self.path}: a function that changes a document must not write to the"
+                    " journal itself; write before or after it"
+                )
+            self._leave()  # what an interrupt left behind
+
+    def _is_nested(self) -> bool:
+        """Tell whether this thread is inside ``write`` already, further up."""
+        frame = sys._getframe(2).f_back  # noqa: SLF001 - Python's own way to look up the stack
+        while frame is not None:
+            if frame.f_code is JournalFile.write.__code__ and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _leave(self) -> None:
+        """Undo what was not committed, and let the next one in."""
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        except apsw.Error as error:
+            raise self._fail(f"a transaction could not be undone ({error})") from error
+        finally:
+            self._queue.release()
 
     def sync(self, ticket: int) -> None:
         """Return when the commit with this number would survive a power cut."""
@@ -193,65 +244,6 @@ class JournalFile:
         self.check_process()
         return self._mutex
 
-    def begin(self) -> apsw.Connection:
-        """Start a write transaction; ``commit`` or ``roll_back`` must follow."""
-        self.check_process()
-        self._mutex.acquire()
-        try:
-            self._check_usable()
-            self._refuse_nesting()
-            self._enter_queue()
-            try:
-                self._db.execute("BEGIN IMMEDIATE")
-            except apsw.Error as error:
-                self._queue.release()
-                raise self._explain(error) from error
-        except BaseException:
-            self._mutex.release()
-            raise
-        return self._db
-
-    def _refuse_nesting(self) -> None:
-        if self._db.in_transaction:
-            raise StorageError(
-                f"{self.path}: a function that changes a document must not write to the journal"
-                " itself; write before or after it"
-            )
-
-    def commit(self) -> int:
-        """End the transaction; return the number to give to ``sync``."""
-        try:
-            try:
-                self._db.execute("COMMIT")
-            except apsw.Error as error:
-                self._roll_back()
-                raise self._explain(error, writing=True) from error
-            finally:
-                self._queue.release()
-            return self._count_commit()
-        finally:
-            self._mutex.release()
-
-    def _count_commit(self) -> int:
-        self._committed += 1
-        if self._committed % _LOOK_AT_LOG_EVERY == 0:
-            self.log_pages, _ = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-            if self.log_pages > CHECKPOINT_PAGES_MOST:
-                self.checkpoint()
-        return self._committed
-
-    def roll_back(self) -> None:
-        """Undo the transaction."""
-        try:
-            self._roll_back()
-        finally:
-            self._queue.release()
-            self._mutex.release()
-
-    def _roll_back(self) -> None:
-        if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
-
     def _enter_queue(self) -> None:
         if not self._queue.acquire(self._busy_seconds):
             raise StoreBusyError(
@@ -272,6 +264,20 @@ class JournalFile:
                 raise self._explain(error) from error
 
     # --- upkeep ---
+
+    def tend(self) -> None:
+        """Look now and then how long the log is; what fails here shows at the next write."""
+        if self._committed - self._looked < _LOOK_AT_LOG_EVERY:
+            return
+        self._looked = self._committed
+        try:
+            with self._read_mutex:
+                self._check_usable()
+                self.log_pages, _ = self._reader.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            if self.log_pages > CHECKPOINT_PAGES_MOST:
+                self.checkpoint()
+        except (apsw.Error, MaestroError) as error:
+            logger.debug("%s: %s", self.path, error)
 
     def checkpoint(self) -> None:
         """Copy the log into the database, most of it without keeping anybody waiting."""
@@ -294,17 +300,31 @@ class JournalFile:
         self.log_pages = 0
 
     def copy_to(self, target: Path) -> None:
-        """Write a consistent copy of the live file to ``target``, a new one."""
+        """Write a consistent copy of the live file to ``target``, a new one, or nothing."""
+        self._check_usable()
         files.create_private(target)
+        source = page_checksums.connect(self.path, apsw.SQLITE_OPEN_READWRITE)
+        copy = page_checksums.connect(target, apsw.SQLITE_OPEN_READWRITE)
         try:
-            copy = page_checksums.connect(target, apsw.SQLITE_OPEN_READWRITE)
-            with self._read_mutex, copy.backup("main", self._reader, "main") as backup:
-                while not backup.done:
-                    backup.step(256)
-            copy.pragma("journal_mode", "delete")
+            # With a first page that asks for checksums, or pages written before it get none.
+            page_checksums.switch_on(copy)
+            copy.pragma("user_version", 1)
             copy.close()
+            copy = page_checksums.connect(target, apsw.SQLITE_OPEN_READWRITE)
+            # In one go and under one read transaction, or every commit would start it again.
+            source.execute("BEGIN; SELECT count(*) FROM runs")
+            with copy.backup("main", source, "main") as backup:
+                backup.step(-1)
+            copy.pragma("journal_mode", "delete")
         except apsw.Error as error:
-            raise self._explain(error) from error
+            for leftover in target.parent.glob(f"{target.name}*"):
+                leftover.unlink()
+            raise self._damage(error) or StorageError(
+                f"{self.path} could not be copied to {target}: {error}"
+            ) from error
+        finally:
+            copy.close()
+            source.close()
 
     def integrity(self) -> list[str]:
         """Let SQLite read every page and say what is wrong."""
@@ -357,50 +377,28 @@ class JournalFile:
         self._failure = reason
         return StoreFailedError(self.path, reason)
 
+    def _damage(self, error: apsw.Error) -> CorruptionError | None:
+        """Return our error if SQLite's says that the file is not what was written."""
+        if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
+            reason = "a page does not match its checksum"
+        elif isinstance(error, apsw.CorruptError | apsw.NotADBError):
+            reason = str(error)
+        else:
+            return None
+        return CorruptionError(f"{self.path} is damaged: {reason}; restore a backup")
+
     def _explain(self, error: apsw.Error, *, writing: bool = False) -> MaestroError:
         """Turn SQLite's error into one of ours."""
-        extended = getattr(error, "extendedresult", 0)
+        damage = self._damage(error)
+        if damage is not None:
+            return damage
         text = str(error)
         match error:
             case apsw.BusyError() | apsw.LockedError():
                 return StoreBusyError(f"{self.path} is locked by another program: {text}")
-            case apsw.CorruptError() | apsw.NotADBError():
-                return CorruptionError(f"{self.path} is damaged: {text}; restore a backup")
-            case apsw.IOError() if extended == apsw.SQLITE_IOERR_DATA:
-                return CorruptionError(
-                    f"{self.path} is damaged: a page does not match its checksum; restore a backup"
-                )
             case apsw.FullError():
                 return self._fail("the disk is full")
             case apsw.ReadOnlyError() | apsw.CantOpenError() if not writing:
                 return FolderError(self.path, f"cannot be opened for writing: {text}")
             case _:
                 return self._fail(text)
-
-
-class _Transaction:
-    """``with file.transaction() as tx``: commits at the end, rolls back on any error."""
-
-    __slots__ = ("_file", "db", "ticket")
-
-    def __init__(self, file: JournalFile) -> None:
-        self._file = file
-        self.ticket = 0
-
-    def __enter__(self) -> Self:
-        self.db = self._file.begin()
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> Literal[False]:
-        if error is None:
-            self.ticket = self._file.commit()
-            return False
-        self._file.roll_back()
-        if isinstance(error, apsw.Error):
-            raise self._file._explain(error, writing=True) from error  # noqa: SLF001
-        return False

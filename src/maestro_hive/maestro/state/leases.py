@@ -87,6 +87,10 @@ class Presence:
         return self._folder / f"{holder_id}.json"
 
 
+class HolderLateError(Exception):
+    """A lease has expired, and its holder lives: it may only have been kept from renewing."""
+
+
 class Leases:
     """The ``leases`` table, used inside the caller's transaction."""
 
@@ -94,14 +98,20 @@ class Leases:
         self._presence = presence
         self._clock = clock
 
-    def take(self, db: apsw.Connection, name: str, seconds: float) -> Lease:
-        """Take a lease that is free, forsaken or expired; raise if somebody has it."""
+    def take(self, db: apsw.Connection, name: str, seconds: float, *, insist: bool) -> Lease:
+        """Take a lease that is free, forsaken or expired; raise if somebody has it.
+
+        One whose holder lives and is merely late is taken only by who insists.
+        """
         current = self.find(db, name)
-        if current is not None and self._stands(current):
-            holder = current.holder
-            raise RunHeldError(
-                name.removeprefix("run/"), host=holder.host, pid=holder.pid, since=holder.since
-            )
+        if current is not None and self._is_alive(current):
+            if self._clock.awake_seconds() < current.expires:
+                holder = current.holder
+                raise RunHeldError(
+                    name.removeprefix("run/"), host=holder.host, pid=holder.pid, since=holder.since
+                )
+            if not insist:
+                raise HolderLateError
         me = self._presence.holder()
         since = to_micros(self._clock.now())
         expires = self._clock.awake_seconds() + seconds
@@ -117,13 +127,9 @@ class Leases:
         assert taken is not None
         return taken
 
-    def _stands(self, lease: Lease) -> bool:
-        """Tell whether somebody really has it: alive, and heard of lately."""
-        return (
-            lease.boot == self._clock.boot_id()
-            and self._presence.is_alive(lease.holder.id)
-            and self._clock.awake_seconds() < lease.expires
-        )
+    def _is_alive(self, lease: Lease) -> bool:
+        boot = self._clock.boot_id()
+        return lease.boot == boot and self._presence.is_alive(lease.holder.id)
 
     def find(self, db: apsw.Connection, name: str) -> Lease | None:
         """Return a lease that was not given back."""

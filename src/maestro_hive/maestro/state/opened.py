@@ -55,3 +55,13 @@ def return_store(store: SqliteStore) -> None:
             return
         del _loans[store.folder]
     store.close()
+
+
+def _forget_in_child() -> None:
+    """Start anew in a forked child, where a lock may have been held by a thread that is not here."""
+    global _mutex  # noqa: PLW0603 - the lock itself has to be another one
+    _mutex = threading.Lock()
+    _loans.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

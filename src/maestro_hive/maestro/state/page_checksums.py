@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -58,3 +59,11 @@ def _register() -> None:
         sqlite_extra.load(loader, "cksumvfs")
         loader.close()
         apsw.set_default_vfs(default)
+
+
+def _new_lock_in_child() -> None:
+    global _registering  # noqa: PLW0603 - a thread that is not in the child may have held it
+    _registering = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock_in_child)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.kernel.errors import CorruptionError
+from maestro_hive.kernel.errors import CorruptionError, MaestroError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Entry, EntryKind, from_micros
 
@@ -83,13 +83,21 @@ class RunState:
         }
 
     def set_fields(self, fields: dict[str, Any]) -> None:
-        """Replace fields by name."""
+        """Replace fields by name; those of tomorrow are passed over."""
         for name, value in fields.items():
+            if name not in FIELDS:
+                continue
+            wanted = type(FIELDS[name]())
+            if not isinstance(value, wanted):
+                given = type(value).__name__
+                raise TypeError(f"state.{name} is a {given}, and must be a {wanted.__name__}")
             if name == "completed_tasks":
                 self.completed = dict.fromkeys(value)
             elif name == "pending_tasks":
                 self.pending = dict.fromkeys(value)
-            elif name in FIELDS:
+            elif name == "persona_states":
+                self.persona_states = {persona: dict(state) for persona, state in value.items()}
+            else:
                 setattr(self, name, value)
 
     def add(self, entry: Entry, load: Callable[[Entry], bytes | None]) -> None:
@@ -104,9 +112,15 @@ class RunState:
                 handler(self, entry)
             else:
                 _add_field_entry(self, entry, load)
+        except MaestroError:
+            raise  # some are a ValueError too, and say already what is wrong
         except KeyError as error:
             raise CorruptionError(
                 f"entry {entry.seq} of the run speaks of {error}, which is not there"
+            ) from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CorruptionError(
+                f"entry {entry.seq} of the run is not one of ours: {error}"
             ) from error
 
     def to_dict(self, run_id: str) -> dict[str, Any]:

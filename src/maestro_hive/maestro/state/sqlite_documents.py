@@ -46,24 +46,33 @@ class Documents:
         self, namespace: str, key: str, change: Change
     ) -> tuple[Document | None, Document | None]:
         """Replace a document by what ``change`` makes of it; return it before and after."""
-        with self._file.transaction() as tx:
-            before = self._find(tx.db, namespace, key)
+
+        def body(db: apsw.Connection) -> tuple[Document | None, Document | None]:
+            before = self._find(db, namespace, key)
             value = change(before.value if before else None)
-            after = self._put(tx.db, namespace, key, before, value)
-        self._file.sync(tx.ticket)
-        return before, after
+            return before, self._put(db, namespace, key, before, value)
+
+        changed, ticket = self._file.write(body)
+        self._file.sync(ticket)
+        return changed
 
     def set_many(
         self, values: Mapping[tuple[str, str], Encoded | None]
     ) -> dict[tuple[str, str], tuple[Document | None, Document | None]]:
         """Set documents in one transaction; return each before and after."""
-        changed = {}
-        with self._file.transaction() as tx:
+
+        def body(
+            db: apsw.Connection,
+        ) -> dict[tuple[str, str], tuple[Document | None, Document | None]]:
+            changed = {}
             for (namespace, key), value in values.items():
-                before = self._find(tx.db, namespace, key)
-                after = self._put(tx.db, namespace, key, before, value)
+                before = self._find(db, namespace, key)
+                after = self._put(db, namespace, key, before, value)
                 changed[namespace, key] = (before, after)
-        self._file.sync(tx.ticket)
+            return changed
+
+        changed, ticket = self._file.write(body)
+        self._file.sync(ticket)
         return changed
 
     def _find(self, db: apsw.Connection, namespace: str, key: str) -> Document | None:
@@ -99,10 +108,14 @@ class Documents:
 
     def delete(self, namespace: str | None) -> list[Document]:
         """Delete documents; return those that were there."""
-        with self._file.transaction() as tx:
-            gone = [self._read(row) for row in tx.db.execute(_LIST, (namespace,))]
-            tx.db.execute("DELETE FROM documents WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
-        self._file.sync(tx.ticket)
+
+        def body(db: apsw.Connection) -> list[Document]:
+            gone = [self._read(row) for row in db.execute(_LIST, (namespace,))]
+            db.execute("DELETE FROM documents WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
+            return gone
+
+        gone, ticket = self._file.write(body)
+        self._file.sync(ticket)
         return gone
 
     def _read(self, row: tuple[Any, ...]) -> Document:

@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 #: The key of entry ``seq`` of run ``run`` is ``run << RUN_BITS | seq``.
 RUN_BITS = 32
 
-_INSERT = (
-    "INSERT INTO entries"
-    " (id, kind, step, attempt, at, facts, value, payload, sha256, identity)"
-    " SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
-)
-# For one entry alone the lease is checked by the statement that writes it: there is no second one.
+_COLUMNS = "(id, kind, step, attempt, at, facts, value, payload, sha256, identity)"
+_INSERT = f"INSERT INTO entries {_COLUMNS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+# For one entry alone there is no second statement: this one also finds the number, and checks the
+# lease. A lease that was taken over writes nothing.
 _INSERT_ONE = (
-    f"{_INSERT} WHERE EXISTS (SELECT 1 FROM leases WHERE id = ? AND fence = ? AND holder = ?)"  # noqa: S608
+    f"INSERT INTO entries {_COLUMNS} SELECT"  # noqa: S608
+    " (SELECT coalesce(max(id), ?1) + 1 FROM entries WHERE id BETWEEN ?1 + 1 AND ?2),"
+    " ?3, ?4, ?5, ?6, ?7, ?8, NULL, ?9, ?10"
+    " WHERE EXISTS (SELECT 1 FROM leases WHERE id = ?11 AND fence = ?12 AND holder = ?13)"
 )
 _READ = (
     f"SELECT id & {(1 << RUN_BITS) - 1}, kind, step, attempt, at, facts, value, payload, sha256,"  # noqa: S608
@@ -66,27 +67,28 @@ class Entries:
         committed = False
         grown: dict[Hold, int] = {}
         try:
-            with self._file.transaction() as tx:
-                refused = self._write(tx.db, appends, grown)
+            refused, ticket = self._file.write(lambda db: self._write(db, appends, grown))
             committed = True
         finally:
             self._payloads.settle(committed=committed)
-        for hold, seq in grown.items():  # only a transaction that stands may move the numbers on
+        for hold, seq in grown.items():
             hold.seq = seq
-        return tx.ticket, refused
+        return ticket, refused
 
     def _append_one(self, append: Append) -> tuple[int, list[FencedError | None]]:
         hold, (entry,), _ = append
         lease = hold.lease
-        row = _row(hold, hold.seq + 1, entry, to_micros(self._clock.now()))
-        ticket, written = self._file.execute(
-            _INSERT_ONE, (*row, lease.id, lease.fence, lease.holder.id)
+        first, last = _keys(hold.run)
+        row = _row(entry, to_micros(self._clock.now()))
+        ticket, written, key = self._file.execute(
+            _INSERT_ONE,
+            (first - 1, last, *row[:6], *row[7:], lease.id, lease.fence, lease.holder.id),
         )
         if written:
-            hold.seq += 1
+            hold.seq = key & (1 << RUN_BITS) - 1
             return ticket, [None]
-        with self._file.transaction() as tx:
-            return ticket, [self._leases.check(tx.db, lease)]
+        refused, ticket = self._file.write(lambda db: self._leases.check(db, lease))
+        return ticket, [refused]
 
     def _write(
         self, db: apsw.Connection, appends: Sequence[Append], grown: dict[Hold, int]
@@ -99,11 +101,12 @@ class Entries:
                 verdicts[hold] = self._leases.check(db, hold.lease)
             if verdicts[hold] is not None:
                 continue
-            seq = grown.get(hold, hold.seq)
+            # The journal knows the number, whatever happened to this process in between.
+            seq = grown[hold] if hold in grown else last_seq(db, hold.run)
             for entry in entries:
                 seq += 1
                 payload = self._place(db, hold, entry)
-                rows.append(_row(hold, seq, entry, now, payload))
+                rows.append((hold.run << RUN_BITS | seq, *_row(entry, now, payload)))
             grown[hold] = seq
             if status is not None:
                 sql = "UPDATE runs SET status = ?, updated_at = ? WHERE id = ?"
@@ -152,33 +155,24 @@ class Entries:
 
     def collect(self) -> int:
         """Delete values that no entry refers to, directly or through a difference."""
-        with self._file.transaction() as tx:
-            tx.db.execute(_DELETE_UNUSED, (0, 1 << 62))
-            count = tx.db.changes()
+
+        def body(db: apsw.Connection) -> int:
+            db.execute(_DELETE_UNUSED, (0, 1 << 62))
+            return db.changes()
+
+        count, ticket = self._file.write(body)
         self._payloads.forget()
-        self._file.sync(tx.ticket)
+        self._file.sync(ticket)
         return count
 
 
-def _row(
-    hold: Hold, seq: int, entry: NewEntry, now: int, payload: int | None = None
-) -> tuple[Any, ...]:
+def _row(entry: NewEntry, now: int, payload: int | None = None) -> tuple[Any, ...]:
+    """Return the columns of an entry behind its key."""
     kind, step, attempt, facts, value, _, identity, then = entry
     data, sha256 = (None, None) if value is None else value
     at = now if then is None else then
     small = data if payload is None else None
-    return (
-        hold.run << RUN_BITS | seq,
-        kind,
-        step,
-        attempt,
-        at,
-        facts,
-        small,
-        payload,
-        sha256,
-        identity,
-    )
+    return kind, step, attempt, at, facts, small, payload, sha256, identity
 
 
 def _is_single(appends: Sequence[Append]) -> bool:

@@ -6,9 +6,10 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.clock import Clock, SystemClock
@@ -17,7 +18,13 @@ from maestro_hive.kernel.events import Hooks
 from maestro_hive.kernel.places import refuse_shared_folder
 from maestro_hive.maestro.state.damage import DamagedJournalWarning, keep_damaged_log
 from maestro_hive.maestro.state.journal_file import CHECKPOINT_PAGES, JournalFile
-from maestro_hive.maestro.state.leases import FIND_LEASE, Leases, Presence, read_lease
+from maestro_hive.maestro.state.leases import (
+    FIND_LEASE,
+    HolderLateError,
+    Leases,
+    Presence,
+    read_lease,
+)
 from maestro_hive.maestro.state.records import (
     Damage,
     Document,
@@ -37,15 +44,21 @@ from maestro_hive.maestro.state.store import LEASE_SECONDS, Append, Change, Hold
 from maestro_hive.maestro.state.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    import apsw
 
     from maestro_hive.maestro.state.codec import Encoded
 
 
+ResultT = TypeVar("ResultT")
+
 _RUN_COLUMNS = "id, name, workflow, status, created_at, updated_at"
 #: A disk that takes longer than this for an fsync is left to a thread.
 _QUICK_SYNC_SECONDS = 0.002
+#: How long a late holder gets to renew once nothing is in its way any more.
+_LAST_CHANCE_SECONDS = 0.5
 
 
 class SqliteStore:
@@ -105,8 +118,8 @@ class SqliteStore:
         with self._holds_mutex:
             hold = self._holds.get(name)
             if hold is not None:
-                with self._file.transaction() as tx:
-                    fenced = self._leases.check(tx.db, hold.lease)
+                lease = hold.lease
+                fenced, _ = self._file.write(lambda db: self._leases.check(db, lease))
                 if fenced is None:
                     hold.users += 1
                     return hold
@@ -116,17 +129,18 @@ class SqliteStore:
 
     def _take_run(self, name: str, workflow: str) -> Hold:
         now = to_micros(self.clock.now())
-        with self._file.transaction() as tx:
-            lease = self._leases.take(tx.db, f"run/{name}", self._lease_seconds)
-            tx.db.execute(
+
+        def body(db: apsw.Connection, insist: bool) -> Hold:
+            lease = self._leases.take(db, f"run/{name}", self._lease_seconds, insist=insist)
+            db.execute(
                 "INSERT INTO runs (name, workflow, status, created_at, updated_at)"
                 " VALUES (?, ?, 'pending', ?, ?) ON CONFLICT (name) DO NOTHING",
                 (name, workflow, now, now),
             )
-            run: Any = tx.db.execute("SELECT id FROM runs WHERE name = ?", (name,)).get
-            last = last_seq(tx.db, run)
-        self._file.sync(tx.ticket)
-        return Hold(run=run, name=name, lease=lease, seq=last)
+            run: Any = db.execute("SELECT id FROM runs WHERE name = ?", (name,)).get
+            return Hold(run=run, name=name, lease=lease, seq=last_seq(db, run))
+
+        return self._take(body)
 
     def release_run(self, hold: Hold) -> None:
         """Give a run back when its last user in this process is done."""
@@ -167,11 +181,15 @@ class SqliteStore:
             ]
         if sync:
             self._file.sync(ticket)
-        if self._file.log_pages > CHECKPOINT_PAGES:
-            self._upkeep.ask_for_checkpoint()
+        self._tend()
         for each in news:
             self.news.emit(each)
         return refused
+
+    def _tend(self) -> None:
+        self._file.tend()
+        if self._file.log_pages > CHECKPOINT_PAGES:
+            self._upkeep.ask_for_checkpoint()
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
         """Return a run's entries in order, making sure that none is missing."""
@@ -192,14 +210,16 @@ class SqliteStore:
             return False
         lease = self.take_lease(f"run/{name}")
         try:
-            with self._file.transaction() as tx:
-                self._entries.delete(tx.db, record.id)
-                tx.db.execute("DELETE FROM runs WHERE id = ?", (record.id,))
-            self._file.sync(tx.ticket)
+            _, ticket = self._file.write(lambda db: self._forget_run(db, record.id))
+            self._file.sync(ticket)
         finally:
             self.release_lease(lease)
         self.collect()
         return True
+
+    def _forget_run(self, db: apsw.Connection, run: int) -> None:
+        self._entries.delete(db, run)
+        db.execute("DELETE FROM runs WHERE id = ?", (run,))
 
     # --- documents ---
 
@@ -214,6 +234,7 @@ class SqliteStore:
     def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
         """Replace a document by what ``change`` makes of it."""
         before, after = self._documents.update(namespace, key, change)
+        self._tend()
         self._tell_document(namespace, key, before, after)
         return after
 
@@ -241,22 +262,35 @@ class SqliteStore:
 
     def take_lease(self, name: str, seconds: float = LEASE_SECONDS) -> Lease:
         """Become the only one under this name."""
-        with self._file.transaction() as tx:
-            lease = self._leases.take(tx.db, name, seconds)
-        self._file.sync(tx.ticket)
+
+        def body(db: apsw.Connection, insist: bool) -> Lease:
+            return self._leases.take(db, name, seconds, insist=insist)
+
+        lease = self._take(body)
         self._upkeep.start()
         return lease
 
+    def _take(self, body: Callable[[apsw.Connection, bool], ResultT]) -> ResultT:
+        """Take a lease, durably; a holder that is late but lives is given a last chance to renew.
+
+        It may have been kept from that by the very write that kept us from asking.
+        """
+        try:
+            taken, ticket = self._file.write(lambda db: body(db, False))
+        except HolderLateError:
+            time.sleep(min(_LAST_CHANCE_SECONDS, self._lease_seconds / 3))
+            taken, ticket = self._file.write(lambda db: body(db, True))
+        self._file.sync(ticket)
+        return taken
+
     def renew_leases(self) -> None:
         """Extend everything this store holds."""
-        with self._file.transaction() as tx:
-            self._leases.renew(tx.db, self._lease_seconds)
+        self._file.write(lambda db: self._leases.renew(db, self._lease_seconds))
 
     def release_lease(self, lease: Lease) -> None:
         """Give a lease back."""
-        with self._file.transaction() as tx:
-            self._leases.release(tx.db, lease)
-        self._file.sync(tx.ticket)
+        _, ticket = self._file.write(lambda db: self._leases.release(db, lease))
+        self._file.sync(ticket)
 
     def lease(self, name: str) -> Lease | None:
         """Return a lease as it stands."""
@@ -310,9 +344,9 @@ class SqliteStore:
         self._presence.close()
         _open_stores.discard(self)
 
-    def _keep_damaged_log(self, lost_frames: int) -> Damage:
+    def _keep_damaged_log(self, lost_commits: int) -> Damage:
         journal = self.folder / "journal.db"
-        return keep_damaged_log(self.folder, journal, lost_frames, self.clock.now())
+        return keep_damaged_log(self.folder, journal, lost_commits, self.clock.now())
 
 
 def _damage_text(found: Damage) -> str:

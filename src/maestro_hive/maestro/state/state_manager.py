@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -68,6 +69,12 @@ class _OnePerFolder(type):
 
     def _make(cls, folder: Path | None) -> StateManager:
         return type.__call__(cls, folder)  # type: ignore[no-any-return]
+
+    def start_anew(cls) -> None:
+        """Forget every manager: a forked child opens its own."""
+        _OnePerFolder._making = threading.RLock()  # a thread that is not here may have held it
+        cls._by_folder.clear()
+        cls._instance = None
 
     def forget(cls, manager: StateManager) -> None:
         with cls._making:
@@ -367,6 +374,9 @@ class StateManager(metaclass=_OnePerFolder):
         entries = self._store.entries(record.id) if record else []
         earlier = fold(entries[: news.first - 1], self._store.load)
         return earlier.to_dict(news.run_id)
+
+
+os.register_at_fork(after_in_child=StateManager.start_anew)
 
 
 def get_state_manager(**options: Any) -> StateManager:

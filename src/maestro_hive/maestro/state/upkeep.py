@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from typing import Protocol
 
@@ -54,19 +55,22 @@ class Upkeep:
             self._thread.join(timeout=10)
 
     def _work(self) -> None:
+        renewal = time.monotonic() + self._interval
         while not self._stopped:
-            asked = self._wake.wait(self._interval)
+            self._wake.wait(max(0.0, renewal - time.monotonic()))
             self._wake.clear()
             store = self._store()
             if store is None or self._stopped:
                 return
             try:
-                if asked and self._checkpoint_due:
-                    store.checkpoint()
-                else:
+                # Leases first: whoever asks for checkpoints without pause must not starve them.
+                if time.monotonic() >= renewal:
+                    renewal = time.monotonic() + self._interval
                     store.renew_leases()
+                if self._checkpoint_due:
+                    self._checkpoint_due = False
+                    store.checkpoint()
             except MaestroError as error:
                 logger.debug("upkeep: %s", error)
             finally:
-                self._checkpoint_due = False
                 del store

@@ -2,8 +2,8 @@
 
 SQLite reads a log up to the first frame that does not check out and silently drops the rest: right
 after a crash, where the rest is half a transaction, and wrong after bit rot, where good frames
-follow. Both can be told apart: frames are written in order, so a frame of the same generation
-*behind* a bad one means that the bad one had once been written in full.
+follow. They can be told apart: frames are written in order, so the end of a commit of the same
+generation *behind* a bad frame means that the bad one had once been written in full.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+_NO_COMMIT = bytes(4)
 _HEADER = 32
 _FRAME_HEADER = 24
 _MAGIC_LITTLE, _MAGIC_BIG = b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"
 
 
-def lost_frames(path: Path, recovered: int, page_size: int) -> int:
-    """Return how many written frames lie behind the damage, given how many SQLite recovered.
+def lost_commits(path: Path, recovered: int, page_size: int) -> int:
+    """Return how many commits end behind the damage, given how many frames SQLite recovered.
 
     Zero is the answer for a sound log and for one that merely ends in half a transaction.
     """
@@ -37,12 +38,18 @@ def lost_frames(path: Path, recovered: int, page_size: int) -> int:
 
 
 def _frames_of(log: bytes, salts: bytes, first: int, page_size: int) -> int:
-    """Count frames from number ``first`` on that belong to the generation with these salts."""
+    """Count commits from frame ``first`` on that belong to the generation with these salts.
+
+    Frames that end no commit do not count: a killed transaction leaves such, and the next one
+    may have written over the first of them only.
+    """
     if not any(salts):
         return 0
     size = _FRAME_HEADER + page_size
     offsets = range(_HEADER + first * size, len(log) - size + 1, size)
-    return sum(1 for offset in offsets if log[offset + 8 : offset + 16] == salts)
+    return sum(
+        1 for at in offsets if log[at + 8 : at + 16] == salts and log[at + 4 : at + 8] != _NO_COMMIT
+    )
 
 
 def _sound_frames(log: bytes, recovered: int, page_size: int) -> int:
