@@ -6,13 +6,14 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maestro_hive.kernel.errors import FencedError, StoreFailedError
-from maestro_hive.maestro.state.codec import encode
+from maestro_hive.maestro.state.codec import Encoded, encode
 from maestro_hive.maestro.state.recorder import Recorder
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
@@ -37,10 +38,10 @@ class Counted(SqliteStore):
         self.batches: list[int] = []
         self.threads: set[int] = set()
 
-    def append(self, appends: Any, *, sync: bool = True) -> Any:
+    def append(self, appends: Any, *, sync: bool = True, patience: float | None = None) -> Any:
         self.batches.append(len(appends))
         self.threads.add(threading.get_ident())
-        return super().append(appends, sync=sync)
+        return super().append(appends, sync=sync, patience=patience)
 
     def quick(self) -> bool:
         return not self.slow
@@ -282,3 +283,44 @@ def test_a_quick_disk_needs_no_thread(store: Counted) -> None:
     asyncio.run(work())
     assert store.threads == {threading.get_ident()}
     assert threading.active_count() == before
+
+
+def test_the_loop_goes_on_while_another_process_keeps_the_journal(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "state")
+    hold = store.hold_run("run-1")
+    other = SqliteStore(tmp_path / "state")
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay(_before: bytes | None) -> Encoded:
+        inside.set()
+        assert leave.wait(10)
+        return encode(1)
+
+    async def work() -> float:
+        recorder = Recorder(store)
+        await recorder.append(hold, saved(0), sync=False)  # alone from here on
+        await asyncio.sleep(0)
+        keeper = threading.Thread(target=other.update_document, args=("s", "k", stay))
+        keeper.start()
+        assert inside.wait(10)
+        longest = 0.0
+        waiting = asyncio.ensure_future(both(recorder))
+        for _ in range(30):
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+        assert not waiting.done()
+        leave.set()
+        await waiting
+        keeper.join()
+        return longest
+
+    async def both(recorder: Recorder) -> None:
+        await recorder.append(hold, saved(1), sync=False)
+        await recorder.append(hold, saved(2))
+
+    longest = asyncio.run(work())
+    assert longest < 0.25
+    assert values(store, hold) == [encode(number).data for number in range(3)]
+    other.close()
+    store.close()

@@ -152,7 +152,9 @@ class JournalFile:
 
     # --- writing ---
 
-    def write(self, body: Callable[[apsw.Connection], ResultT]) -> tuple[ResultT, int]:
+    def write(
+        self, body: Callable[[apsw.Connection], ResultT], patience: float | None = None
+    ) -> tuple[ResultT, int]:
         """Run ``body`` in one write transaction; return its result, and the ticket for ``sync``.
 
         A function and not a context manager: an interrupt between two lines of a caller must not
@@ -162,7 +164,7 @@ class JournalFile:
         with self._mutex:
             self._prepare()
             try:
-                self._enter_queue()
+                self._enter_queue(patience)
                 self._db.execute("BEGIN IMMEDIATE")
                 result = body(self._db)
                 self._db.execute("COMMIT")
@@ -173,7 +175,9 @@ class JournalFile:
                 self._leave()
             return result, self._committed
 
-    def execute(self, sql: str, bindings: tuple[Any, ...]) -> tuple[int, int, int]:
+    def execute(
+        self, sql: str, bindings: tuple[Any, ...], patience: float | None = None
+    ) -> tuple[int, int, int]:
         """Run one statement that is a transaction by itself; return ticket, rows and last rowid.
 
         The same as ``write`` with that statement in it, in half the time: this is the way of
@@ -183,7 +187,7 @@ class JournalFile:
         with self._mutex:
             self._prepare()
             try:
-                self._enter_queue()
+                self._enter_queue(patience)
                 self._db.execute(sql, bindings)
                 self._committed += 1
             except apsw.Error as error:
@@ -244,11 +248,12 @@ class JournalFile:
         self.check_process()
         return self._mutex
 
-    def _enter_queue(self) -> None:
-        if not self._queue.acquire(self._busy_seconds):
+    def _enter_queue(self, patience: float | None = None) -> None:
+        seconds = self._busy_seconds if patience is None else patience
+        if not self._queue.acquire(seconds):
             raise StoreBusyError(
-                f"{self.path}: another process has been inside a write for"
-                f" {self._busy_seconds:g} seconds; it may be stopped (see {self._queue.path.name})"
+                f"{self.path}: another process has been inside a write for {seconds:g} seconds;"
+                f" it may be stopped (see {self._queue.path.name})"
             )
 
     # --- reading ---

@@ -138,9 +138,11 @@ class MemoryStore:
 
     # --- entries ---
 
-    def append(self, appends: Sequence[Append], *, sync: bool = True) -> list[FencedError | None]:
-        """Record entries; memory has nothing to sync."""
-        del sync
+    def append(
+        self, appends: Sequence[Append], *, sync: bool = True, patience: float | None = None
+    ) -> list[FencedError | None]:
+        """Record entries; memory has nothing to sync, and nobody to wait for."""
+        del sync, patience
         with self._alone():
             refused = [self._refusal(append.hold.lease) for append in appends]
             accepted = [  # read before anything is written: it is all or nothing

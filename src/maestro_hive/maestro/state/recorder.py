@@ -2,7 +2,8 @@
 
 The transaction runs on the loop while the disk is quick: an fsync takes less time than handing it
 to a thread and back, and a thread would wait for a busy loop to let go of the interpreter. On a
-slow disk it runs in a thread, and what comes in the meantime makes up the next batch.
+slow disk, or while another process keeps the journal for long, it runs in a thread, and what comes
+in the meantime makes up the next batch.
 
 A task that has the journal for itself does not wait for others to join: its appends are written
 at once, and it lets the loop run after each one that was synced. As soon as two tasks append in
@@ -18,6 +19,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from maestro_hive.kernel.errors import StoreBusyError
 from maestro_hive.maestro.state.store import Append, Hold, Store
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.records import NewEntry
 
 
+#: How long the loop stands still for another process that is writing; then a thread waits instead.
+_PATIENCE = 0.005
 #: After so many batches in a thread one is written on the loop, to see how quick the disk is. The
 #: thread cannot tell: what it measures includes its waiting for a busy loop.
 _LOOK_AGAIN = 32
@@ -73,7 +77,9 @@ class Recorder:
         elif task is not self._first:
             self._crowded = True
         if self._alone and not self._crowded and not self._waiting and self._store.quick():
-            return _Written(self._write([append], sync=sync)[0], pause=sync)
+            (error,) = self._write([append], sync=sync, patience=_PATIENCE)
+            if not isinstance(error, StoreBusyError):
+                return _Written(error, pause=sync)
         waiting = _Waiting(append, sync, task, self._loop.create_future())
         self._waiting.append(waiting)
         return waiting.done
@@ -84,8 +90,12 @@ class Recorder:
             self._scheduled = False
         elif self._store.quick() or self._in_thread >= _LOOK_AGAIN:
             self._in_thread = 0
+            outcome = self._write_batch(batch, _PATIENCE)
+            if isinstance(outcome[0], StoreBusyError):
+                self._flush_in_thread(batch)
+                return
             self._scheduled = bool(self._waiting)
-            self._settle(batch, self._write_batch(batch))
+            self._settle(batch, outcome)
             if self._waiting:
                 self._loop.call_soon(self._flush)
         else:
@@ -118,13 +128,13 @@ class Recorder:
         else:
             self._scheduled = False
 
-    def _write_batch(self, batch: list[_Waiting]) -> _Outcome:
+    def _write_batch(self, batch: list[_Waiting], patience: float | None = None) -> _Outcome:
         appends = [waiting.append for waiting in batch]
-        return self._write(appends, sync=any(waiting.sync for waiting in batch))
+        return self._write(appends, sync=any(waiting.sync for waiting in batch), patience=patience)
 
-    def _write(self, appends: list[Append], *, sync: bool) -> _Outcome:
+    def _write(self, appends: list[Append], *, sync: bool, patience: float | None) -> _Outcome:
         try:
-            return self._store.append(appends, sync=sync)
+            return self._store.append(appends, sync=sync, patience=patience)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must get it
             return [error] * len(appends)
 

@@ -60,14 +60,16 @@ class Entries:
         self._clock = clock
         self._payloads = Payloads(file)
 
-    def append(self, appends: Sequence[Append]) -> tuple[int, list[FencedError | None]]:
+    def append(
+        self, appends: Sequence[Append], patience: float | None = None
+    ) -> tuple[int, list[FencedError | None]]:
         """Write entries in one transaction; return its ticket, and the refusals."""
         if _is_single(appends):
-            return self._append_one(appends[0])
+            return self._append_one(appends[0], patience)
         committed = False
         grown: dict[Hold, int] = {}
         try:
-            refused, ticket = self._file.write(lambda db: self._write(db, appends, grown))
+            refused, ticket = self._file.write(lambda db: self._write(db, appends, grown), patience)
             committed = True
         finally:
             self._payloads.settle(committed=committed)
@@ -75,7 +77,9 @@ class Entries:
             hold.seq = seq
         return ticket, refused
 
-    def _append_one(self, append: Append) -> tuple[int, list[FencedError | None]]:
+    def _append_one(
+        self, append: Append, patience: float | None
+    ) -> tuple[int, list[FencedError | None]]:
         hold, (entry,), _ = append
         lease = hold.lease
         first, last = _keys(hold.run)
@@ -83,6 +87,7 @@ class Entries:
         ticket, written, key = self._file.execute(
             _INSERT_ONE,
             (first - 1, last, *row[:6], *row[7:], lease.id, lease.fence, lease.holder.id),
+            patience,
         )
         if written:
             hold.seq = key & (1 << RUN_BITS) - 1

@@ -169,11 +169,13 @@ class SqliteStore:
 
     # --- entries ---
 
-    def append(self, appends: Sequence[Append], *, sync: bool = True) -> list[FencedError | None]:
+    def append(
+        self, appends: Sequence[Append], *, sync: bool = True, patience: float | None = None
+    ) -> list[FencedError | None]:
         """Record entries in one transaction."""
         with self._file.alone():  # until the numbers have moved on, or two threads use the same
             before = {append.hold: append.hold.seq for append in appends} if self.news else {}
-            ticket, refused = self._entries.append(appends)
+            ticket, refused = self._entries.append(appends, patience)
             news = [
                 EntriesAppended(run_id=hold.name, first=seq + 1, seq=hold.seq)
                 for hold, seq in before.items()

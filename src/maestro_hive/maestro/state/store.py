@@ -119,8 +119,14 @@ class Store(Protocol):
         """List runs, newest first."""
         ...
 
-    def append(self, appends: Sequence[Append], *, sync: bool = True) -> list[FencedError | None]:
-        """Record entries in one transaction; per append, None or the reason it was refused."""
+    def append(
+        self, appends: Sequence[Append], *, sync: bool = True, patience: float | None = None
+    ) -> list[FencedError | None]:
+        """Record entries in one transaction; per append, None or the reason it was refused.
+
+        ``StoreBusyError`` if another writer is in the way for longer than ``patience`` seconds (by
+        default the store's own): nothing was written, and the same may be tried again.
+        """
         ...
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
