@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import DocumentCorruptError, FolderError
+from maestro_hive.kernel.errors import (
+    CodecError,
+    CorruptionError,
+    DocumentCorruptError,
+    FolderError,
+)
 from maestro_hive.maestro.state import documents
 from maestro_hive.maestro.state.damage import recorded_damage
 from maestro_hive.maestro.state.migrate import newest_format
+from maestro_hive.maestro.state.run_state import fold
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
 from maestro_hive.unified_execution.config import DEFAULT_STATE_DIR, FALLBACK_STATE_DIR
 
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 _COPIES = {
     "runs/*/execution_state.json": "execution_state",
     "checkpoints/*.json": "state_manager_checkpoint",
+    "checkpoints/*/*.json": "checkpoint",
 }
 
 
@@ -49,7 +56,8 @@ def _opened(folder: Path) -> Iterator[SqliteStore]:
 def examine(folder: Path) -> dict[str, Any]:
     """Read all of a state folder; ``wrong`` lists what cannot be trusted."""
     with _opened(folder) as store:
-        wrong = [*recorded_damage(folder), *store.check(), *_damaged_copies(folder)]
+        wrong = [*recorded_damage(folder), *store.check(), *_senseless_runs(store)]
+        wrong += _damaged_copies(folder)
         runs = len(store.runs())
     return {
         "folder": str(folder),
@@ -60,10 +68,21 @@ def examine(folder: Path) -> dict[str, Any]:
     }
 
 
+def _senseless_runs(store: SqliteStore) -> Iterator[str]:
+    """Tell which runs could not be opened, though every byte of them is as it was written."""
+    for record in store.runs():
+        try:
+            fold(store.entries(record.id), store.load)
+        except (CorruptionError, CodecError) as error:
+            yield f"run {record.name}: {error}"
+
+
 def _damaged_copies(folder: Path) -> Iterator[str]:
     for path, kind in _copies(folder):
         try:
             documents.unseal(files.read_whole(path), kind, str(path))
+        except FileNotFoundError:
+            continue  # retention took it in this moment
         except DocumentCorruptError as error:
             yield str(error)
     for pattern in _COPIES:
@@ -83,7 +102,11 @@ def copy_folder(folder: Path, target: Path) -> int:
         store.backup(target)
     copied = 1
     for path, _ in _copies(folder):
+        try:
+            text = files.read_whole(path)
+        except FileNotFoundError:
+            continue  # retention took it in this moment
         inside = files.make_folder_inside(target, *path.relative_to(folder).parent.parts)
-        files.write_atomically(inside / path.name, files.read_whole(path))
+        files.write_atomically(inside / path.name, text)
         copied += 1
     return copied

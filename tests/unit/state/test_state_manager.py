@@ -785,3 +785,11 @@ def test_a_folder_that_cannot_be_used_is_an_error_and_may_be_mended(tmp_path: Pa
     assert manager.get_state("k") == 1
     manager.shutdown()
     shutil.rmtree(tmp_path / "file")
+
+
+@pytest.mark.parametrize("call", ["set_state", "delete_state", "get_state"])
+def test_half_a_character_is_no_name(call: str) -> None:
+    manager = StateManager()
+    arguments = ("\ud800", 1) if call == "set_state" else ("\ud800",)
+    with pytest.raises(ConfigurationError, match="half characters"):
+        getattr(manager, call)(*arguments)

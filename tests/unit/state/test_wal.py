@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import apsw
@@ -17,8 +18,6 @@ from maestro_hive.maestro.state.store import Append
 from maestro_hive.testing import ManualClock
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from maestro_hive.maestro.state.store import Hold
 
 PAGE = 4096
@@ -244,3 +243,15 @@ def test_a_note_about_damage_that_is_damaged_itself_is_told_too(crashed: Path) -
     flip(note, 30)
     (told,) = recorded_damage(crashed)
     assert note.name in told
+
+
+def test_a_log_whose_database_is_gone_is_kept(crashed: Path) -> None:
+    (crashed / "journal.db").unlink()
+    log = log_of(crashed).read_bytes()
+    with pytest.warns(DamagedJournalWarning, match="only its log was left"):
+        store = SqliteStore(crashed)
+    (damage,) = store.damage
+    assert Path(damage.kept_as).read_bytes() == log
+    assert store.runs() == []
+    assert store.check() == []
+    store.close()

@@ -22,15 +22,11 @@ class DamagedJournalWarning(UserWarning):
     """Part of a journal could not be read when it was opened; see ``Store.damage``."""
 
 
-def keep_damaged_log(folder: Path, journal: Path, lost_commits: int, now: datetime) -> Damage:
+def keep_damaged_log(folder: Path, journal: Path, reason: str, now: datetime) -> Damage:
     """Copy the log of ``journal`` aside and note what is wrong with it."""
     log = journal.with_name(f"{journal.name}-wal")
     kept = files.make_folder_inside(folder, _FOLDER) / f"{log.name}.{now:%Y%m%dT%H%M%S%f}"
     files.write_atomically(kept, log.read_bytes())
-    reason = (
-        f"its log is damaged, and {lost_commits} commit(s) behind the damage could not be"
-        " read: what was recorded last may be lost"
-    )
     note = {"file": str(journal), "reason": reason, "found_at": now.isoformat()}
     files.write_atomically(kept.with_name(f"{kept.name}.json"), documents.seal(_KIND, note))
     return Damage(file=str(journal), found_at=now, reason=reason, kept_as=str(kept))

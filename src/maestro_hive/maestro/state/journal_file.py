@@ -62,7 +62,7 @@ class JournalFile:
         self,
         folder: Path,
         *,
-        keep_damaged_log: Callable[[int], Damage],
+        keep_damaged_log: Callable[[str], Damage],
         busy_seconds: float = _BUSY_SECONDS,
     ) -> None:
         self.path = folder / "journal.db"
@@ -97,11 +97,13 @@ class JournalFile:
 
     # --- opening ---
 
-    def _open(self, keep_damaged_log: Callable[[int], Damage]) -> None:
+    def _open(self, keep_damaged_log: Callable[[str], Damage]) -> None:
         self._enter_queue()
         try:
-            files.create_private(self.path)
             first = self._presence.join()
+            if first:
+                self._keep_log_without_database(keep_damaged_log)
+            files.create_private(self.path)
             self._db = self._connect()
             if first:  # and before anything is written over what the log lost
                 self._look_at_log(keep_damaged_log)
@@ -137,7 +139,15 @@ class JournalFile:
         db.pragma("cache_size", -16_000)
         return db
 
-    def _look_at_log(self, keep_damaged_log: Callable[[int], Damage]) -> None:
+    def _keep_log_without_database(self, keep_damaged_log: Callable[[str], Damage]) -> None:
+        """Keep a log whose database is gone: SQLite would begin anew and write over it."""
+        log = self.path.with_name(f"{self.path.name}-wal")
+        gone = not self.path.exists() or self.path.stat().st_size == 0
+        if gone and log.exists() and log.stat().st_size > 0:
+            self.damage = keep_damaged_log("its database was gone, and only its log was left")
+            files.remove(log)
+
+    def _look_at_log(self, keep_damaged_log: Callable[[str], Damage]) -> None:
         """As the first to open it: have a damaged log kept, and move what is good to safety."""
         page_size = int(self._db.pragma("page_size"))
         self._db.pragma("user_version")  # a read, so that the log is recovered
@@ -145,7 +155,10 @@ class JournalFile:
         log = self.path.with_name(self.path.name + "-wal")
         lost = wal.lost_commits(log, max(0, recovered), page_size)
         if lost:
-            self.damage = keep_damaged_log(lost)
+            self.damage = keep_damaged_log(
+                f"its log is damaged, and {lost} commit(s) behind the damage could not be read:"
+                " what was recorded last may be lost"
+            )
         if recovered > 0:
             # Pages that a failed fsync left in memory only are written anew, into the database.
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)

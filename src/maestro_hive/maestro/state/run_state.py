@@ -102,10 +102,6 @@ class RunState:
 
     def add(self, entry: Entry, load: Callable[[Entry], bytes | None]) -> None:
         """Take one more entry into account; values are loaded only where they matter."""
-        self.seq = entry.seq
-        self.updated_at = entry.at
-        # A run restored from a copy began when the copied entries did.
-        self.created_at = min(self.created_at or entry.at, entry.at)
         handler = _STEP_HANDLERS.get(entry.kind)
         try:
             if handler is not None:
@@ -122,6 +118,10 @@ class RunState:
             raise CorruptionError(
                 f"entry {entry.seq} of the run is not one of ours: {error}"
             ) from error
+        self.seq = entry.seq
+        self.updated_at = entry.at
+        # A run restored from a copy began when the copied entries did.
+        self.created_at = min(self.created_at or entry.at, entry.at)
 
     def to_dict(self, run_id: str) -> dict[str, Any]:
         """Return the run as plain data, with its steps; what listings and views show."""

@@ -346,9 +346,9 @@ class SqliteStore:
         self._presence.close()
         _open_stores.discard(self)
 
-    def _keep_damaged_log(self, lost_commits: int) -> Damage:
+    def _keep_damaged_log(self, reason: str) -> Damage:
         journal = self.folder / "journal.db"
-        return keep_damaged_log(self.folder, journal, lost_commits, self.clock.now())
+        return keep_damaged_log(self.folder, journal, reason, self.clock.now())
 
 
 def _damage_text(found: Damage) -> str:

@@ -140,6 +140,8 @@ class StateManager(metaclass=_OnePerFolder):
         default: Any = None,
     ) -> Any:
         """Return the value under ``key``; a new object each time, yours to change."""
+        _check_text("key", key)
+        _check_text("namespace", namespace)
         if namespace == WORKFLOWS:
             view = self._view(key)
             return default if view is None else view
@@ -343,10 +345,8 @@ class StateManager(metaclass=_OnePerFolder):
                 f"namespace {namespace!r} shows what is in the journal and cannot be set here;"
                 f" use {_WINDOWS[namespace]}"
             )
-        names: tuple[tuple[str, object], ...] = (("key", key), ("namespace", namespace))
-        for what, value in names:
-            if not isinstance(value, str) or not value:
-                raise ConfigurationError(f"a {what} is a text that is not empty, not {value!r}")
+        _check_text("key", key)
+        _check_text("namespace", namespace)
 
     def _view(self, run_id: str) -> dict[str, Any] | None:
         """Return a run as its entries make it, reading only those that are new."""
@@ -382,6 +382,18 @@ os.register_at_fork(after_in_child=StateManager.start_anew)
 def get_state_manager(**options: Any) -> StateManager:
     """Return ``StateManager(**options)``."""
     return StateManager(**options)
+
+
+def _check_text(what: str, value: object) -> None:
+    """Raise unless ``value`` is a text with a form in UTF-8."""
+    try:
+        good = isinstance(value, str) and bool(value.encode())
+    except UnicodeEncodeError:
+        good = False
+    if not good:
+        raise ConfigurationError(
+            f"a {what} is a text that is not empty and has no half characters, not {value!r}"
+        )
 
 
 def _lowered(values: dict[str, Any], path: str) -> codec.Json:
