@@ -469,3 +469,35 @@ def test_after_closing_everything_says_so(folder: Path) -> None:
     for call in (store.checkpoint, store.runs, store.renew_leases):
         with pytest.raises(StoreClosedError):
             call()
+
+
+# --- forks --------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_cannot_open_what_its_parent_has_open(
+    folder: Path, store: SqliteStore
+) -> None:
+    """SQLite would take no locks there, and another process might start the log anew under it."""
+    assert in_a_forked_child(lambda: SqliteStore(folder)) == "StoreClosedError"
+    assert in_a_forked_child(lambda: SqliteStore(folder.with_name("another")).close()) == "fine"
+    store.close()
+    assert in_a_forked_child(lambda: SqliteStore(folder).close()) == "fine"
+
+
+def in_a_forked_child(action: Callable[[], object]) -> str:
+    """Return the name of what the child raised, or "fine"."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "fine"
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001 - its name is what is asked for
+            said = type(error).__name__
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    said = os.read(reading, 100).decode()
+    os.close(reading)
+    return said

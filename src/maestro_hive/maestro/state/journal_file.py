@@ -379,7 +379,7 @@ class JournalFile:
         if not self.is_here():
             raise StoreClosedError(
                 f"{self.path} was opened by process {self._pid}, and this is a forked child of it;"
-                " open the store again in the child"
+                " start the child with 'spawn' or as a program of its own"
             )
 
     def _check_usable(self) -> None:

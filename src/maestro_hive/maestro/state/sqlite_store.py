@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.clock import Clock, SystemClock
-from maestro_hive.kernel.errors import CorruptionError, FencedError, StorageError
+from maestro_hive.kernel.errors import CorruptionError, FencedError, StorageError, StoreClosedError
 from maestro_hive.kernel.events import Hooks
 from maestro_hive.kernel.places import refuse_shared_folder
 from maestro_hive.maestro.state.damage import DamagedJournalWarning, keep_damaged_log
@@ -79,6 +79,7 @@ class SqliteStore:
         self.clock: Clock = clock or SystemClock()
         self.news: Hooks[News] = Hooks()
         refuse_shared_folder(self.folder)
+        _refuse_inherited(self.folder)
         self._lease_seconds = lease_seconds
         self._file = JournalFile(
             self.folder, keep_damaged_log=self._keep_damaged_log, busy_seconds=busy_seconds
@@ -376,6 +377,20 @@ def _close_all() -> None:
     for store in list(_open_stores):
         with contextlib.suppress(StorageError):
             store.close()
+
+
+def _refuse_inherited(folder: Path) -> None:
+    """Raise in a forked child whose parent had this folder open.
+
+    SQLite still believes that the parent's locks are this process's own and takes none: another
+    process could start the log anew under it.
+    """
+    if any(store.folder == folder for store in _abandoned):
+        raise StoreClosedError(
+            f"{folder} was open when this process was forked, and SQLite cannot open it safely"
+            " here again; start the child with 'spawn' or as a program of its own, or close the"
+            " store before the fork"
+        )
 
 
 def _abandon_in_child() -> None:

@@ -29,7 +29,7 @@ process can follow a run, living or dead, without holding it.
 version raises ``NewerFormatError`` and is not touched.
 
 Every method may be called from any thread; none is for use in a forked child, which gets
-``StoreClosedError`` and opens its own.
+``StoreClosedError``. A child that needs the store is spawned, not forked.
 """
 
 from __future__ import annotations
