@@ -308,8 +308,8 @@ def test_a_home_in_a_chosen_folder_is_expanded(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAESTRO_CHECKPOINT_DIR", "~/cp")
-    config = StateConfig(state_dir="~/work/state")
-    assert config.state_dir == str(place.home / "work" / "state")
+    config = StateConfig(state_dir="~/here/state")
+    assert config.state_dir == str(place.home / "here" / "state")
     assert config.checkpoint_dir == str(place.home / "cp")
     config.state_dir = "~"
     assert config.resolve() == StateFolders(state=place.home, checkpoints=place.home / "cp")

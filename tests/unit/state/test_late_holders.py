@@ -1,0 +1,41 @@
+"""A holder that was kept from renewing is not a holder that hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from maestro_hive.kernel.errors import RunHeldError
+from maestro_hive.maestro.state.codec import Encoded, encode
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEASE = 1.5
+
+
+def test_a_write_longer_than_the_lease_costs_no_healthy_holder_its_run(tmp_path: Path) -> None:
+    holder, slow, other = (SqliteStore(tmp_path / "s", lease_seconds=LEASE) for _ in range(3))
+    fence = holder.hold_run("run-1").lease.fence
+    inside = threading.Event()
+
+    def take_long(_before: bytes | None) -> Encoded:
+        inside.set()
+        time.sleep(LEASE + 0.5)  # nobody can renew anything meanwhile
+        return encode(1)
+
+    keeper = threading.Thread(target=slow.update_document, args=("space", "key", take_long))
+    keeper.start()
+    assert inside.wait(10)
+    with pytest.raises(RunHeldError):
+        other.hold_run("run-1")
+    keeper.join()
+    lease = holder.lease("run/run-1")
+    assert lease is not None
+    assert lease.fence == fence
+    for store in (other, slow, holder):
+        store.close()
