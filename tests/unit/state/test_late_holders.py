@@ -11,6 +11,8 @@ import pytest
 from maestro_hive.kernel.errors import RunHeldError
 from maestro_hive.maestro.state.codec import Encoded, encode
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.store import LEASE_SECONDS
+from maestro_hive.testing import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,4 +40,18 @@ def test_a_write_longer_than_the_lease_costs_no_healthy_holder_its_run(tmp_path:
     assert lease is not None
     assert lease.fence == fence
     for store in (other, slow, holder):
+        store.close()
+
+
+def test_a_late_holder_that_lives_may_renew_before_it_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    holder, other = (SqliteStore(tmp_path / "s", clock=clock) for _ in range(2))
+    holder.hold_run("run-1")
+    clock.advance(LEASE_SECONDS + 1)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: holder.renew_leases())
+    with pytest.raises(RunHeldError):
+        other.hold_run("run-1")
+    for store in (other, holder):
         store.close()
