@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_EXCLUSIVE_NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
+
+
 class FileLock:
     """An exclusive ``flock`` on a file of its own; it ends with the process, however that ends.
 
@@ -72,8 +75,15 @@ class FileLock:
         It asks again and again instead of waiting in the kernel, where a stopped holder would
         keep us for ever. The pauses stay short, so that nobody starves.
         """
-        if self.try_acquire():
-            return True
+        try:  # the way of every write: nobody is in the way
+            fcntl.flock(self._fd, _EXCLUSIVE_NOW)
+        except BlockingIOError:
+            return self._wait(timeout)
+        except (OSError, ValueError):
+            return self.try_acquire()  # which says what is wrong
+        return True
+
+    def _wait(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
         pause = 0.00005
         while time.monotonic() < deadline:
@@ -89,7 +99,10 @@ class FileLock:
 
     def release(self) -> None:
         """Let the next one have it."""
-        self._flock(fcntl.LOCK_UN)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        except (OSError, ValueError):
+            self._flock(fcntl.LOCK_UN)  # which says what is wrong
 
     def write(self, data: bytes) -> None:
         """Say in the lock file who holds it; for people and for error messages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -127,6 +128,16 @@ def test_an_append_that_needs_no_sync_does_not_sync(
     with pytest.raises(StoreFailedError):
         save(store, hold)
     monkeypatch.undo()
+
+
+def test_a_folder_deleted_under_the_store_is_a_failed_write(
+    store: SqliteStore, folder: Path
+) -> None:
+    """What goes into a file without a name is lost when the process ends."""
+    hold = store.hold_run("run-1")
+    shutil.rmtree(folder)
+    with pytest.raises(StoreFailedError, match="deleted while it was open"):
+        save(store, hold)
 
 
 @pytest.fixture

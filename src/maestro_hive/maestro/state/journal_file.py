@@ -197,17 +197,19 @@ class JournalFile:
         every step that is recorded alone, and code is slow just after an fsync.
         """
         self.check_process()
+        db = self._db
         with self._mutex:
-            self._prepare()
+            if self._failure is not None or self._closed or db.in_transaction:
+                self._prepare()
             try:
                 self._enter_queue(patience)
-                self._db.execute(sql, bindings)
+                db.execute(sql, bindings)
                 self._committed += 1
             except apsw.Error as error:
                 raise self._explain(error, writing=True) from error
             finally:
-                self._leave()
-            return self._committed, self._db.changes(), self._db.last_insert_rowid()
+                self._queue.release()
+            return self._committed, db.changes(), db.last_insert_rowid()
 
     def _prepare(self) -> None:
         self._check_usable()
@@ -249,8 +251,11 @@ class JournalFile:
             started = time.perf_counter()
             try:
                 os.fdatasync(self._log)
+                deleted = os.fstat(self._log).st_nlink == 0
             except OSError as error:
                 raise self._fail(f"fdatasync failed ({error.strerror})") from error
+            if deleted:
+                raise self._fail("its files were deleted while it was open")
             took = time.perf_counter() - started
             # A long one may be a busy machine's doing, a short one proves the disk quick.
             self.sync_seconds = min(took, self.sync_seconds + (took - self.sync_seconds) * 0.1)

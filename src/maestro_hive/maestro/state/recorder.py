@@ -6,7 +6,7 @@ slow disk, or while another process keeps the journal for long, it runs in a thr
 in the meantime makes up the next batch.
 
 A task that has the journal for itself does not wait for others to join: its appends are written
-at once, and it lets the loop run after each one that was synced. As soon as two tasks append in
+at once, and it lets the loop run again every millisecond. As soon as two tasks append in
 one tick, appends are gathered again.
 
 Where some of a batch need a sync and some do not, the latter go first and the others wait one tick
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 #: How long the loop stands still for another process that is writing; then a thread waits instead.
 _PATIENCE = 0.005
+#: A task that has the journal for itself lets the loop run after so many seconds, not each time:
+#: one turn of a loop that has nothing else to do costs as much as encoding a step.
+_PAUSE_EVERY = 0.001
 #: After so many batches in a thread one is written on the loop, to see how quick the disk is. The
 #: thread cannot tell: what it measures includes its waiting for a busy loop.
 _LOOK_AGAIN = 32
@@ -57,6 +60,7 @@ class Recorder:
         self._postponed = False
         self._thread: ThreadPoolExecutor | None = None
         self._in_thread = 0
+        self._paused = 0.0
 
     def append(
         self,
@@ -79,10 +83,18 @@ class Recorder:
         if self._alone and not self._crowded and not self._waiting and self._store.quick():
             (error,) = self._write([append], sync=sync, patience=_PATIENCE)
             if not isinstance(error, StoreBusyError):
-                return _Written(error, pause=sync)
+                return _Written(error, pause=sync and self._pause_is_due())
         waiting = _Waiting(append, sync, task, self._loop.create_future())
         self._waiting.append(waiting)
         return waiting.done
+
+    def _pause_is_due(self) -> bool:
+        """Tell whether the loop has stood still for long enough to let others run."""
+        now = self._loop.time()
+        if now - self._paused < _PAUSE_EVERY:
+            return False
+        self._paused = now
+        return True
 
     def _flush(self) -> None:
         batch = self._next_batch()
