@@ -1,7 +1,8 @@
 # maestro-hive. Type `make` to see what there is to type.
 #
 # Everything here sets itself up: it needs Python 3.11 or newer, make and git, and writes into this
-# folder only. What it installs is pinned, with hashes, in requirements/dev.txt.
+# folder only. What it installs is pinned, with hashes, in requirements/dev.txt; the peers that
+# `make bench` compares with are in requirements/bench.txt and get an environment of their own.
 
 BIN      := .venv/bin
 READY    := $(wildcard .venv/ready)
@@ -9,7 +10,8 @@ PYTHONS  := $(if $(READY),$(BIN)/python) python3 python3.14 python3.13 python3.1
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format formatted lint types imports bench faults-quick faults lock clean venv
+.PHONY: help demo test check format formatted lint types imports bench bench-peers
+.PHONY: faults-quick faults lock clean venv
 
 help:  ## show these words
 	@echo 'maestro-hive: durable execution for teams of AI agents'
@@ -49,8 +51,11 @@ imports: venv  ## check that imports point down only (import-linter)
 
 # --- to doubt it ------------------------------------------------------------------------------
 
-bench: venv  ## measure it beside the raw limits of this machine
+bench: venv  ## measure it beside the raw limits of this machine, and beside its peers
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: venv  ## install the peers into .venv-bench, as `make bench` does when it needs them
+	@$(BIN)/python requirements/install.py bench
 
 faults-quick: venv  ## kill it, fill its disk and lie to it, for a short while
 	@$(BIN)/python -m faults --quick $(ARGS)
@@ -79,9 +84,10 @@ lock: venv  ## pin the dependencies that pyproject.toml names (ARGS=--upgrade: t
 	@build/lock/bin/pip install --quiet uv
 	@$(LOCK) --extra dev --output-file requirements/dev.txt $(ARGS)
 	@$(LOCK) --output-file requirements/runtime.txt $(ARGS)
+	@$(LOCK) --extra bench --output-file requirements/bench.txt $(ARGS)
 	@git --no-pager diff --stat -- requirements
 
 clean:  ## remove all that make made, .venv too
-	@rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .venv-bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@rm -rf .mahabharatha/.mahabharatha
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,24 +6,36 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks import figures, machine
-from benchmarks.contenders import ANCHOR, GROUPS, find
+from benchmarks import figures, machine, peers
+from benchmarks.contenders import ANCHOR, CONTENDERS, GROUPS, find
 from benchmarks.contest import Contest, Results
 
+if TYPE_CHECKING:
+    from benchmarks.contender import Contender
+    from benchmarks.row import Row
+
 _ABOUT = """\
-Measure maestro-hive beside the raw limits of this machine.
+Measure maestro-hive beside the raw limits of this machine, and beside its peers.
 
 Every contender runs in a fresh process on a folder of its own. They take turns, round after round;
 ratios are taken within a round, and the median over the rounds counts. Rounds during which
 something else kept the machine busy are left out, if at least 3 are left. Compare nothing across
 machines, nor across runs.
+
+Groups marked with a star compare with peers, which are installed into .venv-bench when a run first
+needs them. Where that fails, their rows say so and everything else is measured.
 """
 
 _GROUPS = """\
 groups for --only:
   raw        append + fdatasync, and SQLite's own commit; measured in any case
   record     steps recorded one by one, 64 and 512 at once, behind a busy loop
+  execute*   steps through the whole executor, one by one and 64 at once: DBOS, LangGraph
+  resume*    a run of 10,000 finished steps gone through again in a fresh process: DBOS
+             (filling it for DBOS takes a minute, once)
+  retry*     what retrying adds in memory to a call that succeeds: tenacity, stamina; the breaker
   processes  four processes on one folder: in all, fairness, worst wait
   history    the ten-thousandth step and task against the hundredth
   open       a run of 10,000 finished steps opened in a fresh process
@@ -46,15 +58,29 @@ def main() -> None:
     folder: Path = words.folder
     folder.mkdir(parents=True, exist_ok=True)
     print(machine.describe(folder), flush=True)
+    chosen = _choose([ANCHOR, *(words.only or GROUPS)], with_peers=words.peers)
     with tempfile.TemporaryDirectory(dir=folder, prefix="bench-") as place:
         contest = Contest(Path(place), words.quiet, lambda line: print(line, flush=True))
-        results = contest.hold([ANCHOR, *(words.only or GROUPS)], words.rounds)
+        results = contest.hold(chosen, words.rounds)
     table = figures.rows(results)
     print(f"\nmedians of {words.rounds} rounds{_noise(results)}\n\n{figures.as_text(table)}")
     if results.syncs:
         print(f"\n{_durability(results)}")
     if words.json:
         _write_json(words.json, results, table, machine.describe(folder))
+
+
+def _choose(groups: list[str], *, with_peers: bool) -> list[Contender]:
+    """Return the contenders of these groups, without those whose peer is not to be had."""
+    chosen = [each for each in CONTENDERS if each.group in groups]
+    if not any(each.peer for each in chosen):
+        return chosen
+    if with_peers and peers.make_ready():
+        print(peers.describe(), flush=True)
+        return chosen
+    why = "they could not be installed" if with_peers else "--no-peers"
+    print(f"measured without peers: {why}", flush=True)
+    return [each for each in chosen if not each.peer]
 
 
 def _read_words() -> argparse.Namespace:
@@ -67,6 +93,9 @@ def _read_words() -> argparse.Namespace:
     parser.add_argument("--rounds", type=_positive, default=5, help="how many (default: 5)")
     parser.add_argument(
         "--only", action="append", choices=GROUPS, metavar="GROUP", help="may be given repeatedly"
+    )
+    parser.add_argument(
+        "--no-peers", dest="peers", action="store_false", help="neither install nor measure peers"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     parser.add_argument(
@@ -110,7 +139,7 @@ def _durability(results: Results) -> str:
     return "\n".join(lines)
 
 
-def _write_json(path: Path, results: Results, table: list[figures.Row], about: str) -> None:
+def _write_json(path: Path, results: Results, table: list[Row], about: str) -> None:
     written = {
         "machine": about,
         "table": [row._asdict() for row in table],

@@ -21,7 +21,8 @@ class Contender:
 
     ``measure`` runs in a fresh process; so does ``prepare``, before it, on the same folder. ``durable``
     says what its writes survive, for contenders that write. ``once``: its figures hardly vary and it
-    takes long, so that one round is enough.
+    takes long, so that one round is enough. ``filled``: preparing takes long, so that it is done
+    once, and every round gets a copy. ``peer`` names what it needs besides this project.
     """
 
     name: str
@@ -30,6 +31,8 @@ class Contender:
     prepare: Callable[[Path], None] | None = None
     durable: str = ""
     once: bool = False
+    filled: bool = False
+    peer: str = ""
 
 
 @dataclass(slots=True)

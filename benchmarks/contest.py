@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import statistics
@@ -13,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.contenders import CONTENDERS
+from benchmarks import peers
 from benchmarks.machine import Quiet, wait_until_quiet
 
 if TYPE_CHECKING:
@@ -75,11 +76,11 @@ class Contest:
         self._place = place
         self._quiet_seconds = quiet_seconds
         self._say = say
+        self._filled: dict[str, Path] = {}
 
-    def hold(self, groups: Sequence[str], rounds: int) -> Results:
-        """Measure the contenders of these groups."""
+    def hold(self, chosen: Sequence[Contender], rounds: int) -> Results:
+        """Measure these contenders."""
         results = Results()
-        chosen = [each for each in CONTENDERS if each.group in groups]
         for number in range(1, rounds + 1):
             self._say(f"round {number} of {rounds}")
             self._hold_round([each for each in chosen if not each.once], results)
@@ -104,12 +105,24 @@ class Contest:
 
     def _take_turn(self, contender: Contender, results: Results) -> None:
         with tempfile.TemporaryDirectory(dir=self._place) as folder:
-            if contender.prepare is not None:
-                _run_child([], contender.name, "prepare", folder)
-            found: Figures = json.loads(_run_child([], contender.name, "measure", folder))
+            self._prepare(contender, folder)
+            found: Figures = json.loads(_run_child([], contender, "measure", folder))
         results.figures[contender.name].append(found)
         shown = ", ".join(f"{name} {value:,.4g}" for name, value in found.items())
         self._say(f"  {contender.name:<16} {shown}")
+
+    def _prepare(self, contender: Contender, folder: str) -> None:
+        if contender.prepare is None:
+            return
+        if not contender.filled:
+            _run_child([], contender, "prepare", folder)
+            return
+        if contender.name not in self._filled:
+            self._say(f"  {contender.name:<16} is being filled, once for all rounds")
+            filled = self._filled[contender.name] = Path(tempfile.mkdtemp(dir=self._place))
+            _run_child([], contender, "prepare", str(filled))
+        shutil.copytree(self._filled[contender.name], folder, dirs_exist_ok=True)
+        os.sync()  # so that the copy is not still being written while it is measured
 
     def _count_syncs(self, chosen: list[Contender], results: Results) -> None:
         strace = shutil.which("strace")
@@ -124,7 +137,7 @@ class Contest:
                 work = Path(folder) / "work"
                 work.mkdir()
                 try:
-                    found = json.loads(_run_child(before, contender.name, "measure", str(work)))
+                    found = json.loads(_run_child(before, contender, "measure", str(work)))
                 except subprocess.CalledProcessError:
                     self._say("  strace may not trace here: not counted")
                     return
@@ -132,8 +145,9 @@ class Contest:
                 results.syncs[contender.name] = count / found["steps"]
 
 
-def _run_child(before: list[str], *words: str) -> str:
-    command = [*before, sys.executable, "-m", "benchmarks.child", *words]
+def _run_child(before: list[str], contender: Contender, *words: str) -> str:
+    python = peers.interpreter() if contender.peer else sys.executable
+    command = [*before, python, "-m", "benchmarks.child", contender.name, *words]
     done = subprocess.run(
         command, cwd=_ROOT, check=True, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_SECONDS
     )

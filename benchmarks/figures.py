@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from benchmarks.figures_executing import executing, resuming, retrying
+from benchmarks.row import Row, milliseconds, rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from benchmarks.contest import Results
-
-
-class Row(NamedTuple):
-    """One line of the table; ``reached`` is None where there is no target."""
-
-    what: str
-    figure: str
-    ratio: str = ""
-    target: str = ""
-    reached: bool | None = None
 
 
 def rows(results: Results) -> list[Row]:
@@ -26,9 +19,9 @@ def rows(results: Results) -> list[Row]:
 
 
 def _raw(results: Results) -> Iterator[Row]:
-    yield Row("append + fdatasync", _rate(results.median("fdatasync", "rate")))
+    yield Row("append + fdatasync", rate(results.median("fdatasync", "rate")))
     ratio = results.ratio("sqlite", "rate", "fdatasync", "rate")
-    figure = _rate(results.median("sqlite", "rate"))
+    figure = rate(results.median("sqlite", "rate"))
     yield Row("SQLite WAL+FULL, one row a commit", figure, f"{ratio:.2f} x fdatasync")
 
 
@@ -38,7 +31,7 @@ def _recording(results: Results) -> Iterator[Row]:
     ratio = results.ratio("one-by-one", "rate", "sqlite", "rate")
     yield Row(
         "a step recorded, one by one",
-        _rate(results.median("one-by-one", "rate")),
+        rate(results.median("one-by-one", "rate")),
         f"{ratio:.2f} x SQLite",
         ">= 0.60",
         ratio >= 0.60,
@@ -46,7 +39,7 @@ def _recording(results: Results) -> Iterator[Row]:
     ratio = results.ratio("64-at-once", "rate", "one-by-one", "rate")
     yield Row(
         "64 recording at once",
-        _rate(results.median("64-at-once", "rate")),
+        rate(results.median("64-at-once", "rate")),
         f"{ratio:.1f} x one by one",
         ">= 10",
         ratio >= 10,
@@ -54,18 +47,18 @@ def _recording(results: Results) -> Iterator[Row]:
     ratio = results.ratio("512-at-once", "rate", "64-at-once", "rate")
     yield Row(
         "512 recording at once",
-        _rate(results.median("512-at-once", "rate")),
+        rate(results.median("512-at-once", "rate")),
         f"{ratio:.2f} x 64 at once",
         ">= 1.00",
         ratio >= 1,
     )
     ratio = results.ratio("64-runs-at-once", "rate", "one-by-one", "rate")
-    figure = _rate(results.median("64-runs-at-once", "rate"))
+    figure = rate(results.median("64-runs-at-once", "rate"))
     yield Row("64 at once, each its own run", figure, f"{ratio:.1f} x one by one")
     ratio = results.ratio("busy-loop", "rate", "sqlite", "rate")
     yield Row(
         "behind a busy loop (300 us chunks)",
-        _rate(results.median("busy-loop", "rate")),
+        rate(results.median("busy-loop", "rate")),
         f"{ratio:.3f} x SQLite",
         ">= 0.125",
         ratio >= 1 / 8,
@@ -76,12 +69,12 @@ def _processes(results: Results) -> Iterator[Row]:
     if not results.has("four-processes"):
         return
     ratio = results.ratio("four-processes", "rate", "one-process", "rate")
-    figure = _rate(results.median("four-processes", "rate"))
+    figure = rate(results.median("four-processes", "rate"))
     yield Row("four processes, one folder: in all", figure, f"{ratio:.2f} x one process")
     ratio = results.ratio("four-processes", "slowest", "four-processes", "fastest")
     yield Row(
         "four processes: slowest",
-        _rate(results.median("four-processes", "slowest")),
+        rate(results.median("four-processes", "slowest")),
         f"{ratio:.2f} x fastest",
         ">= 0.70",
         ratio >= 0.7,
@@ -90,8 +83,8 @@ def _processes(results: Results) -> Iterator[Row]:
     alone = results.worst("four-raw-files", "worst_wait")
     yield Row(
         "four processes: worst wait of all",
-        _milliseconds(worst),
-        f"raw files: {_milliseconds(alone)}",
+        milliseconds(worst),
+        f"raw files: {milliseconds(alone)}",
         "<= 50 ms",
         worst <= 0.05,
     )
@@ -102,7 +95,7 @@ def _history(results: Results) -> Iterator[Row]:
     for name, what in names.items():
         if results.has(name):
             ratio = results.ratio(name, "late", name, "early")
-            figure = _milliseconds(results.median(name, "late"))
+            figure = milliseconds(results.median(name, "late"))
             yield Row(what, figure, f"{ratio:.2f} x the 100th", "<= 1.20", ratio <= 1.2)
 
 
@@ -120,9 +113,9 @@ def _opening(results: Results) -> Iterator[Row]:
         seconds = results.median(name, "seconds")
         ratio = shown if name == "open-entries" else ""
         if name == "open-tasks":
-            yield Row(what, _milliseconds(seconds))
+            yield Row(what, milliseconds(seconds))
         else:
-            yield Row(what, _milliseconds(seconds), ratio, "<= 100 ms", seconds <= 0.1)
+            yield Row(what, milliseconds(seconds), ratio, "<= 100 ms", seconds <= 0.1)
 
 
 def _growth(results: Results) -> Iterator[Row]:
@@ -142,7 +135,7 @@ def _growth(results: Results) -> Iterator[Row]:
             yield Row("  its log while it is open", f"{log / 1e6:.1f} MB", shown)
             encode, store = results.median(name, "encode"), results.median(name, "store")
             shown = f"encode {encode * 1000:.1f} + store {store * 1000:.1f}"
-            yield Row("  a step at the end of it", _milliseconds(encode + store), shown)
+            yield Row("  a step at the end of it", milliseconds(encode + store), shown)
     if results.has("checkpoints"):
         files = results.median("checkpoints", "files")
         yield Row("checkpoint files after 15", f"{files:.0f}", "", "<= 10", files <= 10)
@@ -153,29 +146,24 @@ def _start(results: Results) -> Iterator[Row]:
         return
     seconds = results.median("start", "package")
     over = "over a bare interpreter"
-    yield Row("import maestro_hive", _milliseconds(seconds), over, "<= 100 ms", seconds <= 0.1)
+    yield Row("import maestro_hive", milliseconds(seconds), over, "<= 100 ms", seconds <= 0.1)
     seconds = results.median("start", "unified_execution")
-    yield Row("import maestro_hive.unified_execution", _milliseconds(seconds), over)
-    yield Row("maestro --version", _milliseconds(results.median("start", "version")), "in all")
+    yield Row("import maestro_hive.unified_execution", milliseconds(seconds), over)
+    yield Row("maestro --version", milliseconds(results.median("start", "version")), "in all")
 
 
 _PARTS: tuple[Callable[[Results], Iterator[Row]], ...] = (
     _raw,
     _recording,
+    executing,
+    resuming,
+    retrying,
     _processes,
     _history,
     _opening,
     _growth,
     _start,
 )
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.0f} /s"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:.2f} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"
 
 
 def as_text(table: list[Row]) -> str:

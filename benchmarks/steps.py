@@ -30,10 +30,15 @@ def begun(number: int) -> NewEntry:
     return NewEntry(EntryKind.ATTEMPT_BEGUN, number, 1, facts, given, _FAMILY, identity)
 
 
-def kept(number: int, result: object = None) -> NewEntry:
-    """Return the entry that says that a step is finished; its result is about 100 bytes."""
+def result(number: int) -> dict[str, object]:
+    """Return what a step returns: about 100 bytes."""
     text = f"Section {number} tells how to start, stop and look after it."
-    value = codec.encode(result or {"section": number, "text": text, "words": 11}, "result")
+    return {"section": number, "text": text, "words": 11}
+
+
+def kept(number: int) -> NewEntry:
+    """Return the entry that says that a step is finished."""
+    value = codec.encode(result(number), "result")
     facts = codec.dump_canonical({"tokens": 512 + number % 7})
     return NewEntry(EntryKind.STEP_KEPT, number, 1, facts, value, _FAMILY)
 

@@ -6,6 +6,7 @@ started again with the same workflow id, it goes on there.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePersistence
+from maestro_hive import ExecutionConfig, PersonaExecutor, current
 
 TASKS = ["plan", "design", "write-tests", "implement", "review", "release"]
 KILLED_DURING = "implement"
@@ -23,22 +24,32 @@ KILLED_DURING = "implement"
 
 def worker(folder: Path) -> None:
     """Do what is not done yet; every call to the pretended model is noted in a file."""
-    config = ExecutionConfig(
-        state=StateConfig(
-            state_dir=str(folder / "state"), checkpoint_dir=str(folder / "checkpoints")
-        )
-    )
-    with StatePersistence(config, workflow_id="demo") as run:
-        done = set(run.state.completed_tasks)
-        for task in TASKS:
-            if task in done:
-                print(f"    {task:<12} kept, not called again", flush=True)
-                continue
-            with (folder / "calls.txt").open("a") as calls:
-                calls.write(f"{task}\n")
-            print(f"    {task:<12} calling the model …", flush=True)
-            time.sleep(0.3)
-            run.mark_task_completed(task, {task: f"answer to {task}"})
+
+    def ask_model(question: str) -> str:
+        with (folder / "calls.txt").open("a") as calls:
+            calls.write(f"{question}\n")
+        print(f"    {question:<12} calling the model, attempt {current().attempt} …", flush=True)
+        time.sleep(0.3)
+        return f"answer to {question}"
+
+    async def work() -> None:
+        config = ExecutionConfig.in_folder(folder / "state")
+        with PersonaExecutor(config, "writer", workflow_id="demo") as writer:
+            for task in TASKS:
+                calls = len(called(folder))
+                result = await writer.execute(ask_model, task, task)
+                if len(called(folder)) == calls:
+                    print(
+                        f"    {task:<12} kept, not called again: {result.final_output}", flush=True
+                    )
+
+    asyncio.run(work())
+
+
+def called(folder: Path) -> list[str]:
+    """Return what the pretended model was asked so far."""
+    calls = folder / "calls.txt"
+    return calls.read_text().split() if calls.exists() else []
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
@@ -48,9 +59,8 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 def kill_in_the_middle(process: subprocess.Popen[bytes], folder: Path) -> None:
     """Wait until the worker is inside the fourth call, then end it without a word."""
-    calls = folder / "calls.txt"
     for _ in range(1000):
-        if calls.exists() and KILLED_DURING in calls.read_text():
+        if KILLED_DURING in called(folder):
             break
         time.sleep(0.01)
     time.sleep(0.1)
@@ -68,7 +78,7 @@ def main() -> int:
         print(f"\nkill -9 of process {first.pid}, in the middle of '{KILLED_DURING}'.\n")
         print("Starting it again, with the same workflow id:")
         code = start(folder).wait()
-        calls = Counter((folder / "calls.txt").read_text().split())
+        calls = Counter(called(folder))
     finished = [task for task in TASKS if task != KILLED_DURING]
     good = code == 0 and all(calls[task] == 1 for task in finished) and calls[KILLED_DURING] == 2
     print(f"\n{len(finished)} tasks were called once, and '{KILLED_DURING}', cut off, once more.")

@@ -26,6 +26,8 @@ _MODULES = (
     "zombies",
     "hostile_files",
     "hostile_ids",
+    "clocks",
+    "polite_stops",
     "model",
 )
 

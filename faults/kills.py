@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from faults import strace, tools
+from faults.executing import is_in_a_step
 from faults.registry import Outcome, Plan, row
 from faults.spread import ahead, evenly
 from faults.verify import false_alarm, verify
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from faults.strace import Point, Victim
 
-SCENARIOS = ("first", "steps", "checkpoint", "manager", "save")
+SCENARIOS = ("first", "steps", "checkpoint", "manager", "save", "execute")
 #: Calls that change nothing on the disk: the state before and after them is the same, so a few
 #: of them are enough.
 _PASSIVE = frozenset(
@@ -47,12 +48,15 @@ def kills(plan: Plan, outcome: Outcome) -> None:
         return strace.run(point, folder, "signal=KILL")
 
     landed: Counter[str] = Counter()
-    alarms = 0
+    alarms = under_way = 0
     for victim in plan.watch("kill points", ahead(hurt, chosen), len(chosen)):
         alarms += _judge(victim, outcome)
         if victim.landed and victim.code in _KILLED:
             landed[f"{victim.point.scenario} {victim.point.call}"] += 1
+            under_way += victim.point.scenario == "execute" and is_in_a_step(victim.acks)
         clean(victim.folder)
+    executed = sum(number for name, number in landed.items() if name.startswith("execute "))
+    outcome.measured.append(f"{under_way} of {executed} kills of the executor were in a step")
     _report(plan, outcome, landed, alarms)
 
 

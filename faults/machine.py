@@ -141,7 +141,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.owner.get(run) != process:
             assert isinstance(refused, FencedError)
             return
-        assert refused is None
+        assert not isinstance(refused, FencedError)
         self.runs[run].entries += [(int(kinds), value.data) for value in encoded]
         self.runs[run].status = status
 

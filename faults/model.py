@@ -1,4 +1,4 @@
-"""Row 13: random sequences of everything a store can do, crashes included, beside a model."""
+"""Row 13: random sequences of all that a store or an executor can do, crashes included, modelled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from faults.execution_machine import (
+    ExecutionMachine,
+    FolderExecutionMachine,
+    MemoryExecutionMachine,
+)
 from faults.machine import FolderMachine, MemoryMachine, StoreMachine
 from faults.registry import Outcome, Plan, row
 
@@ -16,12 +21,15 @@ if TYPE_CHECKING:
 
 @row(13, "the model holds", "≥ 2,000 x 50 steps")
 def model(plan: Plan, outcome: Outcome) -> None:
-    """Run the machine over both stores."""
+    """Run the machines, each over both stores."""
     length = plan.amount(quick=30, full=50)
-    for machine, examples in (
+    machines: tuple[tuple[type[StoreMachine | ExecutionMachine], int], ...] = (
         (FolderMachine, plan.amount(quick=60, full=2300)),
         (MemoryMachine, plan.amount(quick=60, full=2300)),
-    ):
+        (MemoryExecutionMachine, plan.amount(quick=100, full=2300)),
+        (FolderExecutionMachine, plan.amount(quick=20, full=400)),
+    )
+    for machine, examples in machines:
         plan.say(f"{machine.__name__}: {examples} x {length} steps")
         machine.done = 0
         try:
@@ -32,7 +40,9 @@ def model(plan: Plan, outcome: Outcome) -> None:
         outcome.measured.append(f"{machine.done:,} steps done")
 
 
-def run_machine(machine: type[StoreMachine], examples: int, length: int, start: int) -> None:
+def run_machine(
+    machine: type[StoreMachine | ExecutionMachine], examples: int, length: int, start: int
+) -> None:
     """Let Hypothesis run a machine; raises what went wrong, with the steps that lead to it."""
     chosen = settings(
         max_examples=examples,

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.kernel.errors import MaestroError, StoreFailedError
+from faults.executing import execute
+from maestro_hive.kernel.errors import FencedError, MaestroError, StoreFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,7 +110,7 @@ def _append(store: SqliteStore, hold: Hold, entry: Any, *, sync: bool) -> None:
     from maestro_hive.maestro.state.store import Append  # noqa: PLC0415
 
     (refused,) = store.append([Append(hold, [entry])], sync=sync)
-    if refused is not None:
+    if isinstance(refused, FencedError):
         raise refused
 
 
@@ -182,6 +183,7 @@ SCENARIOS: dict[str, Callable[[Path], Iterator[str]]] = {
     "checkpoint": checkpoint,
     "manager": manager,
     "save": save,
+    "execute": execute,
     "long": long,
     "begins": begins,
     "second": lambda folder: steps(folder, "second"),

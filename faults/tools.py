@@ -10,6 +10,8 @@ from functools import cache
 #: Program → Debian package.
 _PACKAGES = {
     "strace": "strace",
+    "faketime": "faketime",
+    "unshare": "util-linux",
     "mkfs.xfs": "xfsprogs",
     "mkfs.ext4": "e2fsprogs",
     "mount": "mount",

@@ -12,9 +12,11 @@ import shutil
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from faults.executing import check_execution
+from faults.lost import LostError, require
 from faults.scenarios import RUN, STEPS, config_in, result_of
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import MaestroError
+from maestro_hive.kernel.errors import FencedError, MaestroError
 from maestro_hive.maestro.state import codec, documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager
 from maestro_hive.maestro.state.damage import DamagedJournalWarning
@@ -29,14 +31,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class LostError(AssertionError):
-    """A promise was broken."""
-
-
 class Said:
     """What a scenario acknowledged: for certain, and perhaps only after the power was gone."""
 
     def __init__(self, certain: list[str], late: list[str]) -> None:
+        self.openings = 1 + sum(ack.startswith("!") for ack in certain)
         self.certain = [ack for ack in certain if ack[0] not in "!~"]
         self.all = [*self.certain, *(ack for ack in late if ack[0] not in "!~")]
 
@@ -86,11 +85,6 @@ def false_alarm(folder: Path) -> bool:
     return any(folder.rglob("damaged/*.json"))
 
 
-def _require(truth: object, what: str) -> None:
-    if not truth:
-        raise LostError(what)
-
-
 # --- the journal -------------------------------------------------------------------------------
 
 
@@ -114,20 +108,20 @@ def _check_run(store: SqliteStore, run: str, said: Said, *, power: bool) -> None
     kept = [entry for entry in entries if entry.kind == EntryKind.STEP_KEPT]
     begun = {entry.step for entry in entries if entry.kind == EntryKind.ATTEMPT_BEGUN}
     least, most = said.least(f"{run} kept"), said.most(f"{run} kept")
-    _require(
+    require(
         least <= len(kept) <= most,
         f"{run}: {least} steps were acknowledged and {len(kept)} are there",
     )
     if not power:
         acknowledged = set(range(1, said.least(f"{run} begun") + 1))
-        _require(begun >= acknowledged, f"{run}: a begun attempt is lost")
+        require(begun >= acknowledged, f"{run}: a begun attempt is lost")
     invented = max(begun, default=0) > said.most(f"{run} begun")
-    _require(not invented, f"{run}: an attempt was invented")
+    require(not invented, f"{run}: an attempt was invented")
     for number, entry in enumerate(kept, start=1):
-        _require(entry.step == number and number in begun, f"{run}: step {number} is out of order")
+        require(entry.step == number and number in begun, f"{run}: step {number} is out of order")
         data = store.load(entry)
         right = data == codec.encode(result_of(number)).data
-        _require(right, f"{run}: step {number} has another result")
+        require(right, f"{run}: step {number} has another result")
 
 
 def _check_sound(folder: Path) -> None:
@@ -135,15 +129,20 @@ def _check_sound(folder: Path) -> None:
     store = SqliteStore(folder, busy_seconds=5)
     try:
         wrong = store.check()
-        _require(not wrong, f"check found {wrong}")
+        require(not wrong, f"check found {wrong}")
         hold = store.hold_run(RUN)
         note = NewEntry(EntryKind.PROGRESS_SAVED, STEPS + 1, 1, value=codec.encode("next"))
         (refused,) = store.append([Append(hold, [note])])
-        _require(refused is None, f"the next write was refused: {refused}")
+        require(not isinstance(refused, FencedError), f"the next write was refused: {refused}")
         last = store.entries(hold.run)[-1]
-        _require(store.load(last) == b'"next"', "the next write is not there")
+        require(store.load(last) == b'"next"', "the next write is not there")
     finally:
         store.close()
+
+
+def _check_executed(folder: Path, said: Said, _power: bool) -> None:
+    check_execution(folder, said.certain, said.openings)
+    _check_sound(folder / "state")
 
 
 # --- checkpoints -------------------------------------------------------------------------------
@@ -154,7 +153,7 @@ def _check_checkpoint(folder: Path, said: Said, _power: bool) -> None:
     _check_files(folder, said.numbers("checkpoint"))
     with StatePersistence(config_in(folder), RUN) as state:
         _check_tasks(state, tasks, said.most("task"))
-        _require(state.restored is None or not tasks, "the journal was not used")
+        require(state.restored is None or not tasks, "the journal was not used")
         state.mark_task_completed("next")
         state.checkpoint("next")
     if written:
@@ -163,20 +162,20 @@ def _check_checkpoint(folder: Path, said: Said, _power: bool) -> None:
 
 def _check_tasks(state: StatePersistence, least: int, most: int) -> None:
     done = state.state.completed_tasks
-    _require(done == [f"task-{n + 1}" for n in range(len(done))], f"tasks are {done}")
-    _require(least <= len(done) <= most, f"{least} tasks acknowledged, {len(done)} are there")
+    require(done == [f"task-{n + 1}" for n in range(len(done))], f"tasks are {done}")
+    require(least <= len(done) <= most, f"{least} tasks acknowledged, {len(done)} are there")
     for number in range(1, len(done) + 1):
         right = state.state.artifacts.get(f"made-{number}") == result_of(number)
-        _require(right, f"what task {number} made is not there")
+        require(right, f"what task {number} made is not there")
 
 
 def _check_files(folder: Path, written: list[int]) -> None:
     found = CheckpointManager(folder / "checkpoints", max_checkpoints=3)
     health = found.health_check()
-    _require(health["healthy"], f"checkpoints are damaged: {health['damaged']}")
+    require(health["healthy"], f"checkpoints are damaged: {health['damaged']}")
     ids = found.checkpoint_ids(RUN)
     wanted = [f"cp-{n}" for n in written[-2:]][::-1]
-    _require([i for i in ids if i in wanted] == wanted, f"of {wanted} only {ids} are there")
+    require([i for i in ids if i in wanted] == wanted, f"of {wanted} only {ids} are there")
     copy = folder / "state" / "runs" / RUN / "execution_state.json"
     if written or copy.exists():
         documents.unseal(files.read_whole(copy), "execution_state", str(copy))
@@ -188,9 +187,9 @@ def _check_copies(folder: Path, written: int) -> None:
     shutil.copytree(folder, alone, ignore=shutil.ignore_patterns("journal*", "holders"))
     try:
         with StatePersistence(config_in(alone), RUN) as state:
-            _require(state.restored is not None, "the copies were not used")
+            require(state.restored is not None, "the copies were not used")
             tasks = state.state.completed_tasks
-            _require(len(tasks) >= written, f"only {len(tasks)} of {written} tasks in the copies")
+            require(len(tasks) >= written, f"only {len(tasks)} of {written} tasks in the copies")
     finally:
         shutil.rmtree(alone)
 
@@ -206,12 +205,12 @@ def _check_manager(folder: Path, said: Said, _power: bool) -> None:
         store.close()
     count = found.pop("count", 0)
     least, most = said.least("counted"), said.most("counted")
-    _require(least <= count <= most, f"{least} counted, and the count is {count}")
+    require(least <= count <= most, f"{least} counted, and the count is {count}")
     possible: dict[str, Any] = {f"key-{n}": result_of(n) for n in range(1, said.most("set") + 1)}
     wanted = {f"key-{n}" for n in range(1, said.least("set") + 1)}
-    _require(wanted <= found.keys(), "a value that was set is lost")
+    require(wanted <= found.keys(), "a value that was set is lost")
     strange = [key for key, value in found.items() if possible.get(key) != value]
-    _require(not strange, f"values were invented: {strange}")
+    require(not strange, f"values were invented: {strange}")
     saved = folder / "checkpoints" / "all-of-it.json"
     if "saved" in said.certain or saved.exists():
         documents.unseal(files.read_whole(saved), "state_manager_checkpoint", str(saved))
@@ -223,14 +222,14 @@ def _check_save(folder: Path, said: Said, _power: bool) -> None:
     state = ExecutionState.load(path)
     level = state.current_level if state else 0
     least, most = said.least("saved"), said.most("saved")
-    _require(least <= level <= most, f"level {least} was saved, and level {level} is there")
+    require(least <= level <= most, f"level {least} was saved, and level {level} is there")
     if state:
         mixed = {task.error for task in state.tasks.values()} != {str(level)}
-        _require(not mixed, "two states are mixed")
+        require(not mixed, "two states are mixed")
     following = ExecutionState.create("next")
     following.save(path)
     loaded = ExecutionState.load(path)
-    _require(loaded is not None and loaded.feature == "next", "the next save is not there")
+    require(loaded is not None and loaded.feature == "next", "the next save is not there")
 
 
 _CHECKS: dict[str, Callable[[Path, Said, bool], None]] = {
@@ -239,6 +238,7 @@ _CHECKS: dict[str, Callable[[Path, Said, bool], None]] = {
     "second": _check_steps,
     "long": _check_steps,
     "begins": _check_steps,
+    "execute": _check_executed,
     "checkpoint": _check_checkpoint,
     "manager": _check_manager,
     "save": _check_save,

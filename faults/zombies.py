@@ -13,7 +13,7 @@ from faults.processes import Worker
 from faults.registry import Outcome, Plan, row
 from faults.scenarios import RUN, config_in
 from faults.workers import LEASE_SECONDS
-from maestro_hive.kernel.errors import MaestroError, RunHeldError, StoreBusyError
+from maestro_hive.kernel.errors import FencedError, MaestroError, RunHeldError, StoreBusyError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
@@ -102,7 +102,7 @@ def _stop_again(store: SqliteStore, worker: Worker, run: str) -> Hold:
 
 def _append(store: SqliteStore, hold: Hold) -> None:
     (refused,) = store.append([Append(hold, [NewEntry(EntryKind.SPENT, value=_TAKEOVER)])])
-    if refused is not None:
+    if isinstance(refused, FencedError):
         raise refused
 
 

@@ -1,9 +1,13 @@
-"""Make .venv and install into it what dev.txt pins, and the project itself.
+"""Make an environment and install into it what is pinned for it, and the project itself.
 
-`make` runs this before everything else. It does nothing when .venv is ready, and says what it does
-when it is not: it never was, the requirements changed, the folder was moved, or another Python is
-asked for. A .venv is ready when its stamp says so. The stamp is written last, so that a set-up that
-was interrupted is begun again.
+    install.py          .venv, with what dev.txt pins
+    install.py bench    .venv-bench, with what bench.txt pins: the peers that `make bench` compares
+                        with, kept apart because they bring some fifty packages along
+
+`make` runs the first before everything else. It does nothing when the environment is ready, and says
+what it does when it is not: it never was, the requirements changed, the folder was moved, or another
+Python is asked for. An environment is ready when its stamp says so. The stamp is written last, so
+that a set-up that was interrupted is begun again.
 """
 
 from __future__ import annotations
@@ -14,42 +18,83 @@ import json
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-REQUIREMENTS = ROOT / "requirements" / "dev.txt"
-VENV = ROOT / ".venv"
-STAMP = VENV / "ready"
 
 
-def main() -> None:
-    """Leave a .venv that is ready, or say why there is none."""
-    with REQUIREMENTS.open() as lock:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """A folder with a Python of its own, and the file that says what belongs into it."""
+
+    venv: Path
+    requirements: Path
+    about: str
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.venv / "bin" / "python"
+
+    @property
+    def stamp(self) -> Path:
+        """The file that says that it was finished, and from what it was made."""
+        return self.venv / "ready"
+
+
+DEV = Environment(
+    venv=ROOT / ".venv", requirements=ROOT / "requirements" / "dev.txt", about="about half a minute"
+)
+BENCH = Environment(
+    venv=ROOT / ".venv-bench",
+    requirements=ROOT / "requirements" / "bench.txt",
+    about="DBOS, LangGraph, stamina, tenacity and what they need, to compare with; about a minute",
+)
+
+
+def main(words: list[str]) -> None:
+    """Leave the environment that was asked for ready, or say why there is none."""
+    match words:
+        case []:
+            make_ready(DEV)
+        case ["bench"]:
+            make_ready(BENCH)
+        case _:
+            sys.exit("Say nothing to get .venv, or `bench` to get .venv-bench.")
+
+
+def make_ready(wanted: Environment) -> None:
+    """Install what is pinned, and the project, unless that was done."""
+    with wanted.requirements.open() as lock:
         # Two makes at once, `demo` beside `test`: one installs, the other waits for it.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not is_ready():
-            make_venv()
-            install("--require-hashes", "-r", str(REQUIREMENTS), lock=lock.fileno())
-            install("--no-deps", "--no-build-isolation", "-e", str(ROOT), lock=lock.fileno())
-            STAMP.write_text(wanted(), encoding="utf-8")
+        if not is_ready(wanted):
+            make_venv(wanted)
+            pinned = ("--require-hashes", "-r", str(wanted.requirements))
+            install(wanted, *pinned, lock=lock.fileno())
+            project = ("--no-deps", "--no-build-isolation", "-e", str(ROOT))
+            install(wanted, *project, lock=lock.fileno())
+            wanted.stamp.write_text(made_from(wanted), encoding="utf-8")
 
 
-def is_ready() -> bool:
-    """Tell whether .venv was finished, and was made as it would be made now."""
-    alive = (VENV / "bin" / "python").exists()  # it is a link, and what it leads to may be gone
-    return alive and STAMP.exists() and STAMP.read_text(encoding="utf-8") == wanted()
+def is_ready(wanted: Environment) -> bool:
+    """Tell whether an environment was finished, and was made as it would be made now."""
+    alive = wanted.python.exists()  # it is a link, and what it leads to may be gone
+    stamp = wanted.stamp
+    return alive and stamp.exists() and stamp.read_text(encoding="utf-8") == made_from(wanted)
 
 
-def wanted() -> str:
-    """Say all that a .venv depends on: where it is, its Python, what is installed into it."""
+def made_from(wanted: Environment) -> str:
+    """Say all that an environment depends on: where it is, its Python, what is installed into it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    content = json.dumps([REQUIREMENTS.read_text(encoding="utf-8"), project["project"]])
+    content = json.dumps([wanted.requirements.read_text(encoding="utf-8"), project["project"]])
     digest = hashlib.sha256(content.encode()).hexdigest()
     return f"{ROOT}\nPython {sys.version}\nsha256 {digest}\n"
 
 
-def make_venv() -> None:
-    """Make an empty .venv where there is none, and where there is one that will not do."""
+def make_venv(wanted: Environment) -> None:
+    """Make an empty environment where there is none, and where there is one that will not do."""
     try:
         import ensurepip  # noqa: F401, PLC0415 - some systems leave it out, and say so late
         import venv  # noqa: PLC0415
@@ -59,14 +104,14 @@ def make_venv() -> None:
             " on Debian and Ubuntu, `apt install python3-venv` adds what is missing."
         )
     version = sys.version.split()[0]
-    print(f"Setting up .venv with Python {version}: about half a minute.", flush=True)
-    STAMP.unlink(missing_ok=True)
-    venv.create(VENV, clear=True, with_pip=True, symlinks=True)
+    print(f"Setting up {wanted.venv.name} with Python {version}: {wanted.about}.", flush=True)
+    wanted.stamp.unlink(missing_ok=True)
+    venv.create(wanted.venv, clear=True, with_pip=True, symlinks=True)
 
 
-def install(*what: str, lock: int) -> None:
+def install(wanted: Environment, *what: str, lock: int) -> None:
     """Let pip install something; only when that fails, show what it said."""
-    pip = [str(VENV / "bin" / "python"), "-I", "-m", "pip", "install", "--no-input", *what]
+    pip = [str(wanted.python), "-I", "-m", "pip", "install", "--no-input", *what]
     # The lock is handed down: should this process be killed, the next waits for pip to end.
     done = subprocess.run(
         [*pip, "--disable-pip-version-check"],
@@ -78,11 +123,11 @@ def install(*what: str, lock: int) -> None:
     )
     if done.returncode:
         print(done.stdout, file=sys.stderr)
-        sys.exit("Setting up .venv failed, for the reason that pip gives above.")
+        sys.exit(f"Setting up {wanted.venv.name} failed, for the reason that pip gives above.")
 
 
 if __name__ == "__main__":
     try:
-        main()
+        main(sys.argv[1:])
     except KeyboardInterrupt:
-        sys.exit("Setting up .venv was interrupted; the next make begins it again.")
+        sys.exit("Setting it up was interrupted; the next make begins it again.")

@@ -1,11 +1,29 @@
 """All contenders, in the order in which they take their turns."""
 
 from benchmarks.contender import Contender
-from benchmarks.contenders import growth, history, imports, opening, processes, raw, recording
+from benchmarks.contenders import (
+    executing,
+    growth,
+    history,
+    imports,
+    opening,
+    peer_dbos,
+    peer_langgraph,
+    processes,
+    raw,
+    recording,
+    resuming,
+    retrying,
+)
 
 CONTENDERS: tuple[Contender, ...] = (
     *raw.CONTENDERS,
     *recording.CONTENDERS,
+    *executing.CONTENDERS,
+    *peer_dbos.CONTENDERS,
+    *peer_langgraph.CONTENDERS,
+    *resuming.CONTENDERS,
+    *retrying.CONTENDERS,
     *processes.CONTENDERS,
     *history.CONTENDERS,
     *opening.CONTENDERS,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from maestro_hive.kernel.late_names import load_late
 
 if TYPE_CHECKING:
     from maestro_hive.kernel.errors import MaestroError
     from maestro_hive.maestro.state.checkpoint import CheckpointManager
     from maestro_hive.maestro.state.state_manager import StateManager
+    from maestro_hive.unified_execution.attempt import current
     from maestro_hive.unified_execution.config import ExecutionConfig
     from maestro_hive.unified_execution.execution_state import ExecutionState
+    from maestro_hive.unified_execution.persona_executor import PersonaExecutor
+    from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
     from maestro_hive.unified_execution.state_persistence import StatePersistence
 
 __version__ = "0.1.0"
@@ -20,29 +24,27 @@ __all__ = [
     "ExecutionConfig",
     "ExecutionState",
     "MaestroError",
+    "PersonaExecutor",
+    "SafetyRetryWrapper",
     "StateManager",
     "StatePersistence",
     "__version__",
+    "current",
 ]
 
 # Loaded when first used: importing the package alone must cost next to nothing.
-_HOMES = {
-    "CheckpointManager": "maestro_hive.maestro.state.checkpoint",
-    "ExecutionConfig": "maestro_hive.unified_execution.config",
-    "ExecutionState": "maestro_hive.unified_execution.execution_state",
-    "MaestroError": "maestro_hive.kernel.errors",
-    "StateManager": "maestro_hive.maestro.state.state_manager",
-    "StatePersistence": "maestro_hive.unified_execution.state_persistence",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'maestro_hive' has no attribute {name!r}")
-    found: object = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = load_late(
+    __name__,
+    globals(),
+    {
+        "maestro_hive.kernel.errors": ("MaestroError",),
+        "maestro_hive.maestro.state.checkpoint": ("CheckpointManager",),
+        "maestro_hive.maestro.state.state_manager": ("StateManager",),
+        "maestro_hive.unified_execution.attempt": ("current",),
+        "maestro_hive.unified_execution.config": ("ExecutionConfig",),
+        "maestro_hive.unified_execution.execution_state": ("ExecutionState",),
+        "maestro_hive.unified_execution.persona_executor": ("PersonaExecutor",),
+        "maestro_hive.unified_execution.safety_retry": ("SafetyRetryWrapper",),
+        "maestro_hive.unified_execution.state_persistence": ("StatePersistence",),
+    },
+)

@@ -155,7 +155,7 @@ def task(name: object, value: Any = None, family: str = "") -> NewEntry:
 def add_tasks(store: Store, hold: Hold, count: int, *, sync: bool = True) -> None:
     """Append so many entries, one by one."""
     for _ in range(count):
-        assert store.append([Append(hold, [task(hold.seq + 1)])], sync=sync) == [None]
+        assert store.append([Append(hold, [task(hold.seq + 1)])], sync=sync) == [hold.seq]
 
 
 def tasks(entries: list[Entry]) -> list[str]:

@@ -69,7 +69,7 @@ def test_each_run_has_numbers_of_its_own(store: Store) -> None:
 
 def test_appends_to_the_same_run_in_one_batch_follow_each_other(store: Store) -> None:
     hold = store.hold_run("run-1")
-    assert store.append([Append(hold, [task("a")]), Append(hold, [task("b")])]) == [None, None]
+    assert store.append([Append(hold, [task("a")]), Append(hold, [task("b")])]) == [1, 2]
     assert tasks(store.entries(hold.run)) == ["a", "b"]
     assert numbers(store.entries(hold.run)) == [1, 2]
 
@@ -90,7 +90,8 @@ def test_threads_that_append_to_one_run_leave_no_gap(store: Store) -> None:
 
     def work(name: int) -> None:
         for _ in range(25):
-            assert store.append([Append(hold, [task(name), task(name)])], sync=False) == [None]
+            (last,) = store.append([Append(hold, [task(name), task(name)])], sync=False)
+            assert isinstance(last, int)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
@@ -169,7 +170,7 @@ def test_entries_may_come_from_a_generator(store: Store) -> None:
 def test_appending_nothing_is_nothing(store: Store) -> None:
     hold = store.hold_run("run-1")
     assert store.append([]) == []
-    assert store.append([Append(hold, [])]) == [None]
+    assert store.append([Append(hold, [])]) == [hold.seq]
     assert store.entries(hold.run) == []
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.kernel.errors import InvalidIdentifierError, RunHeldError
+from maestro_hive.kernel.errors import FencedError, InvalidIdentifierError, RunHeldError
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.store import Append
 from tests.contract.stores import LEASE, add_tasks, numbers, task, tasks
@@ -155,7 +155,7 @@ def test_who_was_purged_while_it_hung_cannot_write(
     clock.advance(LEASE + 1)
     assert other.purge_run("run-1")
     (refused,) = store.append([Append(hold, [task("late")], "success")])
-    assert refused is not None
+    assert isinstance(refused, FencedError)
     assert other.run("run-1") is None
     again = store.hold_run("run-1")
     assert (again.run != hold.run, again.seq) == (True, 0)

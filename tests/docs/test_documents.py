@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,24 +21,30 @@ def block(text: str, language: str, containing: str) -> str:
     return str(wanted)
 
 
-def run(program: Path, *arguments: str) -> str:
+def run(program: Path, *arguments: str, ends: int = 0) -> str:
     command = [sys.executable, str(program), *arguments]
     done = subprocess.run(
         command, cwd=program.parent, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == ends, done.stderr
     return done.stdout
 
 
-def test_the_readme_program_prints_what_the_readme_says(tmp_path: Path) -> None:
-    program = tmp_path / "twelve_lines.py"
-    program.write_text(block(README, "python", "StatePersistence"))
-    printed = "".join(f"$ python twelve_lines.py\n{run(program)}" for _ in range(2))
+def readme_program(folder: Path) -> Path:
+    program = folder / "twelve_lines.py"
+    program.write_text(block(README, "python", "PersonaExecutor"))
+    return program
+
+
+def test_the_readme_program_dies_and_goes_on_as_the_readme_says(tmp_path: Path) -> None:
+    program = readme_program(tmp_path)
+    ends = (-signal.SIGKILL, 0, 0)
+    printed = "".join(f"$ python twelve_lines.py\n{run(program, ends=end)}" for end in ends)
     assert printed == block(README, "console", "twelve_lines.py")
 
 
 def test_the_readme_program_has_twelve_lines() -> None:
-    code = block(README, "python", "StatePersistence")
+    code = block(README, "python", "PersonaExecutor")
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
 
 
@@ -53,10 +60,10 @@ def test_the_demonstration_shows_that_nothing_is_done_twice() -> None:
 
 @pytest.mark.parametrize("altered", [False, True])
 def test_the_storage_format_page_can_check_a_document(tmp_path: Path, *, altered: bool) -> None:
-    program = tmp_path / "twelve_lines.py"
-    program.write_text(block(README, "python", "StatePersistence"))
+    program = readme_program(tmp_path)
+    run(program, ends=-signal.SIGKILL)
     run(program)
-    document = tmp_path / "state" / "runs" / "checkout-42" / "execution_state.json"
+    document = tmp_path / "state" / "runs" / "page-42" / "execution_state.json"
     if altered:
         document.write_bytes(document.read_bytes().replace(b"review", b"reviev", 1))
     page = (ROOT / "docs" / "storage-format.md").read_text()
@@ -68,7 +75,7 @@ def test_the_storage_format_page_can_check_a_document(tmp_path: Path, *, altered
     checker.write_text(script.group(1))
     verdict, _, rest = run(checker, str(document)).partition("\n")
     assert verdict == ("DAMAGED" if altered else "sound")
-    assert '"workflow_id": "checkout-42"' in rest
+    assert '"workflow_id": "page-42"' in rest
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:

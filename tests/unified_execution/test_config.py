@@ -51,6 +51,10 @@ DEFAULTS: dict[type[Any], dict[str, object]] = {
         "enable_self_healing": True,
         "enable_syntax_validation": True,
         "recovery_strategy": RecoveryStrategy.REFLECT_AND_RETRY,
+        "max_interruptions": 5,
+        "max_elapsed_seconds": None,
+        "jitter": 0.1,
+        "jitter_seed": None,
     },
     Level2Config: {
         "max_attempts": 2,
@@ -61,6 +65,8 @@ DEFAULTS: dict[type[Any], dict[str, object]] = {
         "circuit_breaker_cooldown_seconds": 300,
         "enable_jira_escalation": True,
         "recovery_strategy": RecoveryStrategy.ESCALATE,
+        "jitter": 0.1,
+        "jitter_seed": None,
     },
     StateConfig: {
         "state_dir": "/var/maestro/state",
@@ -185,6 +191,13 @@ ACCEPTED = [
     (Level1Config, "backoff_multiplier", 1, 1),
     (Level1Config, "recovery_strategy", "skip", RecoveryStrategy.SKIP),
     (Level1Config, "recovery_strategy", RecoveryStrategy.SKIP, RecoveryStrategy.SKIP),
+    (Level1Config, "max_interruptions", 0, 0),
+    (Level1Config, "max_elapsed_seconds", 0, 0),
+    (Level1Config, "max_elapsed_seconds", 1.5, 1.5),
+    (Level1Config, "max_elapsed_seconds", None, None),
+    (Level1Config, "jitter", 0, 0),
+    (Level1Config, "jitter_seed", 0, 0),
+    (Level2Config, "jitter_seed", 7, 7),
     (Level2Config, "circuit_breaker_cooldown_seconds", 0.05, 0.05),
     (StateConfig, "auto_checkpoint_interval_seconds", 0, 0),
     (StateConfig, "state_dir", "relative/path", "relative/path"),
@@ -217,6 +230,8 @@ def test_a_good_value_is_kept(kind: type[Any], name: str, given: object, kept: o
 WHOLE = [0, -1, 1.0, 2.5, "3", None, True, math.nan, [1], 1 + 0j]
 COUNT = [-1, 1.0, "3", None, True]
 SECONDS = [-1, -0.001, math.nan, math.inf, -math.inf, 10**400, "1", None, True, 1j]
+NO_SECONDS = [value for value in SECONDS if value is not None]
+NO_SEED = [value for value in COUNT if value is not None]
 FACTOR = [0, 0.999, -2, math.nan, math.inf, "2", None, True]
 FLAG = [0, 1, "true", "", None]
 FOLDER = ["", "  ", "a\0b", None, 7, b"/bytes", ["/a"], "~nobody-of-this-name/x"]
@@ -236,6 +251,10 @@ REFUSED: list[tuple[type[Any], str, list[Any]]] = [
     (Level1Config, "enable_self_healing", FLAG),
     (Level1Config, "enable_syntax_validation", FLAG),
     (Level1Config, "recovery_strategy", STRATEGY),
+    (Level1Config, "max_interruptions", COUNT),
+    (Level1Config, "max_elapsed_seconds", NO_SECONDS),
+    (Level1Config, "jitter", SECONDS),
+    (Level1Config, "jitter_seed", NO_SEED),
     (Level2Config, "max_attempts", WHOLE),
     (Level2Config, "base_delay_seconds", SECONDS),
     (Level2Config, "max_delay_seconds", SECONDS),
@@ -244,6 +263,8 @@ REFUSED: list[tuple[type[Any], str, list[Any]]] = [
     (Level2Config, "circuit_breaker_cooldown_seconds", SECONDS),
     (Level2Config, "enable_jira_escalation", FLAG),
     (Level2Config, "recovery_strategy", STRATEGY),
+    (Level2Config, "jitter", SECONDS),
+    (Level2Config, "jitter_seed", NO_SEED),
     (StateConfig, "state_dir", FOLDER),
     (StateConfig, "checkpoint_dir", FOLDER),
     (StateConfig, "enable_persistence", FLAG),

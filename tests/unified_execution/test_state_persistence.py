@@ -5,6 +5,7 @@ AC-1: state is on disk. AC-2: a restart resumes. AC-3: every step is kept. AC-4:
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -30,6 +31,7 @@ import pytest
 from maestro_hive.kernel.errors import (
     ConfigurationError,
     EncodeError,
+    FolderError,
     InvalidIdentifierError,
     MaestroError,
     NewerFormatError,
@@ -1159,7 +1161,7 @@ def test_kept_steps_and_growing_values_survive_in_the_json_copy(config: Executio
             )
             kept = NewEntry(EntryKind.STEP_KEPT, number, 1, value=value, family="dev/chat")
             appended = persistence._run.store.append([Append(persistence._run.hold, [begun, kept])])
-            assert appended == [None]
+            assert appended == [2 * number]
         unfinished = NewEntry(EntryKind.ATTEMPT_BEGUN, step=31, attempt=1, identity=b"u" * 32)
         persistence._run.store.append([Append(persistence._run.hold, [unfinished])])
         persistence.checkpoint()
@@ -1175,6 +1177,19 @@ def test_kept_steps_and_growing_values_survive_in_the_json_copy(config: Executio
             assert persistence._run.store.load(step.kept) == result
         assert steps[31].kept is None
         assert steps[31].starts == 1
+
+
+def test_a_disk_that_does_not_say_whether_a_copy_is_a_link_is_an_error_of_ours(
+    config: ExecutionConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_path: Path) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "is_symlink", broken)
+    with pytest.raises(FolderError, match="cannot be looked at: Input/output error"):
+        StatePersistence(config, "w")
+    monkeypatch.undo()
+    StatePersistence(config, "w").shutdown()
 
 
 # --- checkpoints ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -148,6 +149,34 @@ def test_after_a_reboot_the_counts_start_over_under_a_new_id() -> None:
     second_id = clock.boot_id()
     clock.reboot()
     assert len({first_id, second_id, clock.boot_id()}) == 3
+
+
+def test_sleeping_lets_that_much_time_pass_and_others_run() -> None:
+    clock = ManualClock()
+    now, boot, awake, boot_id = facts(clock)
+    order: list[str] = []
+
+    async def sleeper(name: str, seconds: float) -> None:
+        order.append(f"{name} sleeps")
+        await clock.sleep(seconds)
+        order.append(f"{name} wakes")
+
+    async def scene() -> None:
+        await asyncio.gather(sleeper("one", 60), sleeper("other", 0.5))
+
+    asyncio.run(scene())
+    assert facts(clock) == (now + timedelta(seconds=60.5), boot + 60.5, awake + 60.5, boot_id)
+    assert clock.slept == [60, 0.5]
+    assert order == ["one sleeps", "other sleeps", "one wakes", "other wakes"]
+
+
+def test_the_system_clock_sleeps_on_the_loop() -> None:
+    async def scene() -> float:
+        started = time.monotonic()
+        await asyncio.gather(*(SystemClock().sleep(0.02) for _ in range(20)))
+        return time.monotonic() - started
+
+    assert 0.02 <= asyncio.run(scene()) < 0.3
 
 
 def test_two_manual_clocks_are_independent() -> None:

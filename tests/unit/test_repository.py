@@ -13,7 +13,7 @@ import pytest
 import maestro_hive
 
 ROOT = Path(__file__).resolve().parents[2]
-REQUIREMENT_FILES = ["requirements/dev.txt", "requirements/runtime.txt"]
+REQUIREMENT_FILES = [f"requirements/{name}.txt" for name in ("bench", "dev", "runtime")]
 
 COMMENT = re.compile(r" *#[^/\\]*")
 PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[0-9a-z.+]+)(?: ; [\w .'!<>=()]+)? \\")
@@ -66,10 +66,13 @@ def test_everything_pyproject_asks_for_is_pinned() -> None:
     assert runtime - pins("requirements/runtime.txt").keys() == set()
     dev = runtime | names(project["optional-dependencies"]["dev"])
     assert dev - pins("requirements/dev.txt").keys() == set()
+    bench = runtime | names(project["optional-dependencies"]["bench"])
+    assert bench - pins("requirements/bench.txt").keys() == set()
 
 
-def test_what_is_tested_is_what_is_installed() -> None:
+def test_what_is_tested_and_measured_is_what_is_installed() -> None:
     assert pins("requirements/runtime.txt").items() <= pins("requirements/dev.txt").items()
+    assert pins("requirements/runtime.txt").items() <= pins("requirements/bench.txt").items()
 
 
 def test_the_build_backend_is_named_once_in_two_places() -> None:

@@ -29,6 +29,10 @@ class Clock(Protocol):
         """Which start of the machine the two counts began at."""
         ...
 
+    async def sleep(self, seconds: float) -> None:
+        """Let this much time pass for the calling task, and others run."""
+        ...
+
 
 class SystemClock:
     """The machine's own clocks."""
@@ -49,6 +53,12 @@ class SystemClock:
         """The kernel's random id of this boot, or the host's name where there is none."""
         return _system_boot_id()
 
+    async def sleep(self, seconds: float) -> None:
+        """Sleep on the event loop."""
+        import asyncio  # noqa: PLC0415 - slow to import, and who sleeps has it already
+
+        await asyncio.sleep(seconds)
+
 
 class ManualClock:
     """A clock that moves only when told to; for tests."""
@@ -58,6 +68,8 @@ class ManualClock:
         self._boot_seconds = 1000.0
         self._awake_seconds = 900.0
         self._boot_id = "boot-1"
+        #: How long each ``sleep`` was.
+        self.slept: list[float] = []
 
     def now(self) -> datetime:
         """The wall time it was set to."""
@@ -74,6 +86,14 @@ class ManualClock:
     def boot_id(self) -> str:
         """The id of its pretended boot."""
         return self._boot_id
+
+    async def sleep(self, seconds: float) -> None:
+        """Move on by itself: nobody waits in a test."""
+        import asyncio  # noqa: PLC0415 - slow to import, and who sleeps has it already
+
+        self.advance(seconds)
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
 
     def advance(self, seconds: float) -> None:
         """Let time pass, as it does."""

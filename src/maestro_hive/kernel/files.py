@@ -246,6 +246,14 @@ def remove(path: Path) -> None:
         raise StorageError(f"{path} could not be removed: {reason_of(error)}") from error
 
 
+def is_link(path: Path) -> bool:
+    """Tell whether ``path`` is a symbolic link; raise if the disk does not say."""
+    try:
+        return path.is_symlink()
+    except OSError as error:
+        raise FolderError(path, f"cannot be looked at: {reason_of(error)}") from error
+
+
 def reason_of(error: OSError | ValueError) -> str:
     """Return what the system says of an error, without its number."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Self
 
 from maestro_hive.unified_execution import settings, state_folders
 from maestro_hive.unified_execution.settings import FrozenConfigError, Secret, Settings, setting
@@ -90,7 +91,9 @@ class Level1Config(Settings):
     """The attempts inside an executor: few and quick, with healing in between.
 
     The first wait is ``base_delay_seconds``, each further one ``backoff_multiplier`` times as
-    long, and none longer than ``max_delay_seconds``.
+    long, and none longer than ``max_delay_seconds``; ``jitter`` adds up to that share of it, so
+    that not everybody comes back at once. ``max_interruptions`` is how often a step may be begun
+    again whose process died in the middle; ``max_elapsed_seconds`` ends a step's retries by time.
     """
 
     max_attempts: int = setting(3, settings.whole(1), "MAESTRO_L1_MAX_ATTEMPTS")
@@ -100,6 +103,10 @@ class Level1Config(Settings):
     enable_self_healing: bool = setting(True, settings.flag)
     enable_syntax_validation: bool = setting(True, settings.flag)
     recovery_strategy: RecoveryStrategy = setting(RecoveryStrategy.REFLECT_AND_RETRY, _strategy)
+    max_interruptions: int = setting(5, settings.whole(0))
+    max_elapsed_seconds: float | None = setting(None, settings.optional(settings.number(0)))
+    jitter: float = setting(0.1, settings.number(0))
+    jitter_seed: int | None = setting(None, settings.optional(settings.whole(0)))
 
 
 @dataclass
@@ -114,6 +121,8 @@ class Level2Config(Settings):
     circuit_breaker_cooldown_seconds: float = setting(300, settings.number(0))
     enable_jira_escalation: bool = setting(True, settings.flag)
     recovery_strategy: RecoveryStrategy = setting(RecoveryStrategy.ESCALATE, _strategy)
+    jitter: float = setting(0.1, settings.number(0))
+    jitter_seed: int | None = setting(None, settings.optional(settings.whole(0)))
 
 
 @dataclass
@@ -197,6 +206,11 @@ class ExecutionConfig(Settings):
     jira_base_url: str = setting("", settings.address, "JIRA_BASE_URL")
     jira_email: str | None = setting(None, settings.email, "JIRA_EMAIL")
     jira_api_token: Secret | None = setting(None, settings.secret, "JIRA_API_TOKEN")
+
+    @classmethod
+    def in_folder(cls, state_dir: str | Path) -> Self:
+        """Return a configuration that keeps everything under one folder."""
+        return cls(state=StateConfig(state_dir=str(state_dir)))
 
 
 _lock = threading.Lock()

@@ -102,7 +102,12 @@ class RecoverableError(ExecutionException):
 
 
 class UnrecoverableError(ExecutionException):
-    """Level 1 has given up: its attempts are used up, or none of them could have helped."""
+    """Level 1 has given up: its attempts are used up, or none of them could have helped.
+
+    ``result`` has every attempt, if an executor raised it.
+    """
+
+    result: Any = None
 
     def __init__(
         self,
@@ -123,7 +128,12 @@ class UnrecoverableError(ExecutionException):
 
 
 class HelpNeeded(ExecutionException):
-    """Both levels have given up, and a person must look; ``jira_ticket`` is where, if anywhere."""
+    """Both levels have given up, and a person must look; ``jira_ticket`` is where, if anywhere.
+
+    ``result`` has every attempt of both levels, if level 2 raised it.
+    """
+
+    result: Any = None
 
     def __init__(
         self,

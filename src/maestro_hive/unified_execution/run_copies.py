@@ -67,7 +67,7 @@ class RunCopies:
         path = self.path
         if path is None:
             return None
-        if path.parent.is_symlink():
+        if files.is_link(path.parent):
             raise FolderError(path.parent, "is a symbolic link; a run is not read through it")
         try:
             body = documents.unseal(files.read_whole(path), KIND, str(path))

@@ -186,6 +186,11 @@ def _is_finite(value: object) -> bool:
     return abs(value) <= sys.float_info.max  # unlike math.isfinite, at ease with long integers
 
 
+def optional(check: Callable[[str, object], PartT]) -> Callable[[str, object], PartT | None]:
+    """Accept None, and what ``check`` does."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
 def flag(name: str, value: object) -> bool:
     """Accept True and False, and nothing that merely resembles them."""
     if not isinstance(value, bool):

@@ -10,9 +10,8 @@ from maestro_hive.unified_execution.execution_state import ExecutionState, merge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
-    from maestro_hive.maestro.state.run_state import RunState
+    from maestro_hive.unified_execution.held_run import HeldRun
 
 
 class ShownState:
@@ -24,16 +23,16 @@ class ShownState:
         self._fields: dict[str, Any] = {}
         self._seq = -1
 
-    def refreshed(self, run: RunState, now: Callable[[], datetime]) -> ExecutionState:
+    def refreshed(self, held: HeldRun) -> ExecutionState:
         """Return the state object, brought up to what the run is."""
-        if self._state is None or self._seq != run.seq:
-            self._refresh(run, now)
+        if self._state is None or self._seq != held.state.seq:
+            self._refresh(held)
         assert self._state is not None
         return self._state
 
-    def _refresh(self, run: RunState, now: Callable[[], datetime]) -> None:
-        fields = run.fields()
-        created = from_micros(run.created_at) if run.seq else now()
+    def _refresh(self, held: HeldRun) -> None:
+        run, fields = held.state, held.fields()
+        created = from_micros(run.created_at) if run.seq else held.store.clock.now()
         if self._state is None:
             self._state = ExecutionState(self._workflow_id, created_at=created.isoformat())
         for name, value in fields.items():

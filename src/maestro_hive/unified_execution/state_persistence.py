@@ -12,7 +12,6 @@ import copy
 import logging
 import os
 import secrets
-import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from maestro_hive.kernel.errors import (
     ConfigurationError,
     DocumentCorruptError,
     MaestroError,
+    StorageError,
 )
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.checkpoint import (
@@ -33,6 +33,12 @@ from maestro_hive.maestro.state.opened import borrow_store, return_store
 from maestro_hive.maestro.state.records import EntryKind, NewEntry, from_micros
 from maestro_hive.maestro.state.run_document import CopiedEntries, RunCopy, write_run
 from maestro_hive.maestro.state.run_state import FIELDS, fold
+from maestro_hive.maestro.state.run_view import (
+    retry_count,
+    show_fields,
+    show_persona,
+    without_what_steps_say,
+)
 from maestro_hive.unified_execution.config import (
     DEFAULT_CHECKPOINT_DIR,
     DEFAULT_STATE_DIR,
@@ -44,7 +50,7 @@ from maestro_hive.unified_execution.execution_state import (
     StateCorruptionError,
     check_fields,
 )
-from maestro_hive.unified_execution.held_run import HeldRun
+from maestro_hive.unified_execution.held_run import HeldRun, open_run
 from maestro_hive.unified_execution.run_copies import RunCopies
 from maestro_hive.unified_execution.shown_state import ShownState
 
@@ -97,9 +103,10 @@ class StatePersistence:
         self.config = (config or get_execution_config()).frozen()
         self.workflow_id = f"wf_{secrets.token_hex(8)}" if workflow_id is None else workflow_id
         self.restored: Restored | None = None
-        self._mutex = threading.RLock()
         folders = self.config.state.resolve()
-        self._run = HeldRun(folders, self.workflow_id)
+        self._is_shut = False
+        self._run = open_run(folders, self.workflow_id)
+        self._mutex = self._run.mutex
         self._shown = ShownState(self.workflow_id)
         try:
             self._checkpoints = CheckpointManager(
@@ -116,7 +123,7 @@ class StatePersistence:
             if auto_restore:
                 self.restore_latest()
             else:
-                self._run.fresh = self._run.hold.seq > 0
+                self._run.start_afresh()
         except BaseException:
             self._run.close()
             raise
@@ -125,19 +132,24 @@ class StatePersistence:
     # --- what there is ---
 
     @property
+    def held_run(self) -> HeldRun:
+        """The run behind it, for those who execute its steps."""
+        return self._run
+
+    @property
     def state(self) -> ExecutionState:
         """The state as it stands. What you change in it is recorded at the next checkpoint."""
         with self._mutex:
             self._absorb_edits()
             self._run.catch_up()
-            return self._shown.refreshed(self._run.state, self._run.store.clock.now)
+            return self._shown.refreshed(self._run)
 
     def _absorb_edits(self) -> None:
         self._shown.absorb(self._current_fields, self._set_fields)
 
     def _current_fields(self) -> dict[str, Any]:
         self._run.catch_up()
-        return self._run.state.fields()
+        return self._run.fields()
 
     def get_state_path(self) -> Path:
         """Return where the run's ``execution_state.json`` is, or will be."""
@@ -150,13 +162,13 @@ class StatePersistence:
         """Return how often a persona was tried again."""
         with self._mutex:
             self._run.catch_up()
-            return self._run.state.retry_counts.get(persona, 0)
+            return retry_count(self._run.state, persona)
 
     def get_persona_state(self, persona: str) -> dict[str, Any]:
         """Return a copy of what a persona last showed of itself; empty if nothing."""
         with self._mutex:
             self._run.catch_up()
-            return copy.deepcopy(self._run.state.persona_states.get(persona, {}))
+            return copy.deepcopy(show_persona(self._run.state, persona, self._run.store.load))
 
     # --- changes ---
 
@@ -208,7 +220,10 @@ class StatePersistence:
 
     def _set_fields(self, changes: dict[str, Any]) -> None:
         check_fields(changes)
-        self._record(EntryKind.FIELDS_CHANGED, None, changes, "state")
+        with self._mutex:
+            self._run.catch_up()
+            own = without_what_steps_say(self._run.state, changes)
+            self._record(EntryKind.FIELDS_CHANGED, None, own, "state")
 
     def _record(
         self,
@@ -224,16 +239,22 @@ class StatePersistence:
             family=path,
         )
         with self._mutex:
+            self._check_open()
             self._run.append([entry], status=(value or {}).get("status") if facts is None else None)
-            if time.monotonic() >= self._copy_due:
-                self._write_copy()
+            self.copy_if_due()
 
     # --- copies ---
+
+    def copy_if_due(self) -> None:
+        """Write ``execution_state.json`` if the last one is old enough."""
+        if time.monotonic() >= self._copy_due:
+            with self._mutex:
+                self._write_copy()
 
     def checkpoint(self, checkpoint_id: str | None = None) -> str:
         """Write the whole run as a checkpoint and as ``execution_state.json``; return its id."""
         with self._mutex:
-            self._run.check_open()
+            self._check_open()
             self._absorb_edits()
             if self._run.fresh:
                 self._run.append(())
@@ -260,7 +281,7 @@ class StatePersistence:
         # What the journal has: an edit of 1 to True is equal, so not recorded, and not copied.
         fields = ExecutionState(
             self.workflow_id,
-            **self._run.state.fields(),
+            **self._run.fields(),
             created_at=shown.created_at,
             updated_at=shown.updated_at,
         ).to_dict()
@@ -276,7 +297,7 @@ class StatePersistence:
     def restore(self, checkpoint_id: str) -> bool:
         """Go back to a checkpoint; False if there is none of that id."""
         with self._mutex:
-            self._run.check_open()
+            self._check_open()
             try:
                 found = self._copies.checkpoint(checkpoint_id)
             except CheckpointNotFoundError:
@@ -289,6 +310,7 @@ class StatePersistence:
     def restore_latest(self) -> bool:
         """Resume from the journal, or without one from the newest good copy; False if neither."""
         with self._mutex:
+            self._check_open()
             self._run.read_again()
             self._shown.outdate()
             if self._run.state.seq:
@@ -317,16 +339,21 @@ class StatePersistence:
 
     # --- the end ---
 
+    def _check_open(self) -> None:
+        if self._is_shut:
+            raise StorageError(f"run {self.workflow_id!r} was shut down; open it again to go on")
+
     def shutdown(self) -> None:
         """Write the copy for resuming once more and let the run go; twice is no error."""
         with self._mutex:
-            if self._run.closed:
+            if self._is_shut:
                 return
             try:
                 self._absorb_edits()
                 if self._run.state.seq:
                     self._write_copy()
             finally:
+                self._is_shut = True
                 _open_states.discard(self)
                 self._run.close()
 
@@ -390,7 +417,7 @@ def load_state(workflow_id: str) -> ExecutionState | None:
         run = fold(entries, store.load)
         return ExecutionState(
             workflow_id,
-            **run.fields(),
+            **show_fields(run, store.load),
             created_at=from_micros(run.created_at).isoformat(),
             updated_at=from_micros(run.updated_at).isoformat(),
         )

@@ -52,7 +52,8 @@ def saved_entry(value: Any) -> NewEntry:
 
 
 def save(store: SqliteStore, hold: Hold, value: Any = "x", *, sync: bool = True) -> None:
-    assert store.append([Append(hold, [saved_entry(value)])], sync=sync) == [None]
+    (last,) = store.append([Append(hold, [saved_entry(value)])], sync=sync)
+    assert isinstance(last, int)
 
 
 def one(_before: bytes | None) -> Encoded:

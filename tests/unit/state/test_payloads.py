@@ -40,7 +40,7 @@ MESSAGES = [message(number) for number in range(300)]
 def keep(store: SqliteStore, hold: Hold, *values: Any, family: str = "messages") -> None:
     for value in values:
         entry = NewEntry(EntryKind.STEP_KEPT, value=encode(value), family=family)
-        assert store.append([Append(hold, [entry])], sync=False) == [None]
+        assert store.append([Append(hold, [entry])], sync=False) == [hold.seq]
 
 
 def stored(store: SqliteStore) -> list[tuple[Any, ...]]:

@@ -89,6 +89,19 @@ def test_many_tasks_in_one_tick_are_one_transaction(either: Counted) -> None:
     assert values(either, hold) == [encode(number).data for number in range(100)]
 
 
+def test_each_append_is_told_the_number_of_its_last_entry(either: Counted) -> None:
+    one, other = either.hold_run("run-1"), either.hold_run("run-2")
+
+    async def work() -> tuple[list[int], list[int]]:
+        recorder = Recorder(either)
+        alone = [await recorder.append(one, saved(n) * 2) for n in range(3)]
+        crowd = [(one, 1), (other, 3), (one, 2), (other, 1), (one, 0)]
+        waiting = [recorder.append(hold, saved(0) * count) for hold, count in crowd]
+        return alone, list(await asyncio.gather(*waiting))
+
+    assert asyncio.run(work()) == ([2, 4, 6], [7, 3, 9, 4, 9])
+
+
 def test_what_was_awaited_can_be_read_by_others(either: Counted, tmp_path: Path) -> None:
     other = SqliteStore(tmp_path / "state")
     hold = either.hold_run("run-1")
@@ -130,16 +143,16 @@ def test_a_fenced_append_fails_alone(either: Counted, tmp_path: Path) -> None:
     other = SqliteStore(tmp_path / "state", clock=clock)
     other.hold_run("lost")
 
-    async def work() -> list[BaseException | None]:
+    async def work() -> list[BaseException | int]:
         recorder = Recorder(either)
         async with no_hidden_errors():
             waiting = [recorder.append(hold, saved(hold.name)) for hold in (kept, lost, kept)]
             return await asyncio.gather(*waiting, return_exceptions=True)
 
     first, second, third = asyncio.run(work())
-    assert first is None
+    assert first == 1
     assert isinstance(second, FencedError)
-    assert third is None
+    assert third == 2
     assert values(either, kept) == [b'"kept"', b'"kept"']
     assert values(either, lost) == []
     other.close()
@@ -153,7 +166,7 @@ def test_a_failure_of_the_store_reaches_everybody(
     def fail(_fd: int) -> None:
         raise OSError(errno.EIO, "broken")
 
-    async def work() -> list[BaseException | None]:
+    async def work() -> list[BaseException | int]:
         recorder = Recorder(either)
         async with no_hidden_errors():
             first = await asyncio.gather(
@@ -196,7 +209,7 @@ def test_an_error_that_nobody_foresaw_reaches_everybody(
     def broken(*_args: Any, **_more: Any) -> Any:
         raise ZeroDivisionError
 
-    async def work() -> list[BaseException | None]:
+    async def work() -> list[BaseException | int]:
         recorder = Recorder(either)
         with monkeypatch.context() as patched:
             patched.setattr(either, "append", broken)

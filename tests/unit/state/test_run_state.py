@@ -160,29 +160,157 @@ def test_failures_count_and_interruptions_are_not_failures(journal: Journal) -> 
     assert step.kept is None
 
 
-@pytest.mark.parametrize(
-    "kinds, status",
-    [
-        ([], "running"),
-        ([EntryKind.ATTEMPT_FAILED], "failed"),
-        ([EntryKind.STEP_KEPT], "success"),
-    ],
-)
-def test_a_step_shows_how_it_stands(journal: Journal, kinds: list[EntryKind], status: str) -> None:
+def test_a_recorded_stop_is_neither_a_failure_nor_an_interruption(journal: Journal) -> None:
+    begin(journal, 1)
+    failed = journal.add(EntryKind.ATTEMPT_FAILED, step=1, attempt=1, status="retrying")
+    begin(journal, 2)
+    journal.add(EntryKind.ATTEMPT_FAILED, step=1, attempt=2, status="cancelled", counts=False)
+    step = journal.state().steps[1]
+    assert (step.starts, step.failures, step.stops, step.interruptions) == (2, 1, 1, 0)
+    assert (step.open_attempt, step.last_attempt) == (0, 2)
+    assert step.last_failure is failed
+    assert [entry.attempt for entry in step.log] == [1, 1, 2, 2]
+
+
+def test_failures_are_counted_by_round(journal: Journal) -> None:
+    for attempt, round_number in enumerate([1, 1, 2], start=1):
+        begin(journal, attempt)
+        journal.add(EntryKind.ATTEMPT_FAILED, step=1, attempt=attempt, round=round_number)
+    begin(journal, 4)
+    journal.add(EntryKind.ATTEMPT_FAILED, step=1, attempt=4, round=2, counts=False)
+    step = journal.state().steps[1]
+    assert [step.failures_in(number) for number in (1, 2, 3)] == [2, 1, 0]
+    assert step.failures == 3
+
+
+def test_a_failure_that_names_no_round_was_in_the_first(journal: Journal) -> None:
     begin(journal)
-    for kind in kinds:
-        journal.add(kind, step=1, attempt=1)
-    shown = journal.state().to_dict("run-1")
-    assert shown["workflow_id"] == "run-1"
-    (step,) = shown["steps"]
-    assert step == {
-        "step": 1,
-        "name": "step 1",
-        "persona": "p",
-        "status": status,
-        "attempts": 1,
-        "failures": int(status == "failed"),
-    }
+    journal.add(EntryKind.ATTEMPT_FAILED, step=1, attempt=1)
+    assert journal.state().steps[1].failures_in(1) == 1
+
+
+def test_deaths_before_a_step_was_kept_stay_counted(
+    journal: Journal,
+) -> None:
+    begin(journal, 1)  # and the process dies
+    begin(journal, 2)
+    journal.add(EntryKind.STEP_KEPT, step=1, attempt=2)
+    assert journal.state().steps[1].interruptions == 1
+
+
+# --- trying again ---------------------------------------------------------------------------------
+
+
+def given_up(journal: Journal, step: int = 1) -> None:
+    begin(journal, 1, step)  # and the process dies
+    begin(journal, 2, step)
+    journal.add(EntryKind.PROGRESS_SAVED, step=step, attempt=2, value="half")
+    journal.add(EntryKind.ATTEMPT_FAILED, step=step, attempt=2, final=True)
+
+
+def test_a_retried_step_starts_counting_again_and_keeps_what_it_had(journal: Journal) -> None:
+    given_up(journal)
+    journal.add(EntryKind.RETRIED, identity=b"\x01" * 32)
+    step = journal.state().steps[1]
+    assert (step.starts, step.failures, step.stops, step.interruptions) == (0, 0, 0, 0)
+    assert (step.last_attempt, step.log) == (2, [])
+    assert step.progress is not None
+    assert step.last_failure is not None
+
+
+def test_a_step_under_way_when_it_was_retried_is_not_interrupted(journal: Journal) -> None:
+    begin(journal)
+    journal.add(EntryKind.RETRIED, identity=b"\x01" * 32)
+    step = journal.state().steps[1]
+    assert (step.open_attempt, step.interruptions) == (0, 0)
+
+
+def test_a_kept_step_is_retried_only_if_its_result_is_to_be_forgotten(journal: Journal) -> None:
+    begin(journal)
+    kept = journal.add(EntryKind.STEP_KEPT, step=1, attempt=1)
+    journal.add(EntryKind.RETRIED, identity=b"\x01" * 32)
+    step = journal.state().steps[1]
+    assert (step.kept, step.starts, step.interruptions) == (kept, 1, 0)
+    journal.add(EntryKind.RETRIED, identity=b"\x01" * 32, forget=True)
+    step = journal.state().steps[1]
+    assert (step.kept, step.starts, step.interruptions, step.log) == (None, 0, 0, [])
+
+
+def test_a_forgotten_step_has_neither_failure_nor_progress(journal: Journal) -> None:
+    given_up(journal)
+    journal.add(EntryKind.RETRIED, identity=b"\x01" * 32, forget=True)
+    step = journal.state().steps[1]
+    assert (step.last_failure, step.progress, step.last_attempt) == (None, None, 2)
+
+
+def test_everything_that_is_not_finished_can_be_retried_at_once(journal: Journal) -> None:
+    given_up(journal, 1)
+    given_up(journal, 2)
+    begin(journal, 1, 3)
+    journal.add(EntryKind.STEP_KEPT, step=3, attempt=1)
+    journal.add(EntryKind.ROUND_FAILED, identity=b"a")
+    journal.add(EntryKind.ESCALATED, identity=b"a")
+    journal.add(EntryKind.RETRIED)
+    state = journal.state()
+    assert [state.steps[number].failures for number in (1, 2)] == [0, 0]
+    assert state.steps[3].kept is not None
+    assert (state.rounds, state.escalated) == ({}, {})
+
+
+def test_a_retry_of_what_is_not_there_is_no_damage(journal: Journal) -> None:
+    journal.add(EntryKind.RETRIED, identity=b"nobody")
+    assert journal.state().steps == {}
+
+
+# --- rounds ---------------------------------------------------------------------------------------
+
+
+def test_rounds_and_cries_for_help_are_found_by_identity(journal: Journal) -> None:
+    first = journal.add(EntryKind.ROUND_FAILED, identity=b"a")
+    second = journal.add(EntryKind.ROUND_FAILED, identity=b"a")
+    other = journal.add(EntryKind.ROUND_FAILED, identity=b"b")
+    cry = journal.add(EntryKind.ESCALATED, identity=b"a", ticket="MD-1")
+    state = journal.state()
+    assert state.rounds == {b"a": [first, second], b"b": [other]}
+    assert state.escalated == {b"a": cry}
+    journal.add(EntryKind.RETRIED, identity=b"a")
+    state = journal.state()
+    assert (state.rounds, state.escalated) == ({b"b": [other]}, {})
+
+
+@pytest.mark.parametrize("kind", [EntryKind.ROUND_FAILED, EntryKind.ESCALATED])
+def test_a_round_of_nothing_is_damage(journal: Journal, kind: EntryKind) -> None:
+    journal.add(kind)
+    with pytest.raises(CorruptionError, match=r"entry 1 of the run.*does not say of what"):
+        journal.state()
+
+
+# --- personas -------------------------------------------------------------------------------------
+
+
+def test_memory_is_the_latest_and_history_all_of_it(journal: Journal) -> None:
+    journal.add(EntryKind.MEMORY_SAVED, persona="p", value={"a": 1})
+    latest = journal.add(EntryKind.MEMORY_SAVED, persona="p", value={"a": 2})
+    items = [journal.add(EntryKind.HISTORY_ADDED, persona="p", value=n) for n in range(3)]
+    state = journal.state()
+    assert state.memories == {"p": latest}
+    assert state.histories == {"p": items}
+    assert journal.loaded == 0
+
+
+def test_spending_adds_up_by_persona_and_by_attempt(journal: Journal) -> None:
+    begin(journal, 1)
+    journal.add(EntryKind.SPENT, step=1, attempt=1, persona="p", tokens=10, usd=0.5)
+    begin(journal, 2)
+    journal.add(EntryKind.SPENT, step=1, attempt=1, persona="p", tokens=5)  # late
+    journal.add(EntryKind.SPENT, step=1, attempt=2, persona="p", tokens=7, usd=0.25)
+    journal.add(EntryKind.SPENT, persona="q", tokens=100)
+    state = journal.state()
+    assert state.spent == {"p": (22, 0.75), "q": (100, 0.0)}
+    assert state.steps[1].tokens == {1: 15, 2: 7}
+
+
+# --- progress, and what is not loaded -------------------------------------------------------------
 
 
 def test_the_latest_progress_is_remembered(journal: Journal) -> None:
@@ -206,9 +334,8 @@ def test_steps_do_not_load_their_values(journal: Journal) -> None:
 def test_a_run_began_with_its_first_entry_and_changed_with_its_last(journal: Journal) -> None:
     journal.add(EntryKind.TASK_PENDING, task="a", at=5_000_000)
     journal.add(EntryKind.TASK_PENDING, task="b", at=9_500_000)
-    shown = journal.state().to_dict("run-1")
-    assert shown["created_at"] == "1970-01-01T00:00:05+00:00"
-    assert shown["updated_at"] == "1970-01-01T00:00:09.500000+00:00"
+    state = journal.state()
+    assert (state.created_at, state.updated_at) == (5_000_000, 9_500_000)
 
 
 def test_what_came_before_a_restore_no_longer_counts(journal: Journal) -> None:

@@ -28,7 +28,7 @@ TASKS = 12
 def add_tasks(store: SqliteStore, hold: Hold, count: int) -> None:
     for _ in range(count):
         entry = NewEntry(EntryKind.PROGRESS_SAVED, value=encode("x" * 500))
-        assert store.append([Append(hold, [entry])]) == [None]
+        assert store.append([Append(hold, [entry])]) == [hold.seq]
 
 
 def copy_as_a_crash_leaves_it(source: Path, target: Path) -> Path:

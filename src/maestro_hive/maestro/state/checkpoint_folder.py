@@ -58,7 +58,7 @@ class CheckpointFolder:
         if self.root is None:
             return sorted(self._memory.get(workflow_id, ()), key=_age)
         folder = self.root / workflow_id
-        if os.path.islink(folder):  # noqa: PTH114 - Path's version raises what the disk says
+        if files.is_link(folder):
             raise FolderError(folder, "is a symbolic link; checkpoints are not read through it")
         try:
             found = [_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
@@ -159,7 +159,7 @@ def _is_workflow(entry: Path) -> bool:
         files.check_identifier(entry.name, "workflow id")
     except InvalidIdentifierError:
         return False
-    return entry.is_dir() and not entry.is_symlink()
+    return os.path.isdir(entry) and not files.is_link(entry)  # noqa: PTH112 - Path's raises
 
 
 def _parse(match: re.Match[str]) -> CheckpointName:

@@ -140,25 +140,20 @@ class MemoryStore:
 
     def append(
         self, appends: Sequence[Append], *, sync: bool = True, patience: float | None = None
-    ) -> list[FencedError | None]:
+    ) -> list[int | FencedError]:
         """Record entries; memory has nothing to sync, and nobody to wait for."""
         del sync, patience
         with self._alone():
-            refused = [self._refusal(append.hold.lease) for append in appends]
-            accepted = [  # read before anything is written: it is all or nothing
-                append._replace(entries=list(append.entries))
-                for append, error in zip(appends, refused, strict=True)
-                if error is None
-            ]
-            before = {append.hold: append.hold.seq for append in accepted}
-            for append in accepted:
-                self._write(append)
+            # Read before anything is written: it is all or nothing.
+            whole = [append._replace(entries=list(append.entries)) for append in appends]
+            before = {append.hold: append.hold.seq for append in whole}
+            outcome = [self._refusal(append.hold.lease) or self._write(append) for append in whole]
         for hold, seq in before.items():
             if hold.seq > seq:
                 self.news.emit(EntriesAppended(run_id=hold.name, first=seq + 1, seq=hold.seq))
-        return refused
+        return outcome
 
-    def _write(self, append: Append) -> None:
+    def _write(self, append: Append) -> int:
         hold = append.hold
         now = self.clock.now()
         at = to_micros(now)
@@ -172,6 +167,7 @@ class MemoryStore:
         if append.status is not None:
             record = self._data.runs[hold.name]
             self._data.runs[hold.name] = replace(record, status=append.status, updated_at=now)
+        return hold.seq
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
         """Return a run's entries in order."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from maestro_hive.maestro.state.memory_store import MemoryStore
     from maestro_hive.maestro.state.sqlite_store import SqliteStore
 
 
@@ -21,6 +22,7 @@ class _Loan:
 
 _mutex = threading.Lock()
 _loans: dict[Path, _Loan] = {}
+_in_memory: dict[Path, MemoryStore] = {}
 
 
 def borrow_store(folder: str | Path) -> SqliteStore:
@@ -57,11 +59,30 @@ def return_store(store: SqliteStore) -> None:
     store.close()
 
 
+def borrow_memory_store(folder: str | Path) -> MemoryStore:
+    """Return the store that stands for this folder in a process that shall write nothing."""
+    from maestro_hive.maestro.state.memory_store import MemoryStore  # noqa: PLC0415 - rarely used
+
+    place = Path(folder).expanduser().resolve()
+    with _mutex:
+        store = _in_memory.get(place)
+        if store is None:
+            store = _in_memory[place] = MemoryStore()
+        return store
+
+
+def forget_memory_stores() -> None:
+    """Let the next borrower begin with an empty memory."""
+    with _mutex:
+        _in_memory.clear()
+
+
 def _forget_in_child() -> None:
     """Start anew in a forked child, where a lock may have been held by a thread that is not here."""
     global _mutex  # noqa: PLW0603 - the lock itself has to be another one
     _mutex = threading.Lock()
     _loans.clear()
+    _in_memory.clear()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -16,6 +16,7 @@ for what those will bring. So tasks that begin and tasks that end fall into step
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,18 +40,35 @@ _PAUSE_EVERY = 0.001
 _LOOK_AGAIN = 32
 
 
+_recorders: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, Recorder]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def recorder_for(store: Store) -> Recorder:
+    """Return the recorder that everybody on the running loop shares for this store."""
+    loop = asyncio.get_running_loop()
+    known = _recorders.get(loop)
+    if known is None:
+        known = _recorders[loop] = {}
+    found = known.get(id(store))
+    if found is None or found.store is not store:
+        found = known[id(store)] = Recorder(store)
+    return found
+
+
 class _Waiting(NamedTuple):
     append: Append
     sync: bool
     task: asyncio.Task[Any] | None
-    done: asyncio.Future[None]
+    done: asyncio.Future[int]
 
 
 class Recorder:
     """The appends of one event loop to one store."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
         self._loop = asyncio.get_running_loop()
         self._waiting: list[_Waiting] = []
         self._scheduled = False
@@ -69,8 +87,8 @@ class Recorder:
         *,
         status: str | None = None,
         sync: bool = True,
-    ) -> Awaitable[None]:
-        """Record entries; await the result before telling anybody that it happened."""
+    ) -> Awaitable[int]:
+        """Record entries; await the last one's number before telling anybody that it happened."""
         # Read now: what fails in there is its caller's trouble, not that of the whole batch.
         append = Append(hold, list(entries), status)
         task = asyncio.current_task(self._loop)
@@ -80,10 +98,10 @@ class Recorder:
             self._loop.call_soon(self._flush)
         elif task is not self._first:
             self._crowded = True
-        if self._alone and not self._crowded and not self._waiting and self._store.quick():
-            (error,) = self._write([append], sync=sync, patience=_PATIENCE)
-            if not isinstance(error, StoreBusyError):
-                return _Written(error, pause=sync and self._pause_is_due())
+        if self._alone and not self._crowded and not self._waiting and self.store.quick():
+            (outcome,) = self._write([append], sync=sync, patience=_PATIENCE)
+            if not isinstance(outcome, StoreBusyError):
+                return _Written(outcome, pause=sync and self._pause_is_due())
         waiting = _Waiting(append, sync, task, self._loop.create_future())
         self._waiting.append(waiting)
         return waiting.done
@@ -100,7 +118,7 @@ class Recorder:
         batch = self._next_batch()
         if not batch:
             self._scheduled = False
-        elif self._store.quick() or self._in_thread >= _LOOK_AGAIN:
+        elif self.store.quick() or self._in_thread >= _LOOK_AGAIN:
             self._in_thread = 0
             outcome = self._write_batch(batch, _PATIENCE)
             if isinstance(outcome[0], StoreBusyError):
@@ -146,35 +164,36 @@ class Recorder:
 
     def _write(self, appends: list[Append], *, sync: bool, patience: float | None) -> _Outcome:
         try:
-            return self._store.append(appends, sync=sync, patience=patience)
+            return self.store.append(appends, sync=sync, patience=patience)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must get it
             return [error] * len(appends)
 
     @staticmethod
     def _settle(batch: list[_Waiting], outcome: _Outcome) -> None:
-        for waiting, error in zip(batch, outcome, strict=True):
+        for waiting, each in zip(batch, outcome, strict=True):
             if waiting.done.done():
                 continue  # its task was cancelled; the record stands all the same
-            if error is None:
-                waiting.done.set_result(None)
+            if isinstance(each, Exception):
+                waiting.done.set_exception(each)
             else:
-                waiting.done.set_exception(error)
+                waiting.done.set_result(each)
 
 
 class _Written:
     """What came of an append that is written already; awaiting it may let others run first."""
 
-    __slots__ = ("_error", "_pause")
+    __slots__ = ("_outcome", "_pause")
 
-    def __init__(self, error: Exception | None, *, pause: bool) -> None:
-        self._error = error
+    def __init__(self, outcome: int | Exception, *, pause: bool) -> None:
+        self._outcome = outcome
         self._pause = pause
 
-    def __await__(self) -> Generator[None, None, None]:
+    def __await__(self) -> Generator[None, None, int]:
         if self._pause:
             yield
-        if self._error is not None:
-            raise self._error
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
 
 
-_Outcome = Sequence[Exception | None]
+_Outcome = Sequence[int | Exception]

@@ -29,9 +29,9 @@ class EntryKind(IntEnum):
 
     #: An attempt at a step begins; identity: the step's; facts: name, persona; value: the input.
     ATTEMPT_BEGUN = 1
-    #: An attempt failed, was cancelled or gave up; facts: status, error, tokens.
+    #: An attempt failed or was stopped; facts: status, error, round, wait, …
     ATTEMPT_FAILED = 2
-    #: An attempt succeeded, and its step is finished; facts: tokens; value: the result.
+    #: An attempt succeeded, and its step is finished; value: the result.
     STEP_KEPT = 3
     #: A step saved its own half-done work; value: what it saved.
     PROGRESS_SAVED = 4
@@ -41,6 +41,10 @@ class EntryKind(IntEnum):
     HISTORY_ADDED = 6
     #: Tokens or money were spent; facts: persona, tokens, usd.
     SPENT = 7
+    #: A round of level 2 failed; identity: of what it tried; facts: error, wait, attempts.
+    ROUND_FAILED = 8
+    #: Level 2 gave up and asked for help; identity: of what it tried; facts: ticket, report.
+    ESCALATED = 9
     #: Fields of the run changed; value: the fields.
     FIELDS_CHANGED = 10
     #: A task waits to be done; facts: task.
@@ -53,6 +57,9 @@ class EntryKind(IntEnum):
     PERSONA_CHANGED = 14
     #: What came before no longer counts: the run starts again, or from the copy that follows.
     RESTORED = 15
+    #: What failed may be tried again; identity: of one step, or none for all; facts: forget (the
+    #: result too).
+    RETRIED = 16
 
 
 class Entry(NamedTuple):
@@ -155,7 +162,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
-    """A circuit breaker that every process shares."""
+    """A circuit breaker that every process shares.
+
+    It opened at ``boot_seconds`` after the start of the machine that ``boot`` names, for
+    ``cooldown_seconds``. ``recent`` has a letter for each of the latest calls, where anybody asked
+    for rates (see ``breaker_rules``). ``probe`` is the fencing number of the latest probe.
+    """
 
     name: str
     state: str = "closed"
@@ -163,6 +175,12 @@ class Breaker:
     opened_at: datetime | None = None
     last_failure_time: datetime | None = None
     last_success_time: datetime | None = None
+    opened_because: str = ""
+    cooldown_seconds: float | None = None
+    boot: str = ""
+    boot_seconds: float = 0.0
+    recent: str = ""
+    probe: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from maestro_hive.kernel.errors import CorruptionError, DecodeError, DocumentCor
 from maestro_hive.maestro.state import codec, deltas
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
 from maestro_hive.maestro.state.run_state import FIELDS, RunState
+from maestro_hive.maestro.state.run_view import show_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +119,7 @@ def _rehearse(copy: RunCopy) -> None:
             data, sha256 = new.value or (None, None)
             rest = (new.step, new.attempt, new.at or 0, new.facts, data, None, sha256, new.identity)
             state.add(Entry(seq, new.kind, *rest), lambda entry: entry.value)
-        shown = state.to_dict("")
+        shown = show_run(state, "", lambda entry: entry.value)
     except DocumentCorruptError:
         raise
     except (CorruptionError, TypeError, ValueError, AttributeError, OverflowError) as error:

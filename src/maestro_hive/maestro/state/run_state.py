@@ -1,16 +1,21 @@
-"""What a run's entries add up to. Pure: it is given entries and values, and remembers."""
+"""What a run's entries add up to. Pure: it is given entries and values, and remembers.
+
+What people see of it, names, personas and results, is made in ``run_view`` when somebody looks:
+most steps of a long run are only ever found by their identity.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel.errors import CorruptionError, MaestroError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.records import Entry, EntryKind, from_micros
+from maestro_hive.maestro.state.records import Entry, EntryKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 #: The fields of a run that may be set by name, and what they are to begin with.
 FIELDS: dict[str, Callable[[], Any]] = {
@@ -26,24 +31,70 @@ FIELDS: dict[str, Callable[[], Any]] = {
 }
 
 
+@lru_cache(maxsize=4096)
+def _parsed(facts: bytes) -> Mapping[str, Any]:
+    parsed = codec.parse(facts, "facts")
+    if not isinstance(parsed, dict):
+        raise TypeError("its facts are no object")
+    return parsed
+
+
+def facts_of(entry: Entry) -> Mapping[str, Any]:
+    """Return an entry's facts, to be read only: equal ones are parsed once."""
+    return _parsed(entry.facts) if entry.facts else {}
+
+
 @dataclass(slots=True)
 class StepState:
-    """One step: what it is, how often it was tried, and its result if it is finished."""
+    """One step: what it is, how often it was tried, and its result if it is finished.
+
+    The counts start again when somebody asks for a retry; ``last_attempt`` never does.
+    """
 
     number: int
     identity: bytes | None
     begun: Entry
     starts: int = 0
     failures: int = 0
+    stops: int = 0
+    last_attempt: int = 0
     open_attempt: int = 0
+    #: The number of the last entry that speaks of it.
+    seq: int = 0
     kept: Entry | None = None
     last_failure: Entry | None = None
     progress: Entry | None = None
+    #: Beginnings and failures, in order.
+    log: list[Entry] = field(default_factory=list)
+    #: Tokens by attempt, where any were spent.
+    tokens: dict[int, int] | None = None
 
     @property
     def interruptions(self) -> int:
         """Attempts that began and whose end nobody recorded, the one under way excluded."""
-        return self.starts - self.failures - (self.kept is not None) - (self.open_attempt > 0)
+        ended = self.failures + self.stops + (self.kept is not None) + (self.open_attempt > 0)
+        return self.starts - ended
+
+    def failures_in(self, round_number: int) -> int:
+        """Return how many attempts failed in one round of level 2."""
+        return sum(
+            entry.kind == EntryKind.ATTEMPT_FAILED
+            and facts_of(entry).get("counts", True)
+            and facts_of(entry).get("round", 1) == round_number
+            for entry in self.log
+        )
+
+    def start_over(self, *, forget: bool) -> None:
+        """Let it be tried again, from nothing or with what it had saved of its work.
+
+        A step that is kept is not tried again, unless its result is to be forgotten.
+        """
+        if self.kept is not None and not forget:
+            return
+        self.starts = self.failures = self.stops = self.open_attempt = 0
+        self.log = []
+        if forget:
+            self.kept = self.last_failure = self.progress = None
 
 
 @dataclass(slots=True)
@@ -57,19 +108,28 @@ class RunState:
     step: int = 0
     status: str = "pending"
     persona_states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: Which entry last set what a persona shows.
+    persona_seqs: dict[str, int] = field(default_factory=dict)
     retry_counts: dict[str, int] = field(default_factory=dict)
     artifacts: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     # Dictionaries, so that the ten-thousandth task costs what the first did.
-    completed: dict[str, None] = field(default_factory=dict)
+    completed: dict[str, Entry | None] = field(default_factory=dict)
     pending: dict[str, None] = field(default_factory=dict)
     steps: dict[int, StepState] = field(default_factory=dict)
+    last_step: int = 0
     by_identity: dict[bytes, StepState] = field(default_factory=dict)
+    memories: dict[str, Entry] = field(default_factory=dict)
+    histories: dict[str, list[Entry]] = field(default_factory=dict)
+    #: Tokens and money by persona.
+    spent: dict[str, tuple[int, float]] = field(default_factory=dict)
+    rounds: dict[bytes, list[Entry]] = field(default_factory=dict)
+    escalated: dict[bytes, Entry] = field(default_factory=dict)
     #: The fencing number that the run's files had reached when this journal began.
     fence_floor: int = 0
 
     def fields(self) -> dict[str, Any]:
-        """Return the run's fields by name, as new containers."""
+        """Return the fields that were set, by name, as new containers."""
         return {
             "phase": self.phase,
             "step": self.step,
@@ -92,7 +152,7 @@ class RunState:
                 given = type(value).__name__
                 raise TypeError(f"state.{name} is a {given}, and must be a {wanted.__name__}")
             if name == "completed_tasks":
-                self.completed = dict.fromkeys(value)
+                self.completed = {task: self.completed.get(task) for task in value}
             elif name == "pending_tasks":
                 self.pending = dict.fromkeys(value)
             elif name == "persona_states":
@@ -102,7 +162,7 @@ class RunState:
 
     def add(self, entry: Entry, load: Callable[[Entry], bytes | None]) -> None:
         """Take one more entry into account; values are loaded only where they matter."""
-        handler = _STEP_HANDLERS.get(entry.kind)
+        handler = _HANDLERS.get(entry.kind)
         try:
             if handler is not None:
                 handler(self, entry)
@@ -123,16 +183,6 @@ class RunState:
         # A run restored from a copy began when the copied entries did.
         self.created_at = min(self.created_at or entry.at, entry.at)
 
-    def to_dict(self, run_id: str) -> dict[str, Any]:
-        """Return the run as plain data, with its steps; what listings and views show."""
-        return {
-            "workflow_id": run_id,
-            **self.fields(),
-            "created_at": from_micros(self.created_at).isoformat(),
-            "updated_at": from_micros(self.updated_at).isoformat(),
-            "steps": [_step_dict(step) for step in self.steps.values()],
-        }
-
 
 def fold(entries: list[Entry], load: Callable[[Entry], bytes | None]) -> RunState:
     """Return what these entries add up to."""
@@ -146,75 +196,131 @@ def _begun(state: RunState, entry: Entry) -> None:
     step = state.steps.get(entry.step)
     if step is None:
         step = state.steps[entry.step] = StepState(entry.step, entry.identity, entry)
+        state.last_step = max(state.last_step, entry.step)
         if entry.identity is not None:
             state.by_identity[entry.identity] = step
     step.starts += 1
-    step.open_attempt = entry.attempt
+    step.open_attempt = step.last_attempt = entry.attempt
+    step.seq = entry.seq
+    step.log.append(entry)
 
 
 def _failed(state: RunState, entry: Entry) -> None:
     step = state.steps[entry.step]
-    step.failures += 1
+    facts = facts_of(entry)
+    if facts.get("counts", True):
+        step.failures += 1
+        step.last_failure = entry
+    elif facts.get("status") != "interrupted":
+        step.stops += 1
     step.open_attempt = 0
-    step.last_failure = entry
+    step.seq = entry.seq
+    step.log.append(entry)
 
 
 def _kept(state: RunState, entry: Entry) -> None:
     step = state.steps[entry.step]
     step.open_attempt = 0
     step.kept = entry
+    step.seq = entry.seq
 
 
 def _progressed(state: RunState, entry: Entry) -> None:
-    state.steps[entry.step].progress = entry
+    step = state.steps[entry.step]
+    step.progress = entry
+    step.seq = entry.seq
 
 
-_STEP_HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {
+def _remembered(state: RunState, entry: Entry) -> None:
+    state.memories[_persona(entry)] = entry
+
+
+def _went_on(state: RunState, entry: Entry) -> None:
+    state.histories.setdefault(_persona(entry), []).append(entry)
+
+
+def _spent(state: RunState, entry: Entry) -> None:
+    facts = facts_of(entry)
+    persona = _persona(entry)
+    tokens, usd = state.spent.get(persona, (0, 0.0))
+    more = facts.get("tokens", 0)
+    state.spent[persona] = (tokens + more, usd + facts.get("usd", 0.0))
+    step = state.steps.get(entry.step)
+    if step is not None:
+        step.tokens = step.tokens or {}
+        step.tokens[entry.attempt] = step.tokens.get(entry.attempt, 0) + more
+
+
+def _persona(entry: Entry) -> str:
+    return str(facts_of(entry).get("persona", ""))
+
+
+def _round_failed(state: RunState, entry: Entry) -> None:
+    state.rounds.setdefault(_identity(entry), []).append(entry)
+
+
+def _escalated(state: RunState, entry: Entry) -> None:
+    state.escalated[_identity(entry)] = entry
+
+
+def _identity(entry: Entry) -> bytes:
+    if entry.identity is None:
+        raise TypeError("it does not say of what it speaks")
+    return entry.identity
+
+
+def _retried(state: RunState, entry: Entry) -> None:
+    forget = bool(facts_of(entry).get("forget"))
+    if entry.identity is None:
+        for step in state.steps.values():
+            step.start_over(forget=forget)
+        state.rounds.clear()
+        state.escalated.clear()
+        return
+    if entry.identity in state.by_identity:
+        state.by_identity[entry.identity].start_over(forget=forget)
+    state.rounds.pop(entry.identity, None)
+    state.escalated.pop(entry.identity, None)
+
+
+_HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {
     EntryKind.ATTEMPT_BEGUN: _begun,
     EntryKind.ATTEMPT_FAILED: _failed,
     EntryKind.STEP_KEPT: _kept,
     EntryKind.PROGRESS_SAVED: _progressed,
+    EntryKind.MEMORY_SAVED: _remembered,
+    EntryKind.HISTORY_ADDED: _went_on,
+    EntryKind.SPENT: _spent,
+    EntryKind.ROUND_FAILED: _round_failed,
+    EntryKind.ESCALATED: _escalated,
+    EntryKind.RETRIED: _retried,
 }
 
 
 def _add_field_entry(state: RunState, entry: Entry, load: Callable[[Entry], bytes | None]) -> None:
-    facts = codec.parse(entry.facts, "facts") if entry.facts else {}
+    facts = facts_of(entry)
     data = load(entry)
     value = codec.decode(data) if data is not None else None
     match entry.kind:
         case EntryKind.FIELDS_CHANGED:
             state.set_fields(value or {})
+            for persona in (value or {}).get("persona_states", {}):
+                state.persona_seqs[persona] = entry.seq
         case EntryKind.TASK_PENDING:
             state.pending[facts["task"]] = None
         case EntryKind.TASK_COMPLETED:
             state.pending.pop(facts["task"], None)
-            state.completed[facts["task"]] = None
+            state.completed[facts["task"]] = entry
             state.artifacts.update(value or {})
         case EntryKind.RETRY_COUNTED:
             persona = facts["persona"]
             state.retry_counts[persona] = state.retry_counts.get(persona, 0) + 1
         case EntryKind.PERSONA_CHANGED:
             state.persona_states.setdefault(facts["persona"], {}).update(value or {})
+            state.persona_seqs[facts["persona"]] = entry.seq
         case EntryKind.RESTORED:
             kept = (state.seq, state.created_at, state.updated_at)
             floor = max(state.fence_floor, facts.get("fence", 0))
             state.__init__(*kept, fence_floor=floor)  # type: ignore[misc]
         case _:
-            pass  # spending, memory and history are read by whoever needs them
-
-
-def _step_dict(step: StepState) -> dict[str, Any]:
-    facts = codec.parse(step.begun.facts, "facts") if step.begun.facts else {}
-    if step.kept is not None:
-        status = "success"
-    elif step.open_attempt:
-        status = "running"
-    else:
-        status = "failed" if step.failures else "interrupted"
-    return {
-        "step": step.number,
-        **facts,
-        "status": status,
-        "attempts": step.starts,
-        "failures": step.failures,
-    }
+            pass  # of tomorrow

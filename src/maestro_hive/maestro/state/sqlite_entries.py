@@ -62,24 +62,24 @@ class Entries:
 
     def append(
         self, appends: Sequence[Append], patience: float | None = None
-    ) -> tuple[int, list[FencedError | None]]:
-        """Write entries in one transaction; return its ticket, and the refusals."""
+    ) -> tuple[int, list[int | FencedError]]:
+        """Write entries in one transaction; return its ticket, and numbers or refusals."""
         if _is_single(appends):
             return self._append_one(appends[0], patience)
         committed = False
         grown: dict[Hold, int] = {}
         try:
-            refused, ticket = self._file.write(lambda db: self._write(db, appends, grown), patience)
+            outcome, ticket = self._file.write(lambda db: self._write(db, appends, grown), patience)
             committed = True
         finally:
             self._payloads.settle(committed=committed)
         for hold, seq in grown.items():
             hold.seq = seq
-        return ticket, refused
+        return ticket, outcome
 
     def _append_one(
         self, append: Append, patience: float | None
-    ) -> tuple[int, list[FencedError | None]]:
+    ) -> tuple[int, list[int | FencedError]]:
         hold, (entry,), _ = append
         lease = hold.lease
         first, last = _keys(hold.run)
@@ -91,20 +91,24 @@ class Entries:
         )
         if written:
             hold.seq = key & (1 << RUN_BITS) - 1
-            return ticket, [None]
+            return ticket, [hold.seq]
         refused, ticket = self._file.write(lambda db: self._leases.check(db, lease))
+        assert refused is not None, "a statement that found no lease of ours wrote nothing"
         return ticket, [refused]
 
     def _write(
         self, db: apsw.Connection, appends: Sequence[Append], grown: dict[Hold, int]
-    ) -> list[FencedError | None]:
+    ) -> list[int | FencedError]:
         now = to_micros(self._clock.now())
         verdicts: dict[Hold, FencedError | None] = {}
+        outcome: list[int | FencedError] = []
         rows: list[tuple[Any, ...]] = []
         for hold, entries, status in appends:
             if hold not in verdicts:
                 verdicts[hold] = self._leases.check(db, hold.lease)
-            if verdicts[hold] is not None:
+            refused = verdicts[hold]
+            if refused is not None:
+                outcome.append(refused)
                 continue
             # The journal knows the number, whatever happened to this process in between.
             seq = grown[hold] if hold in grown else last_seq(db, hold.run)
@@ -113,11 +117,12 @@ class Entries:
                 payload = self._place(db, hold, entry)
                 rows.append((hold.run << RUN_BITS | seq, *_row(entry, now, payload)))
             grown[hold] = seq
+            outcome.append(seq)
             if status is not None:
                 sql = "UPDATE runs SET status = ?, updated_at = ? WHERE id = ?"
                 db.execute(sql, (status, now, hold.run))
         db.executemany(_INSERT, rows)
-        return [verdicts[append.hold] for append in appends]
+        return outcome
 
     def _place(self, db: apsw.Connection, hold: Hold, entry: NewEntry) -> int | None:
         """Store a value that is too large for its row; return where."""

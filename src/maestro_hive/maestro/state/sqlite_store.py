@@ -172,11 +172,11 @@ class SqliteStore:
 
     def append(
         self, appends: Sequence[Append], *, sync: bool = True, patience: float | None = None
-    ) -> list[FencedError | None]:
+    ) -> list[int | FencedError]:
         """Record entries in one transaction."""
         with self._file.alone():  # until the numbers have moved on, or two threads use the same
             before = {append.hold: append.hold.seq for append in appends} if self.news else {}
-            ticket, refused = self._entries.append(appends, patience)
+            ticket, outcome = self._entries.append(appends, patience)
             news = [
                 EntriesAppended(run_id=hold.name, first=seq + 1, seq=hold.seq)
                 for hold, seq in before.items()
@@ -187,7 +187,7 @@ class SqliteStore:
         self._tend()
         for each in news:
             self.news.emit(each)
-        return refused
+        return outcome
 
     def _tend(self) -> None:
         self._file.tend()

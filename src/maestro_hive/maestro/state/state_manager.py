@@ -18,9 +18,10 @@ from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError
 from maestro_hive.kernel.events import Hooks
 from maestro_hive.maestro.state import codec, documents
 from maestro_hive.maestro.state.memory_store import MemoryStore
-from maestro_hive.maestro.state.opened import borrow_store, return_store
+from maestro_hive.maestro.state.opened import borrow_memory_store, borrow_store, return_store
 from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended, to_micros
 from maestro_hive.maestro.state.run_state import RunState, fold
+from maestro_hive.maestro.state.run_view import show_run
 from maestro_hive.maestro.state.shelves import BREAKERS, BUDGETS, ESCALATIONS
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
 from maestro_hive.maestro.state.state_changes import StateChange, Subscription
@@ -107,7 +108,7 @@ class StateManager(metaclass=_OnePerFolder):
         self._views: dict[str, tuple[int, RunState]] = {}
         self._views_mutex = threading.Lock()
         self._is_shut = False
-        self._attach(MemoryStore())
+        self._attach(MemoryStore() if self._folder is None else borrow_memory_store(self._folder))
 
     def _attach(self, store: Store) -> None:
         self._store = store
@@ -360,7 +361,7 @@ class StateManager(metaclass=_OnePerFolder):
             for entry in self._store.entries(record.id, after=state.seq):
                 state.add(entry, self._store.load)
             self._views[run_id] = (record.id, state)
-            return copy.deepcopy(state.to_dict(run_id))
+            return copy.deepcopy(show_run(state, run_id, self._store.load))
 
     def _view_before(self, news: EntriesAppended) -> dict[str, Any] | None:
         """Return a run as it was before these entries."""
@@ -369,11 +370,11 @@ class StateManager(metaclass=_OnePerFolder):
         with self._views_mutex:
             known = self._views.get(news.run_id)
             if known and known[1].seq == news.first - 1:
-                return copy.deepcopy(known[1].to_dict(news.run_id))
+                return copy.deepcopy(show_run(known[1], news.run_id, self._store.load))
         record = self._store.run(news.run_id)
         entries = self._store.entries(record.id) if record else []
         earlier = fold(entries[: news.first - 1], self._store.load)
-        return earlier.to_dict(news.run_id)
+        return show_run(earlier, news.run_id, self._store.load)
 
 
 os.register_at_fork(after_in_child=StateManager.start_anew)

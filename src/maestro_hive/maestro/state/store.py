@@ -121,8 +121,8 @@ class Store(Protocol):
 
     def append(
         self, appends: Sequence[Append], *, sync: bool = True, patience: float | None = None
-    ) -> list[FencedError | None]:
-        """Record entries in one transaction; per append, None or the reason it was refused.
+    ) -> list[int | FencedError]:
+        """Record entries in one transaction; per append, its last number or why it was refused.
 
         ``StoreBusyError`` if another writer is in the way for longer than ``patience`` seconds (by
         default the store's own): nothing was written, and the same may be tried again.

@@ -89,12 +89,7 @@ def parse_any_depth(data: bytes, path: str) -> Json:
         raise DecodeError(path, f"{len(data):,} bytes is over the limit of {MAX_BYTES:,}")
     try:
         text = data.decode("utf-8")
-        tree = json.loads(
-            text,
-            object_pairs_hook=_unique_keys,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-        )
+        tree = _decoder.decode(text)
         if "\\ud" in text or "\\uD" in text:
             dump_canonical(tree)  # half a surrogate pair, which only an escape can bring in
     except AtPathError as error:
@@ -124,3 +119,9 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise AtPathError(f"the number {text[:40]} is too large")
     return number
+
+
+# Made once: ``json.loads`` makes one for every call that wants anything of its own.
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_finite
+)

@@ -1,0 +1,129 @@
+"""A manual clock, moved at random under a backoff and under a breaker's cooldown."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from maestro_hive.kernel.clock import ManualClock
+from maestro_hive.maestro.state.memory_store import MemoryStore
+from maestro_hive.unified_execution.breaker import CircuitBreaker
+from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen
+from maestro_hive.unified_execution.waits import Wait
+
+if TYPE_CHECKING:
+    from faults.registry import Outcome, Plan
+
+_AN_HOUR = 3600.0
+#: Clocks are added to and subtracted from: this much is no time at all.
+_TINY = 1e-3
+#: How often somebody asks an open breaker.
+_ASK_EVERY = 0.5
+
+
+class JumpyClock(ManualClock):
+    """A clock that is set, slept through and started again while somebody waits on it."""
+
+    def __init__(self, dice: random.Random) -> None:
+        super().__init__()
+        self.true = 0.0
+        self.reboots = 0
+        self.last_reboot = 0.0
+        self._dice = dice
+
+    def sleep_machine(self, seconds: float) -> None:
+        """Let time pass."""
+        super().sleep_machine(seconds)
+        self.true += seconds
+
+    def reboot(self, seconds: float = 60.0) -> None:
+        """Start the machine again; nobody lives through it."""
+        super().reboot(seconds)
+        self.true += seconds
+        self.reboots += 1
+        self.last_reboot = self.true
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass, and sometimes more than that, and sometimes something else."""
+        await super().sleep(seconds)
+        self.disturb()
+
+    def disturb(self) -> None:
+        """Set the wall clock, or not."""
+        if self._dice.random() < 0.4:
+            self.jump(self._dice.choice((-1, 1)) * self._dice.uniform(0, 2 * _AN_HOUR))
+
+
+def move_clocks(plan: Plan, outcome: Outcome) -> None:
+    """Wait many times on clocks that nobody can rely on."""
+    rounds = plan.amount(quick=300, full=20_000)
+    dice = random.Random(plan.seed)
+    before, rebooted = outcome.failed, 0
+    for number in plan.watch("waits on a manual clock", range(rounds), rounds):
+        seconds = dice.choice((0.3, 4.0, 60.0, 300.0))
+        reboots = dice.choice((0, 0, 1, 2))
+        rebooted += reboots > 0
+        for wrong in (_back_off(dice, seconds, reboots), _cool_down(dice, seconds, reboots)):
+            if wrong:
+                outcome.fail(f"manual clock, round {number}, {seconds:g} s: {wrong}")
+    outcome.ran.append(f"{rounds:,} backoffs and cooldowns on a manual clock moved at random")
+    outcome.measured.append(f"{outcome.failed - before} wrong, {rebooted:,} over a reboot")
+
+
+def _back_off(dice: random.Random, seconds: float, reboots: int) -> str:
+    """Begin a wait, die in it a few times, and wait it out."""
+    clock = JumpyClock(dice)
+    facts = Wait.begin(clock, seconds).to_facts()
+    began = clock.true
+    deaths = [True] * reboots + [False] * dice.choice((0, 1, 3))
+    dice.shuffle(deaths)
+    for is_reboot in deaths:
+        clock.sleep_machine(dice.uniform(0, seconds / 2))
+        clock.disturb()
+        if is_reboot:
+            clock.reboot()
+            clock.disturb()
+    up = clock.true
+    asyncio.run(Wait.from_facts(facts).over(clock))
+    return _judge(clock, began, up, seconds, 0.0)
+
+
+def _cool_down(dice: random.Random, seconds: float, reboots: int) -> str:
+    """Open a breaker, and ask it now and then, from one process after another."""
+    clock = JumpyClock(dice)
+    root = MemoryStore(clock=clock)
+    CircuitBreaker(1, seconds, name="b", store=root).record_failure()
+    began = clock.true
+    up = began
+    for _ in range(reboots):
+        if dice.random() < 0.5:
+            clock.sleep_machine(dice.uniform(0, seconds / 2))
+        clock.reboot()
+        clock.disturb()
+        up = clock.true
+    every = max(_ASK_EVERY, seconds / 100)
+    for _ in range(400):
+        store = MemoryStore(clock=clock, shared_with=root)
+        try:
+            CircuitBreaker(1, seconds, name="b", store=store).acquire().succeeded()
+        except CircuitBreakerOpen:
+            clock.advance(every)
+            clock.disturb()
+        else:
+            return _judge(clock, began, up, seconds, every)
+        finally:
+            store.abandon()
+    return f"still open after {clock.true - began:g} s"
+
+
+def _judge(clock: JumpyClock, began: float, up: float, seconds: float, step: float) -> str:
+    """Say what was wrong with a wait that ended now."""
+    now = clock.true
+    if clock.reboots:
+        late = now - up - seconds
+        return f"{late:g} s longer than one full wait" if late > step + _TINY else ""
+    early, late = began + seconds - now, now - max(began + seconds, up)
+    if early > _TINY:
+        return f"{early:g} s early"
+    return f"{late:g} s late" if late > step + _TINY else ""

@@ -1,0 +1,159 @@
+"""Row 9: SIGTERM and SIGINT at random moments; nothing is spent, and the run goes on."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from itertools import count
+from typing import TYPE_CHECKING
+
+from faults.nursery import Nursery
+from faults.registry import Outcome, Plan, row
+from faults.scene import Scene, names_of
+from faults.workflows import BACKOFF, FLAKY, STEPS, WORK
+
+if TYPE_CHECKING:
+    from faults.nursery import Life
+    from maestro_hive.maestro.state.run_state import RunState
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LONGEST = 5.0
+#: A busy run takes about this long when nobody stops it.
+_RUN_SECONDS = 7 * WORK + BACKOFF + 0.1
+
+
+@row(
+    9,
+    "a polite stop is polite: quick, resumable, and free of charge",
+    "200 stops, exit within 5 s, no attempt spent",
+)
+def polite_stops(plan: Plan, outcome: Outcome) -> None:
+    """Stop busy runs and sleeping steps, let them go on, and count."""
+    dice = random.Random(plan.seed)
+    stops = _Stops(outcome)
+    with Nursery("faults.workflows") as nursery:
+        wanted = plan.amount(quick=20, full=200)
+        for number in plan.watch("runs stopped", count(1), wanted):
+            folder = plan.scratch / f"busy-{number}"
+            _live_through(stops, nursery, Scene(folder, {}), dice)
+            if stops.landed.total() >= wanted:
+                break
+        sleepers = plan.amount(quick=4, full=40)
+        for number in plan.watch("sleeping threads stopped", range(sleepers), sleepers):
+            _stop_sleeper(stops, nursery, Scene(plan.scratch / f"sleeping-{number}", {}), dice)
+    stops.report(plan.seed)
+
+
+class _Stops:
+    """What was seen of all stops."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.landed: Counter[str] = Counter()
+        self.by_signal: Counter[str] = Counter()
+        self.slowest = 0.0
+        self.too_late = 0
+        self.sleepers = 0
+
+    def stop(self, life: Life, how: signal.Signals, where: str) -> bool:
+        """Send the signal and wait for the end; tell whether it was the signal that ended it."""
+        asked = time.monotonic()
+        life.kill(how)
+        code = life.end()
+        seconds = time.monotonic() - asked
+        self.slowest = max(self.slowest, seconds)
+        require = self.outcome.require
+        require(seconds < _LONGEST, f"{where}: {how.name} was obeyed after {seconds:.1f} s")
+        if "over" in life.said()[-1] or "done" in life.said()[-1]:  # the signals were given back
+            self.too_late += 1
+            return False
+        require(code == 128 + how, f"{where}: after {how.name} it ended with {code}")
+        self.by_signal[how.name] += 1
+        return True
+
+    def report(self, seed: int) -> None:
+        """Write down what was measured."""
+        signals = ", ".join(f"{number} {name}" for name, number in sorted(self.by_signal.items()))
+        places = ", ".join(f"{place} {number}" for place, number in self.landed.most_common())
+        self.outcome.ran += [
+            f"{self.landed.total()} stops of busy runs at random moments, seed {seed}",
+            f"{self.sleepers} of a thread in time.sleep(60)",
+        ]
+        self.outcome.measured += [
+            f"{self.outcome.failed} impolite; exit after at most {self.slowest:.2f} s",
+            signals,
+            f"landed in: {places}; {self.too_late} came after the run's end",
+        ]
+
+
+def _live_through(stops: _Stops, nursery: Nursery, scene: Scene, dice: random.Random) -> None:
+    """Stop a run again and again until it comes to its end."""
+    for life_number in range(100):
+        life = nursery.start("busy", scene.folder)
+        life.wait_until_it_says("up")
+        time.sleep(dice.uniform(0, _RUN_SECONDS / 3))
+        where = f"{scene.folder.name}, life {life_number}"
+        if not stops.stop(life, dice.choice(_SIGNALS), where):
+            break
+        run = scene.journal()
+        stops.landed[_place(run)] += 1
+        _check_free_of_charge(stops.outcome, run, scene, where)
+    outputs = {line["kept"]: line["output"] for line in scene.said() if "kept" in line}
+    right = outputs == {name: name.upper() for name in STEPS}
+    stops.outcome.require(right, f"{scene.folder.name}: in the end there was {outputs}")
+    _check_repetitions(stops.outcome, scene)
+
+
+def _place(run: RunState) -> str:
+    """Tell what a run was doing when it was stopped."""
+    if not run.steps:
+        return "nothing yet"
+    last = max(run.steps.values(), key=lambda step: step.seq)
+    if last.kept is not None:
+        return "between steps"
+    if last.log and last.log[-1] is last.last_failure:
+        return "a backoff"
+    return "a step"
+
+
+def _check_free_of_charge(outcome: Outcome, run: RunState, scene: Scene, where: str) -> None:
+    names = names_of(run)
+    failed = sum("fails" in line for line in scene.said())
+    for number, step in run.steps.items():
+        name = names[number]
+        outcome.require(not step.open_attempt, f"{where}: the end of {name} is not recorded")
+        outcome.require(step.interruptions == 0, f"{where}: {name} spent an interruption")
+        fair = step.failures == (failed if name == FLAKY else 0)
+        outcome.require(fair, f"{where}: {name} has {step.failures} failures")
+        told = scene.starts().count(name)
+        outcome.require(step.starts >= told, f"{where}: {name} has {told} starts, not recorded")
+    kept = {names[number] for number, step in run.steps.items() if step.kept is not None}
+    lost = {line["kept"] for line in scene.said() if "kept" in line} - kept
+    outcome.require(not lost, f"{where}: {sorted(lost)} were acknowledged, and are lost")
+
+
+def _check_repetitions(outcome: Outcome, scene: Scene) -> None:
+    """After the end every start is one that ended: by success, by failure or by a stop."""
+    run = scene.journal()
+    for number, name in names_of(run).items():
+        step = run.steps[number]
+        ended = step.failures + step.stops + 1
+        right = step.kept is not None and step.starts == ended
+        outcome.require(
+            right, f"{scene.folder.name}: {name} began {step.starts} times, not {ended}"
+        )
+
+
+def _stop_sleeper(stops: _Stops, nursery: Nursery, scene: Scene, dice: random.Random) -> None:
+    for _ in range(2):
+        life = nursery.start("sleeping", scene.folder)
+        life.wait_until_it_says("sleeps")
+        time.sleep(dice.uniform(0, 0.2))
+        stopped = stops.stop(life, dice.choice(_SIGNALS), scene.folder.name)
+        stops.outcome.require(stopped, f"{scene.folder.name}: the sleeper was not stopped")
+        stops.sleepers += 1
+        _check_free_of_charge(stops.outcome, scene.journal(), scene, scene.folder.name)
+    end = nursery.run("sleeping", scene.folder, awake=True)
+    stops.outcome.require(end["completed"] == ["s1"], f"{scene.folder.name}: it never woke up")

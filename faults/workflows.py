@@ -1,0 +1,172 @@
+"""The workflows of rows 7 and 9: a busy run, a step that sleeps, a backoff, a breaker's cooldown.
+
+Each goes on where it finds its run. The processes that execute them come from the ``nursery``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from faults.scene import RUN
+from maestro_hive.kernel.clock import SystemClock
+from maestro_hive.kernel.errors import RunHeldError
+from maestro_hive.kernel.signals import stop_politely
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.unified_execution.breaker import CircuitBreaker
+from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from faults.nursery import Workflow
+    from faults.scene import Scene
+    from maestro_hive.unified_execution.persona_executor import PersonaExecutor
+
+#: The steps of a busy run: two async ones, one that fails once, three at once, one in a thread.
+FLAKY, IN_THREAD = "s3", "s7"
+ONE_BY_ONE, AT_ONCE = ("s1", "s2", FLAKY), ("s4", "s5", "s6")
+STEPS = (*ONE_BY_ONE, *AT_ONCE, IN_THREAD)
+#: How long a step works, and how long it has to wait after its failure.
+WORK, BACKOFF = 0.04, 0.08
+BREAKER = "provider"
+_LOOK_EVERY = 0.01
+
+
+# --- polite stops --------------------------------------------------------------------------------
+
+
+async def busy(scene: Scene) -> int:
+    """Execute steps one by one, at once, in a thread; stop when asked to."""
+
+    async def work(name: str) -> str:
+        starts = scene.started(name)
+        await asyncio.sleep(WORK)
+        if name == FLAKY and not scene.options.get("failed"):
+            scene.options["failed"] = True
+            scene.say(fails=name, starts=starts)
+            raise ConnectionError("the first time never works")
+        return name.upper()
+
+    def work_in_a_thread(name: str) -> str:
+        scene.started(name)
+        time.sleep(WORK)
+        return name.upper()
+
+    async def steps(executor: PersonaExecutor) -> None:
+        for name in ONE_BY_ONE:
+            await step(executor, work, name)
+        await asyncio.gather(*(step(executor, work, name) for name in AT_ONCE))
+        await step(executor, work_in_a_thread, IN_THREAD)
+
+    async def step(executor: PersonaExecutor, body: Callable[[str], object], name: str) -> None:
+        result = await executor.execute(body, name, name)
+        scene.say(kept=name, output=result.final_output)
+
+    scene.options["failed"] = any("fails" in line for line in scene.said())
+    return await _until_stopped(scene, steps)
+
+
+async def sleeping(scene: Scene) -> int:
+    """Execute one step that sleeps for a minute, in a thread."""
+
+    def sleep() -> str:
+        scene.started("s1")
+        scene.say(sleeps=True)
+        time.sleep(0 if scene.options.get("awake") else 60)
+        return "S1"
+
+    async def steps(executor: PersonaExecutor) -> None:
+        result = await executor.execute(sleep, "s1")
+        scene.say(kept="s1", output=result.final_output)
+
+    return await _until_stopped(scene, steps)
+
+
+async def _until_stopped(scene: Scene, steps: Callable[[PersonaExecutor], Awaitable[None]]) -> int:
+    stop = stop_politely()
+    try:
+        async with stop:
+            scene.say(up=True)
+            # One attempt that fails and no interruption: a stop that cost either would be fatal.
+            executor = scene.executor(
+                base_delay_seconds=BACKOFF, max_attempts=2, max_interruptions=0
+            )
+            await steps(executor)
+            scene.say(over=True)
+    except asyncio.CancelledError:
+        if stop.signal is None:
+            raise
+        return 128 + stop.signal
+    scene.show(executor)
+    return 0
+
+
+# --- waits ---------------------------------------------------------------------------------------
+
+
+def clocks_here() -> dict[str, Any]:
+    """Return what this process sees of the time."""
+    clock = SystemClock()
+    return {"wall": time.time(), "boot": clock.boot_seconds(), "boot_id": _boot_id()}
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+
+
+async def backoff(scene: Scene) -> None:
+    """Fail once, wait, and succeed."""
+    seconds = scene.options["seconds"]
+
+    async def body() -> str:
+        if scene.started(RUN) == 1:
+            scene.say(fails=True)
+            raise ConnectionError("not yet")
+        return "done"
+
+    executor = scene.executor(base_delay_seconds=seconds, max_delay_seconds=seconds)
+    scene.say(up=True)
+    await executor.execute(body, RUN)
+    scene.say(done=True, **clocks_here())
+
+
+async def cooldown(scene: Scene) -> None:
+    """Open a breaker, or ask until it lets a call through."""
+    seconds = scene.options["seconds"]
+    store = SqliteStore(scene.folder / "state")
+    breaker = CircuitBreaker(1, seconds, name=BREAKER, store=store)
+    scene.say(up=True)
+    if not scene.starts():
+        breaker.record_failure()
+        scene.started(BREAKER)
+        scene.say(fails=True)
+    permit = None
+    while permit is None:
+        try:
+            permit = breaker.acquire()
+        except CircuitBreakerOpen:
+            await asyncio.sleep(_LOOK_EVERY)
+    scene.started(BREAKER)
+    permit.succeeded()
+    scene.say(done=True, **clocks_here())
+    store.close()
+
+
+async def holding(scene: Scene) -> None:
+    """Take the run, or be told who has it; and keep it for as long as it lives."""
+    store = SqliteStore(scene.folder / "state")
+    try:
+        hold = store.hold_run(RUN)
+    except RunHeldError as error:
+        scene.say(refused=error.pid, answer=True)
+    else:
+        scene.say(held=hold.lease.fence, answer=True)
+    await asyncio.sleep(60)
+
+
+WORKFLOWS: dict[str, Workflow] = {
+    each.__name__: each for each in (busy, sleeping, backoff, cooldown, holding)
+}

@@ -1,0 +1,1 @@
+"""Doors to what older callers import from here."""

@@ -1,0 +1,193 @@
+"""A run as people see it: fields that were set, and what its steps say about tasks and personas.
+
+A task is a step's name, or a name somebody set. Which are pending or done, how often personas were
+tried again and what they show of themselves are told from the steps, and kept nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.kernel.errors import DecodeError
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.records import Entry, from_micros
+from maestro_hive.maestro.state.run_state import facts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from maestro_hive.maestro.state.run_state import RunState, StepState
+
+    Load = Callable[[Entry], bytes | None]
+
+
+def show_run(state: RunState, run_id: str, load: Load) -> dict[str, Any]:
+    """Return a run as plain data, with its steps; what listings and views show."""
+    return {
+        "workflow_id": run_id,
+        **show_fields(state, load),
+        "created_at": from_micros(state.created_at).isoformat(),
+        "updated_at": from_micros(state.updated_at).isoformat(),
+        "steps": [_show_step(step, load) for step in state.steps.values()],
+    }
+
+
+def show_fields(state: RunState, load: Load) -> dict[str, Any]:
+    """Return the fields of a run by name, with what its steps add to them."""
+    fields = state.fields()
+    done, waiting = _tasks_of(state)
+    fields["completed_tasks"] = list(dict.fromkeys([*state.completed, *done]))
+    fields["pending_tasks"] = [
+        *(name for name in state.pending if name not in done),
+        *(name for name in waiting if name not in state.pending and name not in state.completed),
+    ]
+    retries = fields["retry_counts"]
+    for persona, more in _retries_of(state).items():
+        retries[persona] = retries.get(persona, 0) + more
+    for persona, shown in show_personas(state, load).items():
+        set_by_hand = fields["persona_states"].get(persona, {})
+        newer = state.persona_seqs.get(persona, 0) > _last_seq(state, persona)
+        fields["persona_states"][persona] = (
+            {**shown, **set_by_hand} if newer else {**set_by_hand, **shown}
+        )
+    return fields
+
+
+def without_what_steps_say(state: RunState, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return changed fields less what is told from the steps: that is not to be set as well."""
+    changes = dict(changes)
+    if "completed_tasks" in changes:
+        done = _tasks_of(state)[0]
+        changes["completed_tasks"] = [
+            name
+            for name in changes["completed_tasks"]
+            if name not in done or name in state.completed
+        ]
+    if "pending_tasks" in changes:
+        waiting = _tasks_of(state)[1]
+        changes["pending_tasks"] = [
+            name
+            for name in changes["pending_tasks"]
+            if name not in waiting or name in state.pending
+        ]
+    if "retry_counts" in changes:
+        told = _retries_of(state)
+        changes["retry_counts"] = {
+            persona: count - told.get(persona, 0)
+            for persona, count in changes["retry_counts"].items()
+        }
+    return changes
+
+
+def retry_count(state: RunState, persona: str) -> int:
+    """Return how often a persona was tried again."""
+    return state.retry_counts.get(persona, 0) + _retries_of(state).get(persona, 0)
+
+
+def show_persona(state: RunState, persona: str, load: Load) -> dict[str, Any]:
+    """Return what one persona shows of itself; empty if nothing."""
+    return show_fields(state, load)["persona_states"].get(persona, {})  # type: ignore[no-any-return]
+
+
+# --- tasks and personas, told from steps -----------------------------------------------------------
+
+
+def _tasks_of(state: RunState) -> tuple[dict[str, None], dict[str, None]]:
+    """Return the names whose steps are all done, and those with a step that is not."""
+    done: dict[str, None] = {}
+    waiting: dict[str, None] = {}
+    for step in state.steps.values():
+        name = facts_of(step.begun).get("name")
+        if isinstance(name, str):
+            (waiting if step.kept is None else done)[name] = None
+    return {name: None for name in done if name not in waiting}, waiting
+
+
+def _retries_of(state: RunState) -> dict[str, int]:
+    retries: dict[str, int] = {}
+    for step in state.steps.values():
+        persona = facts_of(step.begun).get("persona")
+        if isinstance(persona, str) and step.last_attempt > 1:
+            retries[persona] = retries.get(persona, 0) + step.last_attempt - 1
+    return retries
+
+
+def show_personas(state: RunState, load: Load) -> dict[str, dict[str, Any]]:
+    """Return what the personas of a run's steps show of themselves."""
+    latest: dict[str, StepState] = {}
+    for step in state.steps.values():
+        persona = facts_of(step.begun).get("persona")
+        if isinstance(persona, str) and (persona not in latest or latest[persona].seq < step.seq):
+            latest[persona] = step
+    return {persona: _show_persona(state, persona, step, load) for persona, step in latest.items()}
+
+
+def _show_persona(state: RunState, persona: str, step: StepState, load: Load) -> dict[str, Any]:
+    error = facts_of(step.last_failure).get("error", {}) if step.last_failure else {}
+    return {
+        "last_updated": from_micros(_last_entry(step).at).isoformat(),
+        "status": status_of(step),
+        "current_attempt": step.last_attempt,
+        "tokens_used": state.spent.get(persona, (0, 0.0))[0],
+        "last_error": error.get("message"),
+        "recovery_applied": was_healed(step),
+        "memory": _value(state.memories.get(persona), load) or {},
+        "history": [_value(entry, load) for entry in state.histories.get(persona, [])],
+    }
+
+
+def _last_seq(state: RunState, persona: str) -> int:
+    mine = (
+        step.seq for step in state.steps.values() if facts_of(step.begun).get("persona") == persona
+    )
+    return max(mine, default=0)
+
+
+def _last_entry(step: StepState) -> Entry:
+    known: Iterable[Entry | None] = (step.begun, step.kept, step.progress, *step.log)
+    return max((entry for entry in known if entry is not None), key=lambda entry: entry.seq)
+
+
+def _value(entry: Entry | None, load: Load) -> Any:
+    data = load(entry) if entry is not None else None
+    if data is None:
+        return None
+    try:
+        return codec.decode(data)
+    except DecodeError:  # a class that this process does not know; its JSON can be shown
+        return codec.parse(data, depth=codec.DOCUMENT_DEPTH)
+
+
+# --- steps -------------------------------------------------------------------------------------------
+
+
+def status_of(step: StepState) -> str:
+    """Return where a step stands, in the words of ``ExecutionStatus``."""
+    if step.kept is not None:
+        return "recovered" if was_healed(step) else "success"
+    if step.open_attempt:
+        return "running"
+    last = step.log[-1] if step.log else step.last_failure
+    if last is None:
+        return "pending"
+    return str(facts_of(last).get("status", "failed"))
+
+
+def was_healed(step: StepState) -> bool:
+    """Tell whether something was mended between its attempts."""
+    return step.failures > 0 and any(facts_of(entry).get("healed") for entry in step.log)
+
+
+def _show_step(step: StepState, load: Load) -> dict[str, Any]:
+    error = facts_of(step.last_failure).get("error", {}) if step.last_failure else {}
+    return {
+        "step": step.number,
+        **facts_of(step.begun),
+        "status": status_of(step),
+        "attempts": step.last_attempt,
+        "failures": step.failures,
+        "interruptions": step.interruptions,
+        "tokens_used": sum((step.tokens or {}).values()),
+        "last_error": error.get("message"),
+        "output": _value(step.kept, load),
+    }

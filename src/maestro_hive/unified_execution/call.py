@@ -1,0 +1,390 @@
+"""One call of an executor: attempts, until one succeeds or there is no point in another."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.unified_execution import retry_policy
+from maestro_hive.unified_execution.attempt import StepContext, run_attempt
+from maestro_hive.unified_execution.config import ErrorCategory, ExecutionConfig, RecoveryStrategy
+from maestro_hive.unified_execution.exceptions import (
+    FailureReport,
+    HelpNeeded,
+    RecoverableError,
+    TokenBudgetExceeded,
+    UnrecoverableError,
+)
+from maestro_hive.unified_execution.healing import Healer, Healing, heal
+from maestro_hive.unified_execution.results import (
+    ExecutionAttempt,
+    ExecutionResult,
+    ExecutionStatus,
+)
+from maestro_hive.unified_execution.steps import Failure, error_facts, is_unrecoverable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from maestro_hive.kernel.clock import Clock
+    from maestro_hive.unified_execution.call_options import CallOptions
+    from maestro_hive.unified_execution.durable_step import DurableStep
+    from maestro_hive.unified_execution.retry_policy import Dice, Move
+    from maestro_hive.unified_execution.transient_step import TransientStep
+
+#: What the beginning of Python source looks like.
+_SOURCE = ("def ", "class ", "import ", "from ")
+_UNDER_WAY = (ExecutionStatus.RUNNING, ExecutionStatus.RETRYING)
+_NOT_HEALED = Healing(fixed=False)
+
+
+class Latest:
+    """What an executor, and those made from it by ``options``, did last."""
+
+    def __init__(self) -> None:
+        self.attempts: list[ExecutionAttempt] = []
+        self.status = ExecutionStatus.PENDING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What all calls of an executor have in common."""
+
+    config: ExecutionConfig
+    persona_id: str
+    clock: Clock
+    dice: Dice
+    healer: Healer | None
+    latest: Latest
+    #: Counts tokens and money, and raises if there is no more of them.
+    spend: Callable[[DurableStep | TransientStep, int, int, float], None]
+    #: Raises if there is nothing left to spend.
+    check_budget: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Call:
+    """A task with its arguments, under these terms."""
+
+    terms: Terms
+    options: CallOptions
+    step: DurableStep | TransientStep
+    task: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    async def run(self) -> ExecutionResult:
+        """Return the result of the first attempt that succeeds; raise when none will."""
+        step, timeout = self.step, self.options.timeout or self.terms.config.timeout_seconds
+        try:
+            while True:
+                self._check_budget()
+                await self._begin()
+                try:
+                    output = await run_attempt(
+                        self._context(), timeout, self.task, self.args, self.kwargs
+                    )
+                    if type(output) is str:
+                        self._check_source(output)
+                    encoded = step.encode(output)
+                except Exception as error:  # noqa: BLE001 - whatever the task raises
+                    skipped = await self._failed(error)
+                    if skipped is not None:
+                        return skipped
+                except BaseException as error:
+                    self._stopped(error)
+                    raise
+                else:
+                    await step.keep(encoded)
+                    return self.result(self._success(), output)
+                await step.wait()
+        except BaseException as error:
+            if self.terms.latest.status in _UNDER_WAY:
+                self._show(_status_of(error))
+            raise
+
+    def _check_budget(self) -> None:
+        try:
+            self.terms.check_budget()
+        except TokenBudgetExceeded:
+            self._show(ExecutionStatus.BANKRUPT)
+            raise
+
+    async def _begin(self) -> None:
+        self.terms.latest.status = ExecutionStatus.RUNNING
+        try:
+            await self.step.begin()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._stopped(error)
+            raise
+
+    def _context(self) -> StepContext:
+        step = self.step
+        return StepContext(
+            step,
+            lambda attempt, tokens, usd: self.terms.spend(step, attempt, tokens, usd),
+            attempt=step.attempt,
+            effect_key=step.effect_key,
+            feedback=step.feedback(),
+            persona_id=self.terms.persona_id,
+            task_name=self.name,
+            run_id=step.run_id,
+        )
+
+    def _check_source(self, output: str) -> None:
+        """Raise if the result is Python source that does not parse."""
+        if not self.terms.config.level1.enable_syntax_validation:
+            return
+        if not output.lstrip().startswith(_SOURCE):
+            return
+        try:
+            ast.parse(output)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            line = getattr(error, "lineno", None)
+            where = f" in line {line}" if line else ""
+            raise RecoverableError(
+                f"the result is Python source that does not parse{where}: {error}",
+                error_category=ErrorCategory.SYNTAX.value,
+                line_number=line,
+            ) from error
+
+    # --- failing ---
+
+    async def _failed(self, error: Exception) -> ExecutionResult | None:
+        """Record a failure; raise if there is no point in another attempt."""
+        if _passes_through(error):
+            await self.step.fail(self._refusal(error))
+            self._show(_status_of(error))
+            raise error
+        try:
+            move = self._decide(error)
+        except Exception as broken:
+            # The function given as retry_on is to blame; the attempt has failed all the same.
+            move = retry_policy.Move(False, 0.0, "the function given as retry_on failed")
+            await self.step.fail(_failure(error_facts(error), move, _NOT_HEALED))
+            self._show(ExecutionStatus.FAILED)
+            raise broken from error
+        facts = error_facts(error)
+        try:
+            healing = await self._heal(facts) if move.retry else _NOT_HEALED
+        except BaseException:  # the task has failed, whatever becomes of the healer
+            self.step.stop(_failure(facts, move, _NOT_HEALED))
+            raise
+        await self.step.fail(_failure(facts, move, healing))
+        if move.retry:
+            self._show(ExecutionStatus.RETRYING)
+            return None
+        return self.give_up(error, move.reason)
+
+    def _decide(self, error: Exception) -> Move:
+        level1, options = self.terms.config.level1, self.options
+        failures = self.step.failures + 1
+        strategy = level1.recovery_strategy
+        wanted = True
+        if options.retry_on is not None:
+            wanted = retry_policy.asks_for_retry(options.retry_on, error)  # type: ignore[assignment]
+        delay = 0.0
+        if strategy is not RecoveryStrategy.RETRY_SAME:
+            delay = retry_policy.delay_before(level1, failures)
+            delay = retry_policy.with_jitter(delay, level1.jitter, self.terms.dice)
+        limit = options.max_elapsed_seconds
+        return retry_policy.next_move(
+            failures=failures,
+            max_attempts=self.max_attempts,
+            elapsed=self.step.elapsed(),
+            max_elapsed=level1.max_elapsed_seconds if limit is None else limit,
+            wanted=wanted,
+            asked=retry_policy.retry_after(error, self.terms.clock.now()),
+            delay=delay,
+            final=is_unrecoverable(error) or strategy is RecoveryStrategy.ESCALATE,
+        )
+
+    @property
+    def max_attempts(self) -> int:
+        """How many attempts may fail in one round."""
+        return self.options.max_attempts or self.terms.config.level1.max_attempts
+
+    @property
+    def max_interruptions(self) -> int:
+        """How many attempts may be cut off by the death of their process."""
+        return self.terms.config.level1.max_interruptions
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the task's arguments by name, as far as they have one."""
+        try:
+            bound = inspect.signature(self.task).bind_partial(*self.args, **self.kwargs)
+        except (TypeError, ValueError):  # it takes no such arguments, or does not say which
+            return self.kwargs
+        named = dict(bound.arguments)
+        return {**named, **self.kwargs}
+
+    async def _heal(self, facts: dict[str, Any]) -> Healing:
+        level1, healer = self.terms.config.level1, self.terms.healer
+        if healer is None or not level1.enable_self_healing:
+            return _NOT_HEALED
+        if level1.recovery_strategy is not RecoveryStrategy.REFLECT_AND_RETRY:
+            return _NOT_HEALED
+        return await heal(healer, self.report(facts, recoverable=True))
+
+    def _refusal(self, error: BaseException) -> Failure:
+        """Return what is recorded of an attempt that ended for no fault of the task."""
+        return Failure(
+            status=_status_of(error),
+            counts=False,
+            error=error_facts(error),
+            reason="not a failure of the task",
+            wait=None,
+            final=False,
+        )
+
+    def _stopped(self, error: BaseException) -> None:
+        self.step.stop(self._refusal(error))
+        self._show(ExecutionStatus.CANCELLED)
+
+    def give_up(self, error: Exception | None, reason: str) -> ExecutionResult:
+        """Raise what level 2 waits for; with the strategy SKIP, return a result that failed."""
+        result = self.result(ExecutionStatus.FAILED)
+        last = next((each for each in reversed(result.attempts) if each.error_message), None)
+        known = _facts_of(last)
+        marked = not known.get("recoverable", True)
+        result.failure_report = self.report(known, recoverable=not marked)
+        if self.terms.config.level1.recovery_strategy is RecoveryStrategy.SKIP:
+            return result
+        text = "It cannot be recovered" if marked else "Level 1 retries exhausted"
+        raise self.unrecoverable(f"{text} for {self.name}", result, reason, error) from error
+
+    def unrecoverable(
+        self, message: str, result: ExecutionResult, reason: str, error: BaseException | None = None
+    ) -> UnrecoverableError:
+        """Return the error that carries a result without success."""
+        made = UnrecoverableError(
+            message,
+            result.failure_report,
+            error,
+            context={
+                "execution_id": result.execution_id,
+                "task_name": self.name,
+                "attempts": result.attempt_count,
+                "reason": reason,
+            },
+        )
+        made.result = result
+        return made
+
+    def report(self, error: dict[str, Any], *, recoverable: bool) -> FailureReport:
+        """Return what failed, with every attempt."""
+        attempts = self.step.attempts()
+        return FailureReport(
+            failed_persona=self.terms.persona_id,
+            error_category=error.get("category", ErrorCategory.UNKNOWN.value),
+            details=error.get("message") or "it failed without a message",
+            context=[_line(attempt) for attempt in attempts],
+            attempt_number=len(attempts),
+            recoverable=recoverable,
+        )
+
+    # --- results ---
+
+    def _success(self) -> ExecutionStatus:
+        if self.step.failures and any(each.healing_applied for each in self.step.attempts()):
+            return ExecutionStatus.RECOVERED
+        return ExecutionStatus.SUCCESS
+
+    def result(self, status: ExecutionStatus, output: Any = None) -> ExecutionResult:
+        """Return what the call came to."""
+        attempts = self.step.attempts()
+        if attempts and status.done:
+            attempts[-1].output = output
+        self._show(status, attempts)
+        return make_result(self.step, self.name, self.terms.persona_id, status, attempts, output)
+
+    def _show(
+        self, status: ExecutionStatus, attempts: list[ExecutionAttempt] | None = None
+    ) -> None:
+        latest = self.terms.latest
+        latest.status = status
+        latest.attempts = self.step.attempts() if attempts is None else attempts
+
+
+def make_result(
+    step: DurableStep | TransientStep,
+    name: str,
+    persona_id: str,
+    status: ExecutionStatus,
+    attempts: list[ExecutionAttempt],
+    output: Any = None,
+) -> ExecutionResult:
+    """Return the result of a step, as its attempts tell it."""
+    seconds = 0.0
+    if attempts and attempts[-1].ended_at is not None:
+        seconds = (attempts[-1].ended_at - attempts[0].started_at).total_seconds()
+    return ExecutionResult(
+        execution_id=step.run_id or f"exec_{secrets.token_hex(8)}",
+        task_name=name,
+        persona_id=persona_id,
+        final_status=status,
+        attempts=attempts,
+        total_duration_seconds=seconds,
+        total_tokens_used=step.tokens(),
+        final_output=output,
+        recovery_applied=status is ExecutionStatus.RECOVERED,
+    )
+
+
+def _failure(facts: dict[str, Any], move: Move, healing: Healing) -> Failure:
+    return Failure(
+        status=ExecutionStatus.RETRYING if move.retry else ExecutionStatus.FAILED,
+        counts=True,
+        error=facts,
+        reason=move.reason,
+        wait=move.wait if move.retry and not healing.fixed else None,
+        final=not move.retry,
+        healed=healing.fixed,
+        healing_error=healing.error,
+    )
+
+
+def _passes_through(error: Exception) -> bool:
+    """Tell whether an error is not the task's failure, and must reach the caller as it is."""
+    if isinstance(error, ExceptionGroup):
+        return any(_passes_through(part) for part in error.exceptions)
+    return retry_policy.never_retried(error) and not isinstance(error, UnrecoverableError)
+
+
+def _status_of(error: BaseException) -> ExecutionStatus:
+    match error:
+        case TokenBudgetExceeded():
+            return ExecutionStatus.BANKRUPT
+        case HelpNeeded():
+            return ExecutionStatus.HELP_NEEDED
+        case ExceptionGroup():
+            inside = [_status_of(part) for part in error.exceptions]
+            return next((it for it in inside if it != "failed"), ExecutionStatus.FAILED)
+        case Exception():
+            return ExecutionStatus.FAILED
+        case _:
+            return ExecutionStatus.CANCELLED
+
+
+def _facts_of(attempt: ExecutionAttempt | None) -> dict[str, Any]:
+    if attempt is None:
+        return {}
+    return {
+        "message": attempt.error_message,
+        "category": attempt.metrics.get("error_category", ErrorCategory.UNKNOWN.value),
+        "recoverable": attempt.metrics.get("recoverable", True),
+    }
+
+
+def _line(attempt: ExecutionAttempt) -> str:
+    """Return one attempt as a line of a report."""
+    if attempt.error_message is not None:
+        told = f"{attempt.status.value}: {attempt.error_type}: {attempt.error_message}"
+    else:
+        told = attempt.status.value
+    return f"attempt {attempt.attempt_number} at {attempt.started_at.isoformat()}: {told}"

@@ -1,0 +1,278 @@
+"""A step of a run that is held, while it is executed: found, begun, failed, kept."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
+from maestro_hive.maestro.state.run_state import StepState, facts_of
+from maestro_hive.unified_execution.results import ExecutionAttempt, ExecutionStatus
+from maestro_hive.unified_execution.steps import metrics_of
+from maestro_hive.unified_execution.waits import Wait
+
+if TYPE_CHECKING:
+    from maestro_hive.kernel.clock import Clock
+    from maestro_hive.unified_execution.held_run import HeldRun
+    from maestro_hive.unified_execution.steps import Failure, Plan
+
+
+_BEGUN = int(EntryKind.ATTEMPT_BEGUN)  # compared for every attempt of every kept step
+
+
+class DurableStep:
+    """A step of a run that is held; what its methods returned from survives a kill."""
+
+    def __init__(self, run: HeldRun, plan: Plan, persona: str, round_number: int) -> None:
+        self.run_id = run.run_id
+        self._run = run
+        self._plan = plan
+        self._persona = persona
+        self._round = round_number
+        self._clock: Clock = run.store.clock
+        self._began: Wait | None = None
+
+    # --- what is known ---
+
+    @property
+    def state(self) -> StepState | None:
+        """What the journal has of it."""
+        return self._run.state.by_identity.get(self._plan.identity)
+
+    @property
+    def effect_key(self) -> str:
+        """Name the effect of this step to the outside world; the same for all its attempts."""
+        return hashlib.sha256(self.run_id.encode() + b"\0" + self._plan.identity).hexdigest()[:32]
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that began last."""
+        state = self.state
+        return state.last_attempt if state else 0
+
+    @property
+    def failures(self) -> int:
+        """How many attempts failed in this round."""
+        state = self.state
+        return state.failures_in(self._round) if state and state.failures else 0
+
+    def feedback(self) -> list[str]:
+        """Return what went wrong before, a sentence for each attempt."""
+        state = self.state
+        if state is None or not state.failures:
+            return []
+        return [_sentence(entry) for entry in state.log if entry.kind == EntryKind.ATTEMPT_FAILED]
+
+    def elapsed(self) -> float:
+        """Return the seconds since its first attempt began, those before a restart included."""
+        before = self._last_failure().get("clock")
+        if before is not None:
+            return float(before["elapsed"]) + Wait.from_facts(before).elapsed(self._clock)
+        return self._began.elapsed(self._clock) if self._began else 0.0
+
+    def _last_failure(self) -> Any:
+        """Return the facts of the last failure since it was begun, or begun anew."""
+        state = self.state
+        if state is None or state.last_failure is None or not state.failures:
+            return {}
+        return facts_of(state.last_failure)
+
+    def is_given_up(self, max_attempts: int) -> bool:
+        """Tell whether nothing is left to try in this round."""
+        if not self.failures:
+            return False
+        last = self._last_failure()
+        final = last.get("final", False) and last.get("round", 1) == self._round
+        return bool(final) or self.failures >= max_attempts
+
+    def output(self, kept: Entry) -> Any:
+        """Return the result that was kept."""
+        data = self._run.store.load(kept)
+        return None if data is None else codec.decode(data, "result")
+
+    def attempts(self) -> list[ExecutionAttempt]:
+        """Return every attempt there was, with what came of it."""
+        state = self.state
+        return attempts_of(state) if state else []
+
+    def tokens(self) -> int:
+        """Return the tokens that all its attempts spent."""
+        state = self.state
+        return sum(state.tokens.values()) if state and state.tokens else 0
+
+    # --- what happens ---
+
+    async def begin(self) -> None:
+        """Record that an attempt begins; known after a kill, if not after a power cut."""
+        state = self.state
+        first = state is None
+        number = self._run.new_step_number() if state is None else state.number
+        if self._began is None:
+            self._began = Wait.begin(self._clock, 0.0)
+        await self._run.record(
+            NewEntry(
+                EntryKind.ATTEMPT_BEGUN,
+                number,
+                1 if state is None else state.last_attempt + 1,
+                self._plan.facts,
+                self._plan.given if first else None,
+                self._plan.family,
+                self._plan.identity,
+                to_micros(self._clock.now()),
+            ),
+            sync=False,
+        )
+
+    def encode(self, output: Any) -> codec.Encoded:
+        """Return the result as it will be kept; raise if it would not come back the same."""
+        return codec.encode(output, "result")
+
+    async def keep(self, output: codec.Encoded | None) -> None:
+        """Record the result; when this returns, the step never runs again."""
+        await self._run.record(self._entry(EntryKind.STEP_KEPT, value=output), sync=True)
+
+    async def fail(self, failure: Failure) -> None:
+        """Record that the attempt failed, and how long to wait for the next."""
+        await self._run.record(self._failure_entry(failure), sync=True)
+
+    def stop(self, failure: Failure) -> None:
+        """Record that the attempt was stopped; at once, since the loop may be ending."""
+        state = self.state
+        if state is not None and state.open_attempt:
+            self._run.append([self._failure_entry(failure)], sync=False)
+
+    async def wait(self) -> None:
+        """Wait for what is left of the time to the next attempt."""
+        wait = self._last_failure().get("wait")
+        state = self.state
+        if wait is not None and state is not None and state.log[-1] is state.last_failure:
+            await Wait.from_facts(wait).over(self._clock)
+
+    def start_over(self, *, forget: bool) -> None:
+        """Let it be tried again, its result forgotten or not."""
+        facts = codec.dump_canonical({"forget": True}) if forget else None
+        entry = NewEntry(EntryKind.RETRIED, facts=facts, identity=self._plan.identity)
+        if self.state is not None:
+            self._run.append([entry])
+
+    def _failure_entry(self, failure: Failure) -> NewEntry:
+        facts: dict[str, Any] = {
+            "status": failure.status.value,
+            "round": self._round,
+            "error": failure.error,
+            "reason": failure.reason,
+            "clock": {**Wait.begin(self._clock, 0.0).to_facts(), "elapsed": self.elapsed()},
+        }
+        if not failure.counts:
+            facts["counts"] = False
+        if failure.final:
+            facts["final"] = True
+        if failure.healed:
+            facts["healed"] = True
+        if failure.healing_error is not None:
+            facts["healing_error"] = failure.healing_error
+        if failure.wait is not None:
+            facts["wait"] = Wait.begin(self._clock, failure.wait).to_facts()
+        return self._entry(EntryKind.ATTEMPT_FAILED, codec.dump_canonical(facts))
+
+    def _entry(
+        self, kind: EntryKind, facts: bytes | None = None, value: codec.Encoded | None = None
+    ) -> NewEntry:
+        state = self.state
+        assert state is not None, "a step that has not begun cannot end"
+        now = to_micros(self._clock.now())
+        family = self._plan.family
+        return NewEntry(kind, state.number, state.open_attempt, facts, value, family, None, now)
+
+    # --- the notebook of its context ---
+
+    def save_progress(self, progress: dict[str, Any]) -> None:
+        """Keep half-done work."""
+        value = codec.encode(progress, "progress")
+        self._run.append([self._entry(EntryKind.PROGRESS_SAVED, value=value)])
+
+    def change_memory(self, changed: dict[str, Any], gone: set[str]) -> dict[str, Any]:
+        """Change the persona's memory; what its other steps changed meanwhile stays."""
+        with self._run.mutex:
+            self._run.catch_up()
+            kept = {key: value for key, value in self.memory().items() if key not in gone}
+            memory = kept | changed
+            self._note(EntryKind.MEMORY_SAVED, codec.encode(memory, "memory"), "memory")
+            return memory
+
+    def add_history(self, item: Any) -> None:
+        """Add to the persona's history."""
+        self._note(EntryKind.HISTORY_ADDED, codec.encode(item, "history"), "history")
+
+    def _note(self, kind: EntryKind, value: codec.Encoded, family: str) -> None:
+        facts = codec.dump_canonical({"persona": self._persona})
+        entry = NewEntry(kind, facts=facts, value=value, family=f"{self._persona}//{family}")
+        self._run.append([entry])
+
+    def spend(self, attempt: int, tokens: int, usd: float) -> None:
+        """Count what was spent."""
+        facts = codec.dump_canonical({"persona": self._persona, "tokens": tokens, "usd": usd})
+        state = self.state
+        number = state.number if state else 0
+        self._run.append([NewEntry(EntryKind.SPENT, number, attempt, facts)])
+
+    def progress(self) -> dict[str, Any]:
+        """Return what it last saved of its work."""
+        state = self.state
+        return self._value(state.progress if state else None) or {}
+
+    def memory(self) -> dict[str, Any]:
+        """Return the persona's memory."""
+        return self._value(self._run.state.memories.get(self._persona)) or {}
+
+    def history(self) -> list[Any]:
+        """Return the persona's history."""
+        return [self._value(entry) for entry in self._run.state.histories.get(self._persona, [])]
+
+    def _value(self, entry: Entry | None) -> Any:
+        data = self._run.store.load(entry) if entry is not None else None
+        return None if data is None else codec.decode(data)
+
+
+def _sentence(entry: Entry) -> str:
+    error = facts_of(entry).get("error", {})
+    what = f"{error.get('category', 'UNKNOWN')}: {error.get('message', 'no message')}"
+    return f"Attempt {entry.attempt} failed: {what}"
+
+
+def attempts_of(step: StepState) -> list[ExecutionAttempt]:
+    """Return the attempts that a step's entries tell of."""
+    attempts: list[ExecutionAttempt] = []
+    for entry in step.log:
+        if entry.kind == _BEGUN:
+            if attempts and attempts[-1].ended_at is None:
+                attempts[-1].status = ExecutionStatus.INTERRUPTED
+            attempts.append(_begun_attempt(step, entry))
+        else:
+            _end_attempt(attempts[-1], entry)
+    if step.kept is not None and attempts:
+        attempts[-1].status = ExecutionStatus.SUCCESS
+        attempts[-1].ended_at = from_micros(step.kept.at)
+    return attempts
+
+
+def _begun_attempt(step: StepState, entry: Entry) -> ExecutionAttempt:
+    return ExecutionAttempt(
+        attempt_id=f"{step.number}.{entry.attempt}",
+        attempt_number=entry.attempt,
+        started_at=from_micros(entry.at),
+        tokens_used=step.tokens.get(entry.attempt, 0) if step.tokens else 0,
+    )
+
+
+def _end_attempt(attempt: ExecutionAttempt, entry: Entry) -> None:
+    facts = facts_of(entry)
+    error = facts.get("error", {})
+    attempt.status = ExecutionStatus(facts.get("status", "failed"))
+    attempt.ended_at = from_micros(entry.at)
+    attempt.error_message = error.get("message")
+    attempt.error_type = error.get("type")
+    attempt.error_traceback = error.get("traceback")
+    attempt.healing_applied = bool(facts.get("healed"))
+    attempt.metrics = metrics_of(error, facts.get("healing_error"))

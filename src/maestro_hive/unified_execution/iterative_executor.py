@@ -1,0 +1,106 @@
+"""The executor of older callers, over ``PersonaExecutor``; three import paths lead here."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.threads import threads
+from maestro_hive.maestro.state import codec
+from maestro_hive.unified_execution.exceptions import ExecutionException
+from maestro_hive.unified_execution.persona_executor import PersonaExecutor
+from maestro_hive.unified_execution.settings import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from maestro_hive.unified_execution.results import ExecutionAttempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterativeResult:
+    """What came of it: the output, or one error for each iteration that failed."""
+
+    success: bool
+    output: Any = None
+    errors: list[str] = field(default_factory=list)
+    iterations: int = 0
+
+
+class IterativeExecutor:
+    """Does what a requirement asks for, again and again until it succeeds.
+
+    A requirement is a function to call, or anything a ``worker`` can be called with. An output is
+    also written to ``output_dir``: a text as ``output.txt``, anything else as ``output.json``.
+    """
+
+    def __init__(
+        self,
+        output_dir: str | Path = "./output",
+        max_iterations: int = 5,
+        *,
+        worker: Callable[..., Any] | None = None,
+    ) -> None:
+        warnings.warn(
+            "IterativeExecutor is the way of older programs, and keeps nothing when it is killed;"
+            " use maestro_hive.unified_execution.PersonaExecutor with a workflow_id",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        self.output_dir = Path(output_dir)
+        self.max_iterations = whole(1)("max_iterations", max_iterations)
+        self._worker = worker
+
+    def execute(self, requirement: Any = None, **arguments: Any) -> IterativeResult:
+        """Return what came of it; from inside an event loop too, which then stands still."""
+        work = self.execute_async(requirement, **arguments)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(work)
+        return threads.run(lambda: asyncio.run(work)).result()
+
+    async def execute_async(self, requirement: Any = None, **arguments: Any) -> IterativeResult:
+        """Return what came of it, letting others run meanwhile."""
+        task, given = self._task(requirement)
+        executor = PersonaExecutor(persona_id="iterative").options(max_attempts=self.max_iterations)
+        try:
+            result = await executor.execute(task, "requirement", *given, **arguments)
+        except ExecutionException as error:
+            errors = _errors(executor.attempts) or [str(error)]
+            return IterativeResult(success=False, errors=errors, iterations=len(executor.attempts))
+        self._write(result.final_output)
+        return IterativeResult(
+            success=True,
+            output=result.final_output,
+            errors=_errors(result.attempts),
+            iterations=result.attempt_count,
+        )
+
+    def _task(self, requirement: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if self._worker is not None:
+            return self._worker, (requirement,)
+        if callable(requirement):
+            return requirement, ()
+        raise ConfigurationError(
+            f"nobody is there to do {requirement!r}: give a function as the requirement, or a"
+            " worker= that is called with it"
+        )
+
+    def _write(self, output: Any) -> None:
+        if output is None:
+            return
+        folder = files.make_private_folder(self.output_dir)
+        if isinstance(output, str):
+            files.write_atomically(folder / "output.txt", output.encode())
+        else:
+            files.write_atomically(folder / "output.json", codec.encode(output, "output").data)
+
+
+def _errors(attempts: list[ExecutionAttempt]) -> list[str]:
+    return [each.error_message for each in attempts if each.error_message is not None]

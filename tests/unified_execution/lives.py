@@ -1,0 +1,209 @@
+"""Processes that live one after the other on the same state, and tasks that are watched.
+
+A life is played by a store of its own: in a folder it ends as a process that exits, in memory it
+can also end as one that is killed. Time is moved by hand, so no test waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive.maestro.state import opened
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.testing import ManualClock, MemoryStore
+from maestro_hive.unified_execution import (
+    ExecutionConfig,
+    FailureReport,
+    StateConfig,
+    UnrecoverableError,
+    persona_executor,
+    state_persistence,
+)
+from maestro_hive.unified_execution.attempt import StepContext, current
+from maestro_hive.unified_execution.persona_executor import (
+    ExecutionResult,
+    ExecutionStatus,
+    PersonaExecutor,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+#: So long that no store renews by itself, by real time, while a test moves the clock by hand.
+LEASE = 1e9
+RUN = "run-1"
+
+
+class Lives:
+    """One state, and the executors of the process that lives at the moment."""
+
+    def __init__(self, folder: Path, *, persistent: bool) -> None:
+        self.config = ExecutionConfig(
+            state=StateConfig(
+                state_dir=str(folder / "state"),
+                checkpoint_dir=str(folder / "checkpoints"),
+                enable_persistence=persistent,
+                auto_checkpoint_interval_seconds=0,
+            )
+        )
+        self.config.level1.jitter = 0
+        self.clock = ManualClock()
+        self._persistent = persistent
+        self._place = Path(self.config.state.state_dir).resolve()
+        self._executors: list[PersonaExecutor] = []
+        self._memory: MemoryStore | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._persistent:
+            store = SqliteStore(self._place, clock=self.clock, lease_seconds=LEASE)
+            opened._loans[store.folder] = opened._Loan(store, os.getpid())
+            self._folder_store = store
+        else:
+            self._memory = MemoryStore(
+                clock=self.clock, lease_seconds=LEASE, shared_with=self._memory
+            )
+            opened._in_memory[self._place] = self._memory
+
+    def executor(self, persona: str = "developer", **given: Any) -> PersonaExecutor:
+        """Return an executor of the run."""
+        given.setdefault("workflow_id", RUN)
+        made = PersonaExecutor(self.config, persona, **given)
+        self._executors.append(made)
+        return made
+
+    def restart(self) -> None:
+        """Let the process exit, and the next one begin."""
+        self.end()
+        self._begin()
+
+    def kill(self) -> None:
+        """End the process without a word, and let the next one begin."""
+        assert self._memory is not None, "only in memory can a test outlive its process"
+        self._memory.abandon()
+        for executor in self._executors:
+            state_persistence._open_states.discard(executor.state_persistence)  # type: ignore[arg-type]
+        self._executors.clear()
+        self._begin()
+
+    def end(self) -> None:
+        """Let the process exit."""
+        for executor in self._executors:
+            executor.close()
+        self._executors.clear()
+        if self._persistent:
+            opened.return_store(self._folder_store)
+
+
+@pytest.fixture(params=[True, False], ids=["in a folder", "in memory"], name="lives")
+def any_lives(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lives]:
+    """Lives on either store."""
+    lives = Lives(tmp_path, persistent=request.param)
+    yield lives
+    lives.end()
+
+
+@pytest.fixture(params=["durable", "in memory"], name="either")
+def either_executor(
+    request: pytest.FixtureRequest, lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> PersonaExecutor:
+    """Return an executor with a journal, or without."""
+    if request.param == "durable":
+        return lives.executor()
+    monkeypatch.setattr(persona_executor, "SystemClock", lambda: lives.clock)
+    return PersonaExecutor(lives.config, "developer")
+
+
+@pytest.fixture(name="mortal")
+def mortal_lives(tmp_path: Path) -> Iterator[Lives]:
+    """Lives that can be ended by a kill."""
+    lives = Lives(tmp_path, persistent=False)
+    yield lives
+    lives.end()
+
+
+class Body:
+    """A task that raises or returns what it is told, one after the other; the last for ever."""
+
+    def __init__(self, *outcomes: object) -> None:
+        self._outcomes = list(outcomes) or ["done"]
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.contexts: list[StepContext] = []
+
+    @property
+    def count(self) -> int:
+        """How often it was called."""
+        return len(self.calls)
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> object:
+        self.calls.append((args, kwargs))
+        self.contexts.append(current())
+        outcome = self._outcomes.pop(0) if len(self._outcomes) > 1 else self._outcomes[0]
+        if isinstance(outcome, BaseException):
+            raise outcome.with_traceback(None)  # or it would grow from raise to raise
+        return outcome
+
+
+def execute(
+    executor: PersonaExecutor,
+    task: Callable[..., Any],
+    name: str = "step",
+    *args: Any,
+    **kwargs: Any,
+) -> ExecutionResult:
+    """Execute a task on a loop of its own."""
+    return asyncio.run(executor.execute(task, name, *args, **kwargs))
+
+
+def die_in(lives: Lives, name: str = "step", **options: Any) -> None:
+    """Begin an attempt, and kill the process in the middle of it."""
+
+    async def scene() -> None:
+        begun = asyncio.Event()
+
+        async def hang() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        executor = lives.executor().options(**options)
+        attempt = asyncio.create_task(executor.execute(hang, name))
+        await begun.wait()
+        lives.kill()
+        attempt.cancel()
+        await asyncio.gather(attempt, return_exceptions=True)  # what a dead process does is lost
+
+    asyncio.run(scene())
+
+
+def failed(executor: PersonaExecutor, task: Callable[..., Any], *args: Any) -> UnrecoverableError:
+    """Return what is raised when a task fails for good."""
+    with pytest.raises(UnrecoverableError) as told:
+        execute(executor, task, "step", *args)
+    return told.value
+
+
+def reported(error: UnrecoverableError) -> FailureReport:
+    """Return the report that an error carries."""
+    assert error.failure_report is not None
+    return error.failure_report
+
+
+def stop_while_waiting(
+    lives: Lives, body: Body, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> None:
+    """Execute until it waits for its next attempt, and stop there."""
+
+    async def stop(_: float) -> None:
+        raise asyncio.CancelledError
+
+    executor = lives.executor().options(**options)
+    with monkeypatch.context() as patch:
+        patch.setattr(lives.clock, "sleep", stop)
+        with pytest.raises(asyncio.CancelledError):
+            execute(executor, body)
+    assert executor.final_status is ExecutionStatus.CANCELLED

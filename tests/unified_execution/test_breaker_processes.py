@@ -1,0 +1,185 @@
+"""One breaker and many real processes, released at once and killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.unified_execution.breaker import CircuitBreaker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: How many ask at once.
+CROWD = int(os.environ.get("MAESTRO_TEST_CROWD", "12"))
+#: Nobody here waits for a cooldown that began in a child.
+LONG = 600.0
+_PATIENCE = 60.0
+
+_CHILD = textwrap.dedent("""
+    import asyncio, os, sys, time
+    from maestro_hive.unified_execution.config import ExecutionConfig, Level2Config, StateConfig
+    from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen, HelpNeeded
+    from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
+
+    folder, cooldown = sys.argv[1], float(sys.argv[2])
+    config = ExecutionConfig(
+        level2=Level2Config(
+            max_attempts=1,
+            circuit_breaker_threshold=2,
+            circuit_breaker_cooldown_seconds=cooldown,
+        ),
+        state=StateConfig(state_dir=folder + "/state"),
+    )
+    wrapper = SafetyRetryWrapper(config, breaker="anthropic")
+
+    async def task(seconds, ending):
+        with open(folder + "/starts", "a") as log:
+            log.write(f"{os.getpid()} {time.monotonic()}\\n")
+        await asyncio.sleep(seconds)
+        if ending == "fail":
+            raise RuntimeError("no")
+
+    print("ready", wrapper.circuit_breaker.state, flush=True)
+    for line in sys.stdin:
+        seconds, ending = line.split()
+        try:
+            asyncio.run(wrapper.execute_safe(task, float(seconds), ending, task_name="ask"))
+            print("done", time.monotonic(), flush=True)
+        except CircuitBreakerOpen as error:
+            print("refused", error.cooldown_seconds, flush=True)
+        except HelpNeeded:
+            print("failed", time.monotonic(), flush=True)
+""")
+
+
+class Child:
+    """A process with a wrapper of its own, which executes one task per line it is told."""
+
+    def __init__(self, folder: Path, cooldown: float = LONG) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(folder), str(cooldown)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._process.pid
+
+    def tell(self, seconds: float, ending: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seconds} {ending}\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> list[str]:
+        assert self._process.stdout is not None
+        heard, _, _ = select.select([self._process.stdout], [], [], _PATIENCE)
+        assert heard, "a child says nothing"
+        return self._process.stdout.readline().split()
+
+    def ask(self, seconds: float, ending: str) -> str:
+        self.tell(seconds, ending)
+        return self.hear()[0]
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.communicate()
+
+
+@pytest.fixture
+def crowd(tmp_path: Path) -> Iterator[list[Child]]:
+    children = [Child(tmp_path) for _ in range(CROWD)]
+    yield children
+    for child in children:
+        child.kill()
+
+
+def open_for(folder: Path, seconds: float) -> None:
+    """Open the breaker as another process would, and let the cooldown pass."""
+    store = SqliteStore(folder / "state")
+    CircuitBreaker(1, seconds, name="anthropic", store=store).record_failure()
+    store.close()
+
+
+def starts(folder: Path) -> list[tuple[int, float]]:
+    path = folder / "starts"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(int(pid), float(when)) for pid, when in (line.split() for line in lines)]
+
+
+def release(folder: Path, children: list[Child], seconds: float, ending: str) -> None:
+    """Let all of them ask at once, when the cooldown is over."""
+    states = {child.hear()[1] for child in children}
+    assert states == {"closed"}
+    open_for(folder, 0.2)
+    time.sleep(0.3)
+    for child in children:
+        child.tell(seconds, ending)
+
+
+def test_a_breaker_that_one_process_opened_refuses_another(tmp_path: Path) -> None:
+    one, two = children = [Child(tmp_path) for _ in range(2)]
+    try:
+        assert [child.hear()[0] for child in children] == ["ready", "ready"]
+        assert [one.ask(0, "fail"), two.ask(0, "fail")] == ["failed", "failed"]
+        assert [two.ask(0, "succeed"), one.ask(0, "succeed")] == ["refused", "refused"]
+        assert len(starts(tmp_path)) == 2
+    finally:
+        for child in children:
+            child.kill()
+
+
+def test_an_open_breaker_survives_the_kill_of_who_opened_it(tmp_path: Path) -> None:
+    first = Child(tmp_path)
+    first.hear()
+    assert [first.ask(0, "fail"), first.ask(0, "fail")] == ["failed", "failed"]
+    first.kill()
+    second = Child(tmp_path)
+    try:
+        assert second.hear() == ["ready", "open"]
+        assert second.ask(0, "succeed") == "refused"
+    finally:
+        second.kill()
+
+
+def test_of_a_crowd_exactly_one_makes_the_probe(tmp_path: Path, crowd: list[Child]) -> None:
+    release(tmp_path, crowd, 1, "fail")
+    outcomes = sorted(child.hear()[0] for child in crowd)
+    assert outcomes == ["failed"] + ["refused"] * (CROWD - 1)
+    assert len(starts(tmp_path)) == 1
+
+
+def test_while_the_probe_succeeds_nobody_else_begins(tmp_path: Path, crowd: list[Child]) -> None:
+    release(tmp_path, crowd, 1, "succeed")
+    heard = [child.hear() for child in crowd]
+    begun = sorted(when for _, when in starts(tmp_path))
+    assert all(when - begun[0] >= 1 for when in begun[1:])  # who came late found it closed
+    assert {outcome for outcome, _ in heard} <= {"done", "refused"}
+    assert crowd[-1].ask(0, "succeed") == "done"
+
+
+def test_after_the_probe_is_killed_exactly_one_more_makes_it(
+    tmp_path: Path, crowd: list[Child]
+) -> None:
+    release(tmp_path, crowd, LONG, "succeed")
+    deadline = time.monotonic() + _PATIENCE
+    while not starts(tmp_path):
+        assert time.monotonic() < deadline, "nobody probes"
+        time.sleep(0.01)
+    ((prober, _),) = starts(tmp_path)
+    others = [child for child in crowd if child.pid != prober]
+    assert {child.hear()[0] for child in others} == {"refused"}
+    next(child for child in crowd if child.pid == prober).kill()
+    for child in others:
+        child.tell(1, "fail")
+    assert sorted(child.hear()[0] for child in others) == ["failed"] + ["refused"] * (CROWD - 2)
+    assert len(starts(tmp_path)) == 2

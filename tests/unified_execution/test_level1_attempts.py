@@ -1,0 +1,642 @@
+"""Attempts: how many, when, whether again, and what each is told of those before."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive.kernel.errors import StorageError
+from maestro_hive.unified_execution import (
+    CircuitBreakerOpen,
+    ExecutionConfig,
+    FailureReport,
+    HelpNeeded,
+    Level1Config,
+    RecoverableError,
+    RecoveryStrategy,
+    TokenBudgetExceeded,
+    UnrecoverableError,
+)
+from maestro_hive.unified_execution.attempt import round_number
+from maestro_hive.unified_execution.exceptions import ExecutionException
+from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
+from tests.unified_execution.lives import (
+    Body,
+    Lives,
+    any_lives,  # noqa: F401 - a fixture
+    either_executor,  # noqa: F401 - a fixture
+    execute,
+    failed,
+    reported,
+    stop_while_waiting,
+)
+
+if TYPE_CHECKING:
+    from maestro_hive.testing import ManualClock
+
+NO = ValueError("no")
+
+
+def quick(**level1: Any) -> PersonaExecutor:
+    """Return an executor in memory that does not wait."""
+    return PersonaExecutor(ExecutionConfig(level1=Level1Config(base_delay_seconds=0, **level1)))
+
+
+@pytest.fixture
+def clock(lives: Lives) -> ManualClock:
+    return lives.clock
+
+
+# --- how many ------------------------------------------------------------------------------------
+
+
+def test_a_task_is_tried_three_times_with_waits_between(
+    either: PersonaExecutor, clock: ManualClock
+) -> None:
+    body = Body(NO)
+    error = failed(either, body)
+    assert body.count == 3
+    assert clock.slept == pytest.approx([1.0, 1.5])
+    assert error.message == "Level 1 retries exhausted for step"
+    assert error.original_error is NO
+    report = reported(error)
+    assert (report.failed_persona, report.error_category, report.details) == (
+        "developer", "UNKNOWN", "no",
+    )  # fmt: skip
+    assert (report.attempt_number, report.recoverable, len(report.context)) == (3, True, 3)
+    assert error.result.attempt_count == 3
+    assert not error.result.success
+    assert [each.status.value for each in error.result.attempts] == [
+        "retrying", "retrying", "failed",
+    ]  # fmt: skip
+    assert either.final_status is ExecutionStatus.FAILED
+
+
+def test_the_first_success_ends_it(either: PersonaExecutor) -> None:
+    body = Body(NO, NO, "yes")
+    assert execute(either, body).final_output == "yes"
+    assert body.count == 3
+
+
+def test_a_call_can_have_another_number_of_attempts(either: PersonaExecutor) -> None:
+    body = Body(NO)
+    failed(either.options(max_attempts=5), body)
+    assert body.count == 5
+
+
+def test_failures_before_a_restart_still_count(lives: Lives, monkeypatch: Any) -> None:
+    first = Body(NO)
+    stop_while_waiting(lives, first, monkeypatch)
+    lives.restart()
+    second = Body(NO)
+    error = failed(lives.executor(), second)
+    assert (first.count, second.count) == (1, 2)
+    assert [context.attempt for context in second.contexts] == [2, 3]
+    assert len(reported(error).context) == 3
+
+
+def test_what_is_left_of_a_wait_is_waited_in_the_next_process(
+    lives: Lives, monkeypatch: Any
+) -> None:
+    lives.config.level1.base_delay_seconds = lives.config.level1.max_delay_seconds = 60
+    stop_while_waiting(lives, Body(NO), monkeypatch)
+    lives.restart()
+    lives.clock.advance(20)
+    execute(lives.executor(), Body("yes"))
+    assert sum(lives.clock.slept) == pytest.approx(40)
+
+
+def test_a_wait_that_is_over_is_not_waited_again(lives: Lives, monkeypatch: Any) -> None:
+    stop_while_waiting(lives, Body(NO), monkeypatch)
+    lives.restart()
+    lives.clock.advance(5)
+    execute(lives.executor(), Body("yes"))
+    assert lives.clock.slept == []
+
+
+def test_a_step_that_was_stopped_while_it_waited_can_be_retried(
+    lives: Lives, monkeypatch: Any
+) -> None:
+    stop_while_waiting(lives, Body(NO), monkeypatch)
+    lives.restart()
+    body = Body(NO, NO, "yes")
+    assert execute(lives.executor().options(retry=True), body).final_output == "yes"
+    assert body.contexts[0].attempt == 2
+
+
+def test_each_round_of_level_2_has_its_own_attempts_and_the_feedback_of_all(
+    either: PersonaExecutor,
+) -> None:
+    body = Body(NO)
+    failed(either, body)
+    token = round_number.set(2)
+    try:
+        failed(either, body)
+    finally:
+        round_number.reset(token)
+    assert body.count == 6
+    if either.workflow_id is not None:
+        assert [len(context.feedback) for context in body.contexts] == [0, 1, 2, 3, 4, 5]
+
+
+# --- whether to try again ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "retry_on, count",
+    [
+        (KeyError, 1),
+        (ValueError, 3),
+        (Exception, 3),
+        ((KeyError, ValueError), 3),
+        ([KeyError, ValueError], 3),
+        (KeyError | ValueError, 3),
+        ((), 1),
+        (lambda error: "no" in str(error), 3),
+        (lambda error: False, 1),
+        (lambda error: 7.5, 3),
+        (lambda error: timedelta(minutes=1), 3),
+    ],
+)
+def test_retry_on_says_which_errors_are_worth_another_attempt(
+    either: PersonaExecutor, retry_on: Any, count: int
+) -> None:
+    body = Body(NO)
+    failed(either.options(retry_on=retry_on), body)
+    assert body.count == count
+
+
+def test_retry_on_may_name_the_wait(either: PersonaExecutor, clock: ManualClock) -> None:
+    failed(either.options(retry_on=lambda error: 2.5), Body(NO))
+    assert clock.slept == pytest.approx([2.5, 2.5])
+
+
+@pytest.mark.parametrize("answer", [None, "yes", -1, float("nan")])
+def test_a_bad_answer_of_retry_on_is_an_error_after_the_failure(
+    either: PersonaExecutor, answer: Any
+) -> None:
+    body = Body(NO)
+    with pytest.raises(TypeError, match="given as retry_on answered") as told:
+        execute(either.options(retry_on=lambda error: answer), body)
+    assert told.value.__cause__ is NO
+    assert body.count == 1
+    assert either.final_status is ExecutionStatus.FAILED
+    assert either.attempts[0].error_message == "no"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnrecoverableError("broken for good"),
+        UnrecoverableError("because", original_error=TimeoutError("late")),
+    ],
+)
+def test_what_the_task_calls_unrecoverable_is_not_tried_again(
+    either: PersonaExecutor, error: UnrecoverableError
+) -> None:
+    body = Body(error)
+    told = failed(either, body)
+    assert body.count == 1
+    assert told.message == "It cannot be recovered for step"
+    assert told.original_error is error
+    assert not reported(told).recoverable
+
+
+def test_what_was_called_unrecoverable_stays_so_in_the_next_process(lives: Lives) -> None:
+    first = failed(lives.executor(), Body(UnrecoverableError("broken for good")))
+    lives.restart()
+    again = failed(lives.executor(), Body("not called"))
+    assert again.message == first.message
+    assert not reported(again).recoverable
+    assert reported(again).to_dict() == reported(first).to_dict()
+
+
+@pytest.mark.parametrize(
+    "error, status",
+    [
+        (HelpNeeded("help", FailureReport("p", "UNKNOWN", "x")), ExecutionStatus.HELP_NEEDED),
+        (CircuitBreakerOpen("open", 5, 300), ExecutionStatus.FAILED),
+        (StorageError("the disk is full"), ExecutionStatus.FAILED),
+    ],
+)
+def test_what_is_no_failure_of_the_task_passes_through_and_does_not_count(
+    either: PersonaExecutor, error: Exception, status: ExecutionStatus
+) -> None:
+    body = Body(error, NO, NO, NO)
+    with pytest.raises(type(error)) as told:
+        execute(either, body)
+    assert told.value is error
+    assert body.count == 1
+    assert either.final_status is status
+    failed(either, body)
+    assert body.count == 4
+
+
+@pytest.mark.parametrize(
+    "errors, status",
+    [
+        ([NO, TokenBudgetExceeded("spent", "p", 2, 1)], ExecutionStatus.BANKRUPT),
+        ([StorageError("full"), NO], ExecutionStatus.FAILED),
+        ([ExceptionGroup("inner", [StorageError("full")])], ExecutionStatus.FAILED),
+    ],
+)
+def test_a_group_with_one_of_these_passes_through(
+    either: PersonaExecutor, errors: list[Exception], status: ExecutionStatus
+) -> None:
+    body = Body(ExceptionGroup("several", errors))
+    with pytest.raises(ExceptionGroup, match="several"):
+        execute(either, body)
+    assert body.count == 1
+    assert either.final_status is status
+
+
+def test_a_group_with_an_unrecoverable_error_is_unrecoverable(either: PersonaExecutor) -> None:
+    body = Body(ExceptionGroup("several", [NO, UnrecoverableError("for good")]))
+    error = failed(either, body)
+    assert body.count == 1
+    assert not reported(error).recoverable
+
+
+def test_a_group_of_failures_is_a_failure(either: PersonaExecutor) -> None:
+    body = Body(ExceptionGroup("several", [NO, TimeoutError("late")]))
+    assert reported(failed(either, body)).error_category == "TIMEOUT"
+    assert body.count == 3
+
+
+@pytest.mark.parametrize("error", [RecoverableError("x"), ExecutionException("x"), MemoryError()])
+def test_other_errors_are_failures(either: PersonaExecutor, error: Exception) -> None:
+    body = Body(error)
+    failed(either, body)
+    assert body.count == 3
+
+
+# --- when ----------------------------------------------------------------------------------------
+
+
+def http_error(after: str) -> Exception:
+    error = RuntimeError("429")
+    error.response = SimpleNamespace(  # type: ignore[attr-defined]
+        status_code=429, headers={"Retry-After": after}
+    )
+    return error
+
+
+@pytest.mark.parametrize(
+    "error, wait",
+    [
+        (RecoverableError("x", retry_after=9), 9),
+        (RecoverableError("x", retry_after=0.5), 1),
+        (http_error("12"), 12),
+        (http_error("Tue, 01 Jan 2030 00:00:30 GMT"), 30),
+    ],
+)
+def test_a_wait_that_was_asked_for_is_waited(
+    either: PersonaExecutor, clock: ManualClock, error: Exception, wait: float
+) -> None:
+    result = execute(either, Body(error, "yes"))
+    assert sum(clock.slept) == pytest.approx(wait)
+    assert result.total_duration_seconds == pytest.approx(wait)
+
+
+def test_a_wait_is_looked_at_every_few_seconds(either: PersonaExecutor, clock: ManualClock) -> None:
+    execute(either, Body(RecoverableError("x", retry_after=12), "yes"))
+    assert clock.slept == pytest.approx([5, 5, 2])
+
+
+def test_jitter_is_on_top_and_the_same_for_the_same_seed(lives: Lives) -> None:
+    def waits(seed: int | None) -> list[float]:
+        lives.clock.slept.clear()
+        lives.config.level1.jitter = 0.5
+        lives.config.level1.jitter_seed = seed
+        failed(lives.executor().options(force=True), Body(NO))
+        return list(lives.clock.slept)
+
+    first, again, other, unseeded = waits(1), waits(1), waits(2), waits(None)
+    assert first == pytest.approx(again)
+    assert first != pytest.approx(other)
+    assert first != pytest.approx(unseeded)
+    for one, two in (first, other, unseeded):
+        assert 1.0 <= one <= 1.5
+        assert 1.5 <= two <= 2.25
+
+
+def test_time_can_be_the_limit(either: PersonaExecutor, clock: ManualClock) -> None:
+    body = Body(NO)
+    error = failed(either.options(max_attempts=50, max_elapsed_seconds=10), body)
+    # after 0, 1, 2.5, 4.75 and 8.125 seconds; the next would begin after 13.125
+    assert body.count == 5
+    assert "the limit is 10 s" in error.context["reason"]
+
+
+def test_a_limit_of_no_time_allows_one_attempt(either: PersonaExecutor) -> None:
+    body = Body(NO)
+    failed(either.options(max_elapsed_seconds=0), body)
+    assert body.count == 1
+
+
+def test_a_corrected_clock_does_not_change_the_limit(
+    either: PersonaExecutor, clock: ManualClock
+) -> None:
+    async def jump() -> None:
+        clock.jump(86_400)
+        raise NO
+
+    with pytest.raises(UnrecoverableError) as told:
+        execute(either.options(max_elapsed_seconds=100), jump)
+    assert told.value.result.attempt_count == 3
+
+
+def test_the_time_before_a_restart_counts(lives: Lives, monkeypatch: Any) -> None:
+    options = {"max_elapsed_seconds": 60, "max_attempts": 50}
+    stop_while_waiting(lives, Body(NO), monkeypatch, **options)
+    lives.restart()
+    lives.clock.advance(59)
+    body = Body(NO)
+    failed(lives.executor().options(**options), body)
+    assert body.count == 1
+
+
+# --- strategies ----------------------------------------------------------------------------------
+
+
+def with_strategy(lives: Lives, strategy: RecoveryStrategy, **given: Any) -> PersonaExecutor:
+    lives.config.level1.recovery_strategy = strategy
+    return lives.executor(**given)
+
+
+def test_the_same_again_does_not_wait_unless_it_was_asked_to(lives: Lives) -> None:
+    executor = with_strategy(lives, RecoveryStrategy.RETRY_SAME)
+    body = Body(NO, RecoverableError("x", retry_after=3), "yes")
+    execute(executor, body)
+    assert lives.clock.slept == pytest.approx([3])
+
+
+def test_escalating_hands_over_after_the_first_failure(lives: Lives) -> None:
+    body = Body(NO)
+    error = failed(with_strategy(lives, RecoveryStrategy.ESCALATE), body)
+    assert body.count == 1
+    assert reported(error).recoverable
+
+
+def test_skipping_returns_a_result_that_failed_now_and_later(lives: Lives) -> None:
+    body = Body(NO)
+    executor = with_strategy(lives, RecoveryStrategy.SKIP)
+    result = execute(executor, body)
+    assert (result.success, result.final_status, result.final_output) == (
+        False, ExecutionStatus.FAILED, None,
+    )  # fmt: skip
+    assert result.failure_report is not None
+    assert result.failure_report.details == "no"
+    lives.restart()
+    again = execute(lives.executor(), body)
+    assert (again.success, again.attempt_count, body.count) == (False, 3, 3)
+
+
+# --- healing -------------------------------------------------------------------------------------
+
+
+class Healer:
+    """Answers what it is told, and notes what it was asked."""
+
+    def __init__(self, status: object) -> None:
+        self.status = status
+        self.asked: list[FailureReport] = []
+        self.threads: set[int] = set()
+
+    def heal_single(self, failure: FailureReport) -> object:
+        self.asked.append(failure)
+        self.threads.add(threading.get_ident())
+        if isinstance(self.status, Exception):
+            raise self.status
+        return SimpleNamespace(status=self.status)
+
+
+@pytest.mark.parametrize("status", ["FIXED", "fixed", SimpleNamespace(value="fixed")])
+def test_what_was_mended_is_tried_again_at_once_and_recovers(lives: Lives, status: object) -> None:
+    healer = Healer(status)
+    executor = lives.executor(healing_engine=healer)
+    result = execute(executor, Body(TimeoutError("late"), "yes"))
+    assert (result.final_status, result.recovery_applied, result.success) == (
+        ExecutionStatus.RECOVERED, True, True,
+    )  # fmt: skip
+    assert [each.healing_applied for each in result.attempts] == [True, False]
+    assert lives.clock.slept == []
+    (report,) = healer.asked
+    assert (report.failed_persona, report.error_category, report.details) == (
+        "developer", "TIMEOUT", "late",
+    )  # fmt: skip
+    lives.restart()
+    again = execute(lives.executor(), Body("not called"))
+    assert again.final_status is ExecutionStatus.RECOVERED
+    assert again.recovery_applied
+
+
+@pytest.mark.parametrize("status", ["AWAITING_REVIEW", "FAILED", None, 5])
+def test_what_was_not_mended_waits_and_does_not_recover(lives: Lives, status: object) -> None:
+    result = execute(lives.executor(healing_engine=Healer(status)), Body(NO, "yes"))
+    assert result.final_status is ExecutionStatus.SUCCESS
+    assert lives.clock.slept == pytest.approx([1])
+
+
+def test_a_healer_that_fails_is_no_second_failure_and_is_not_forgotten(
+    either: PersonaExecutor, lives: Lives
+) -> None:
+    durable = either.workflow_id is not None
+    given = {"healing_engine": Healer(KeyError("broken"))}
+    executor = lives.executor(**given) if durable else PersonaExecutor(lives.config, **given)  # type: ignore[arg-type]
+    result = execute(executor, Body(NO, "yes"))
+    assert result.final_output == "yes"
+    assert result.attempts[0].metrics["healing_error"] == "KeyError: 'broken'"
+
+
+def test_a_healer_that_blocks_has_a_thread_and_an_async_one_the_loop() -> None:
+    healer = Healer("FIXED")
+    executor = PersonaExecutor(healing_engine=healer)
+    execute(executor, Body(NO, "yes"))
+    assert threading.get_ident() not in healer.threads
+
+    class AsyncHealer(Healer):
+        async def heal_single(self, failure: FailureReport) -> object:
+            await asyncio.sleep(0)
+            return super().heal_single(failure)
+
+    healer = AsyncHealer("FIXED")
+    result = execute(PersonaExecutor(healing_engine=healer), Body(NO, "yes"))
+    assert result.final_status is ExecutionStatus.RECOVERED
+    assert healer.threads == {threading.get_ident()}
+
+
+def test_the_last_failure_is_not_healed_for_nobody_would_try_again(lives: Lives) -> None:
+    healer = Healer("FIXED")
+    failed(lives.executor(healing_engine=healer), Body(NO))
+    assert len(healer.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"enable_self_healing": False},
+        {"recovery_strategy": RecoveryStrategy.RETRY_WITH_BACKOFF},
+        {"recovery_strategy": RecoveryStrategy.RETRY_SAME},
+    ],
+)
+def test_healing_can_be_turned_off(lives: Lives, changed: dict[str, Any]) -> None:
+    for name, value in changed.items():
+        setattr(lives.config.level1, name, value)
+    healer = Healer("FIXED")
+    result = execute(lives.executor(healing_engine=healer), Body(NO, "yes"))
+    assert healer.asked == []
+    assert result.final_status is ExecutionStatus.SUCCESS
+
+
+def test_a_stop_while_healing_leaves_a_failure_and_no_interruption(lives: Lives) -> None:
+    class Stopped:
+        async def heal_single(self, failure: FailureReport) -> object:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        execute(lives.executor(healing_engine=Stopped()), Body(NO))
+    lives.restart()
+    body = Body(NO)
+    error = failed(lives.executor(), body)
+    assert body.count == 2
+    assert [each.status.value for each in error.result.attempts] == [
+        "retrying", "retrying", "failed",
+    ]  # fmt: skip
+
+
+# --- source --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "source", ["def f(:\n", "class A\n", "import 5", "from x import", "\n\ndef f(): return ("]
+)
+def test_source_that_does_not_parse_is_a_failure_that_is_fed_back(
+    either: PersonaExecutor, source: str
+) -> None:
+    body = Body(source, "def f():\n    return 1\n")
+    result = execute(either, body)
+    assert result.final_output == "def f():\n    return 1\n"
+    (told,) = body.contexts[1].feedback
+    assert told.startswith("Attempt 1 failed: SYNTAX: the result is Python source that does not")
+    assert result.attempts[0].metrics["error_category"] == "SYNTAX"
+    assert result.attempts[0].error_type == "RecoverableError"
+
+
+@pytest.mark.parametrize("text", ["defer it", "prose: def f(:", "", "classify", "print('x'"])
+def test_what_does_not_look_like_source_is_not_parsed(either: PersonaExecutor, text: str) -> None:
+    assert execute(either, Body(text)).final_output == text
+
+
+def test_parsing_can_be_turned_off() -> None:
+    executor = quick(enable_syntax_validation=False)
+    assert execute(executor, Body("def f(:")).final_output == "def f(:"
+
+
+# --- feedback and what is kept of errors ---------------------------------------------------------
+
+
+def test_each_attempt_is_told_what_failed_before(either: PersonaExecutor) -> None:
+    body = Body(KeyError("missing"), ConnectionError("refused"), "yes")
+    execute(either, body)
+    assert [context.feedback for context in body.contexts] == [
+        [],
+        ["Attempt 1 failed: UNKNOWN: 'missing'"],
+        ["Attempt 1 failed: UNKNOWN: 'missing'", "Attempt 2 failed: API_ERROR: refused"],
+    ]
+
+
+def test_feedback_goes_on_after_a_restart(lives: Lives, monkeypatch: Any) -> None:
+    stop_while_waiting(lives, Body(NO), monkeypatch)
+    lives.restart()
+    body = Body("yes")
+    execute(lives.executor(), body)
+    assert body.contexts[0].feedback == ["Attempt 1 failed: UNKNOWN: no"]
+
+
+class Unshowable(Exception):  # noqa: N818 - it is odd in every way
+    def __str__(self) -> str:
+        raise RuntimeError("I will not")
+
+
+@pytest.mark.parametrize(
+    "error, message",
+    [
+        (Unshowable(), "Unshowable, which cannot show itself"),
+        (ValueError(), "ValueError"),
+        (ValueError("half \ud800"), "half \\ud800"),
+        (ValueError("x" * 10_000), "x" * 2_000),
+    ],
+    ids=["it cannot show itself", "it says nothing", "half a character", "it is long"],
+)
+def test_every_error_can_be_recorded(lives: Lives, error: Exception, message: str) -> None:
+    failed(lives.executor(), Body(error))
+    lives.restart()
+    told = failed(lives.executor(), Body("not called"))
+    assert told.result.attempts[0].error_message == message
+    assert len(told.result.attempts[0].error_traceback or "") <= 4_000
+
+
+def test_an_error_that_was_raised_very_often_is_recorded_quickly(either: PersonaExecutor) -> None:
+    error = ValueError("the same")
+    for _ in range(5_000):
+        try:
+            raise error
+        except ValueError:
+            pass
+
+    async def work() -> None:
+        raise error
+
+    started = time.process_time()
+    told = failed(either, work)
+    assert time.process_time() - started < 1
+    assert "ValueError: the same" in (told.result.attempts[0].error_traceback or "")
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_task_that_raises_stop_iteration_fails(either: PersonaExecutor, sync: bool) -> None:
+    def stop() -> None:
+        raise StopIteration
+
+    async def stop_too() -> None:
+        raise StopIteration
+
+    error = failed(either, stop if sync else stop_too)
+    assert "StopIteration" in reported(error).details
+
+
+def test_a_class_whose_objects_can_be_awaited_is_called_like_a_function() -> None:
+    class Maker:
+        async def __call__(self) -> str:
+            return "called"
+
+    assert isinstance(execute(quick(), Maker).final_output, Maker)
+    assert execute(quick(), Maker()).final_output == "called"
+
+
+def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
+    body = Body("awaited")
+    assert execute(quick(), lambda: body("a word")).final_output == "awaited"
+
+
+def test_a_store_that_fails_ends_the_execution(lives: Lives, monkeypatch: Any) -> None:
+    executor = lives.executor()
+    assert executor._run is not None
+
+    def full(*_: object, **__: object) -> list[int]:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(executor._run.store, "append", full)
+    body = Body("done")
+    with pytest.raises(StorageError, match="the disk is full"):
+        execute(executor, body)
+    assert body.count == 0
+    assert executor.final_status is ExecutionStatus.FAILED
+    monkeypatch.undo()

@@ -1,0 +1,594 @@
+"""How an attempt ends when it does not end by itself: too late, stopped, or with its process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive.maestro.state.run_state import fold
+from maestro_hive.unified_execution import HelpNeeded, UnrecoverableError
+from maestro_hive.unified_execution.attempt import current
+from maestro_hive.unified_execution.exceptions import ExecutionException
+from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
+from tests.unified_execution.lives import (
+    Body,
+    Lives,
+    any_lives,  # noqa: F401 - a fixture
+    die_in,
+    either_executor,  # noqa: F401 - a fixture
+    execute,
+    failed,
+    mortal_lives,  # noqa: F401 - a fixture
+    reported,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from maestro_hive.maestro.state.run_state import RunState
+
+NO = ValueError("no")
+
+
+# --- timeouts ------------------------------------------------------------------------------------
+
+
+def test_an_async_task_that_takes_too_long_is_cancelled_and_it_is_a_timeout(
+    either: PersonaExecutor,
+) -> None:
+    cancelled: list[bool] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            cancelled.append(True)
+
+    error = failed(either.options(timeout=0.02, max_attempts=2), slow)
+    assert cancelled == [True, True]
+    assert reported(error).error_category == "TIMEOUT"
+    assert reported(error).details == "'step' was not done within 0.02 seconds"
+    assert [each.metrics["error_category"] for each in error.result.attempts] == ["TIMEOUT"] * 2
+
+
+def test_the_timeout_of_the_configuration_holds(lives: Lives) -> None:
+    lives.config.timeout_seconds = 0.02
+    lives.config.level1.max_attempts = 1
+    assert "0.02 seconds" in str(failed(lives.executor(), lambda: time.sleep(0.2)))
+
+
+def test_a_task_that_will_not_be_cancelled_is_late_all_the_same(either: PersonaExecutor) -> None:
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            return "a late result"
+        return "never"
+
+    error = failed(either.options(timeout=0.02, max_attempts=1), stubborn)
+    assert reported(error).error_category == "TIMEOUT"
+
+
+def test_a_timeout_of_the_tasks_own_is_told_as_its_own(either: PersonaExecutor) -> None:
+    error = failed(either, Body(TimeoutError("the model is slow")))
+    assert reported(error).details == "the model is slow"
+
+
+def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(lives: Lives) -> None:
+    release, done = threading.Event(), threading.Event()
+    late: list[object] = []
+    calls: list[int] = []
+
+    def slow() -> str:
+        context = current()
+        calls.append(context.attempt)
+        if len(calls) > 1:
+            return "in time"
+        release.wait(5)
+        context.spend(tokens=40)
+        wishes: list[Callable[[], None]] = [
+            lambda: context.save_progress(current_step="late"),
+            lambda: context.history.append("late"),
+            lambda: context.memory.update(late=True),
+            context.heartbeat,
+        ]
+        for wish in wishes:
+            try:
+                wish()
+            except ExecutionException as error:
+                late.append(str(error))
+        done.set()
+        return "late"
+
+    executor = lives.executor()
+    result = execute(executor.options(timeout=0.05), slow)
+    assert (result.final_output, calls) == ("in time", [1, 2])
+    assert result.attempts[0].error_type == "TimeoutError"
+    release.set()
+    assert done.wait(5)
+    assert len(late) == 4
+    assert all("attempt 1 of 'step' is over" in str(each) for each in late)
+    assert executor.get_token_usage() == 40
+    again = execute(executor, slow)
+    assert again.final_output == "in time"
+    assert [each.tokens_used for each in again.attempts] == [40, 0]
+    assert again.total_tokens_used == 40
+
+
+def test_a_heartbeat_moves_the_deadline(either: PersonaExecutor) -> None:
+    async def slow() -> str:
+        for _ in range(6):
+            await asyncio.sleep(0.03)
+            current().heartbeat()
+        return "done"
+
+    assert execute(either.options(timeout=0.1), slow).final_output == "done"
+
+
+def test_a_heartbeat_from_a_thread_moves_the_deadline(either: PersonaExecutor) -> None:
+    def slow() -> str:
+        for _ in range(6):
+            time.sleep(0.03)
+            current().heartbeat()
+        return "done"
+
+    assert execute(either.options(timeout=0.1), slow).final_output == "done"
+
+
+_HANGS = """
+import sys, time
+from maestro_hive.unified_execution import ExecutionConfig, StateConfig, UnrecoverableError
+from maestro_hive.unified_execution.persona_executor import PersonaExecutor
+import asyncio
+config = ExecutionConfig(state=StateConfig(state_dir=sys.argv[1]))
+executor = PersonaExecutor(config, workflow_id="w").options(timeout=0.1, max_attempts=1)
+try:
+    asyncio.run(executor.execute(lambda: time.sleep(3600), "hang"))
+except UnrecoverableError as error:
+    print(error.failure_report.error_category)
+"""
+
+
+def test_a_process_can_end_while_a_thread_hangs(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _HANGS, str(tmp_path / "state")]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    assert (ended.stdout, ended.stderr) == ("TIMEOUT\n", "")
+
+
+# --- being stopped -------------------------------------------------------------------------------
+
+
+def test_a_cancellation_is_recorded_and_raised_and_counts_as_nothing(
+    either: PersonaExecutor, lives: Lives
+) -> None:
+    async def scene() -> None:
+        started = asyncio.Event()
+
+        async def slow() -> None:
+            started.set()
+            await asyncio.sleep(30)
+
+        for _ in range(7):
+            started.clear()
+            running = asyncio.create_task(either.execute(slow, "step"))
+            await started.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert running.cancelled()
+            assert either.final_status is ExecutionStatus.CANCELLED
+            assert either.attempts[-1].status is ExecutionStatus.CANCELLED
+            assert either.attempts[-1].ended_at is not None
+
+    asyncio.run(scene())
+    body = Body(NO)
+    failed(either, body)
+    assert body.count == 3
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("sync", [True, False])
+def test_an_interrupt_is_recorded_and_raised(
+    lives: Lives, kind: type[BaseException], sync: bool
+) -> None:
+    def interrupted() -> None:
+        raise kind
+
+    async def interrupted_too() -> None:
+        raise kind
+
+    executor = lives.executor()
+    with pytest.raises(kind):
+        execute(executor, interrupted if sync else interrupted_too)
+    assert executor.final_status is ExecutionStatus.CANCELLED
+    lives.restart()
+    executor = lives.executor()
+    result = execute(executor, Body("yes"))
+    assert [each.status.value for each in result.attempts] == ["cancelled", "success"]
+
+
+def test_what_a_task_waited_for_being_cancelled_is_a_failure_of_the_task(
+    either: PersonaExecutor,
+) -> None:
+    async def child_is_cancelled() -> None:
+        child = asyncio.create_task(asyncio.sleep(30))
+        await asyncio.sleep(0)
+        child.cancel()
+        await child
+
+    error = failed(either, child_is_cancelled)
+    assert error.result.attempt_count == 3
+    assert "waited for something that was cancelled" in reported(error).details
+
+
+def test_a_cancelled_future_in_a_thread_is_a_failure_of_the_task(either: PersonaExecutor) -> None:
+    def cancelled() -> None:
+        future: Future[None] = Future()
+        future.cancel()
+        future.result()
+
+    assert failed(either, cancelled).result.attempt_count == 3
+
+
+def test_a_step_whose_write_was_cancelled_is_kept_all_the_same(lives: Lives) -> None:
+    async def scene() -> None:
+        executor = lives.executor()
+        called = asyncio.Event()
+
+        async def work() -> str:
+            called.set()
+            return "done"
+
+        others = [asyncio.create_task(executor.execute(Body(), f"other {n}")) for n in range(3)]
+        running = asyncio.create_task(executor.execute(work, "step"))
+        await called.wait()
+        running.cancel()
+        await asyncio.gather(running, *others, return_exceptions=True)
+
+    asyncio.run(scene())
+    lives.restart()
+    assert execute(lives.executor(), Body("again")).final_output == "done"
+
+
+# --- dying ---------------------------------------------------------------------------------------
+
+
+def test_deaths_are_no_failures_and_have_their_own_limit(mortal: Lives) -> None:
+    for _ in range(6):
+        die_in(mortal)
+    body = Body("not called")
+    executor = mortal.executor()
+    error = failed(executor, body)
+    assert body.count == 0
+    assert "step is interrupted: its process died in the middle of it 6 times" in error.message
+    assert not reported(error).recoverable
+    assert error.result.final_status is ExecutionStatus.INTERRUPTED
+    assert error.result.attempt_count == 6
+    assert executor.final_status is ExecutionStatus.INTERRUPTED
+    assert execute(mortal.executor().options(retry=True), Body("yes")).final_output == "yes"
+
+
+def test_of_an_interrupted_step_every_attempt_was_interrupted(mortal: Lives) -> None:
+    mortal.config.level1.max_interruptions = 1
+    die_in(mortal)
+    die_in(mortal)
+    error = failed(mortal.executor(), Body("not called"))
+    assert [each.status.value for each in error.result.attempts] == ["interrupted"] * 2
+
+
+def test_an_interrupted_step_is_shown_as_interrupted(mortal: Lives) -> None:
+    mortal.config.level1.max_interruptions = 0
+    die_in(mortal)
+    executor = mortal.executor()
+    failed(executor, Body("not called"))
+    shown = executor._load_state()
+    assert shown is not None
+    assert shown["steps"][0]["status"] == "interrupted"
+
+
+def test_an_interrupted_step_stays_so_in_every_process_until_it_is_retried(mortal: Lives) -> None:
+    mortal.config.level1.max_interruptions = 1
+    die_in(mortal)
+    die_in(mortal)
+    body = Body("yes")
+    for _ in range(3):
+        executor = mortal.executor()
+        assert "is interrupted" in failed(executor, body).message
+        shown = executor._load_state()
+        assert shown is not None
+        assert (shown["steps"][0]["status"], shown["steps"][0]["interruptions"]) == (
+            "interrupted", 2,
+        )  # fmt: skip
+        mortal.restart()
+    assert body.count == 0
+    die_in(mortal, retry=True)
+    assert execute(mortal.executor(), body).final_output == "yes"
+
+
+def test_failures_and_deaths_have_a_limit_each(mortal: Lives) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        execute(mortal.executor(), Body(NO, KeyboardInterrupt()))
+    for _ in range(5):
+        die_in(mortal)
+    body = Body(NO)
+    error = failed(mortal.executor(), body)
+    assert body.count == 2
+    assert [each.status.value for each in error.result.attempts] == [
+        "retrying", "cancelled", *["interrupted"] * 5, "retrying", "failed",
+    ]  # fmt: skip
+    assert len(reported(error).context) == 9
+
+
+def test_no_deaths_may_be_allowed_at_all(mortal: Lives) -> None:
+    mortal.config.level1.max_interruptions = 0
+    die_in(mortal)
+    failed(mortal.executor(), Body("not called"))
+
+
+def test_after_a_death_its_progress_and_spending_are_there(mortal: Lives) -> None:
+    async def scene() -> None:
+        reached = asyncio.Event()
+
+        async def work() -> None:
+            current().save_progress(files_created=["a.py"])
+            current().spend(tokens=70)
+            current().history.append("said something")
+            current().memory["topic"] = "pages"
+            reached.set()
+            await asyncio.Event().wait()
+
+        running = asyncio.create_task(mortal.executor().execute(work, "step"))
+        await reached.wait()
+        mortal.kill()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    executor = mortal.executor()
+    seen: dict[str, Any] = {}
+
+    def look() -> str:
+        context = current()
+        seen.update(
+            progress=context.progress, history=list(context.history), memory=dict(context.memory)
+        )
+        return "done"
+
+    result = execute(executor, look)
+    assert seen == {
+        "progress": {"files_created": ["a.py"]},
+        "history": ["said something"],
+        "memory": {"topic": "pages"},
+    }
+    assert executor.get_token_usage() == result.total_tokens_used == 70
+    assert [each.tokens_used for each in result.attempts] == [70, 0]
+
+
+def test_an_ambiguous_step_runs_again_unless_asked_otherwise(mortal: Lives) -> None:
+    die_in(mortal)
+    assert execute(mortal.executor(), Body("yes")).final_output == "yes"
+
+
+def test_an_ambiguous_step_can_fail(mortal: Lives) -> None:
+    die_in(mortal)
+    executor = mortal.executor().options(on_ambiguous="fail")
+    error = failed(executor, Body("not called"))
+    assert "step is ambiguous" in error.message
+    report = reported(error)
+    assert not report.recoverable
+    assert report.suggested_fix is not None
+    key = report.suggested_fix.split()[-1]
+    body = Body("yes")
+    execute(executor.options(retry=True), body)
+    assert body.contexts[0].effect_key == key
+
+
+def test_an_ambiguous_step_can_ask_a_person(mortal: Lives) -> None:
+    die_in(mortal)
+    executor = mortal.executor().options(on_ambiguous="ask")
+    with pytest.raises(HelpNeeded, match="step is ambiguous") as told:
+        execute(executor, Body("not called"))
+    assert told.value.total_attempts == 1
+    assert told.value.context["task_name"] == "step"
+    assert executor.state_persistence is not None
+    executor.state_persistence.mark_task_completed("step", {"answer": 42})
+    assert execute(executor, Body("not called")).final_output == {"answer": 42}
+
+
+def test_a_step_that_ended_politely_is_not_ambiguous(lives: Lives) -> None:
+    executor = lives.executor().options(on_ambiguous="fail")
+    with pytest.raises(KeyboardInterrupt):
+        execute(executor, Body(KeyboardInterrupt()))
+    assert execute(executor, Body(NO, "yes")).final_output == "yes"
+
+
+# --- at any moment -------------------------------------------------------------------------------
+
+
+class SlowHealer:
+    """Takes some turns of the loop, and heals nothing."""
+
+    async def heal_single(self, _: object) -> None:
+        for _turn in range(3):
+            await asyncio.sleep(0)
+
+
+def stopped_after(
+    lives: Lives,
+    turns: int,
+    *,
+    others: int,
+    fails: bool,
+    how: Callable[[asyncio.Task[Any]], object],
+) -> tuple[int, bool]:
+    """Stop an execution after so many turns of the loop; tell how often its body was started, and
+    whether its result was acknowledged before."""
+    starts: list[int] = []
+
+    async def work() -> str:
+        starts.append(1)
+        current().memory["starts"] = len(starts)
+        await asyncio.sleep(0)
+        if fails:
+            raise NO
+        return "done"
+
+    async def scene() -> bool:
+        executor = lives.executor(healing_engine=SlowHealer())
+        crowd = [
+            asyncio.create_task(executor.execute(Body(NO, "yes"), f"other {number}"))
+            for number in range(others)
+        ]
+        running = asyncio.create_task(executor.execute(work, "step"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        acknowledged = running.done() and running.exception() is None
+        how(running)
+        await asyncio.gather(running, *crowd, return_exceptions=True)
+        return acknowledged
+
+    acknowledged = asyncio.run(scene())
+    return len(starts), acknowledged
+
+
+def the_step(lives: Lives) -> Any:
+    run = lives.executor()._run
+    assert run is not None
+    named = [each for each in run.state.steps.values() if b'"step"' in (each.begun.facts or b"")]
+    return named[0] if named else None
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+@pytest.mark.parametrize("fails", [True, False])
+def test_whenever_it_is_cancelled_its_attempt_has_an_end_and_no_failure_is_lost(
+    tmp_path: Path, others: int, fails: bool
+) -> None:
+    for turns in range(40):
+        lives = Lives(tmp_path / str(turns), persistent=False)
+        stopped_after(lives, turns, others=others, fails=fails, how=asyncio.Task.cancel)
+        lives.restart()
+        step = the_step(lives)
+        if step is not None:
+            assert (step.open_attempt, step.interruptions) == (0, 0), turns
+        goes_on(lives, step, fails=fails)
+        lives.end()
+
+
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("fails", [True, False])
+def test_whenever_it_is_killed_what_was_acknowledged_stands(
+    tmp_path: Path, others: int, fails: bool
+) -> None:
+    for turns in range(40):
+        lives = Lives(tmp_path / str(turns), persistent=False)
+
+        def die(running: asyncio.Task[Any], lives: Lives = lives) -> None:
+            lives.kill()
+            running.cancel()
+
+        _, acknowledged = stopped_after(lives, turns, others=others, fails=fails, how=die)
+        step = the_step(lives)
+        if acknowledged:
+            assert step.kept is not None
+        goes_on(lives, step, fails=fails)
+        lives.end()
+
+
+def goes_on(lives: Lives, step: Any, *, fails: bool) -> None:
+    """Check that the next process does what is left to do."""
+    before = step.failures if step else 0
+    was_kept = step is not None and step.kept is not None
+    body = Body(NO if fails else "again")
+    if fails:
+        failed(lives.executor(), body)
+        assert body.count == 3 - before
+    else:
+        assert execute(lives.executor(), body).final_output == ("done" if was_kept else "again")
+        assert body.count == int(not was_kept)
+
+
+@pytest.mark.xfail(reason="a second cancellation does not wait for the write", strict=True)
+def test_two_cancellations_leave_no_attempt_open_either(tmp_path: Path) -> None:
+    def cancel_twice(running: asyncio.Task[Any]) -> None:
+        running.cancel()
+        asyncio.get_running_loop().call_soon(running.cancel)
+
+    for turns in range(12):
+        lives = Lives(tmp_path / str(turns), persistent=False)
+        stopped_after(lives, turns, others=3, fails=False, how=cancel_twice)
+        lives.restart()
+        step = the_step(lives)
+        assert step is None or step.open_attempt == 0
+        lives.end()
+
+
+def plain(state: RunState) -> dict[str, Any]:
+    """Return a run's state without the values, which are in memory or in the journal."""
+    return {
+        "steps": {
+            number: (step.starts, step.failures, step.stops, step.last_attempt, step.open_attempt,
+                     step.seq, step.tokens, [entry.seq for entry in step.log],
+                     step.kept and step.kept.seq, step.progress and step.progress.seq)
+            for number, step in state.steps.items()
+        },
+        "spent": state.spent,
+        "histories": {name: [each.seq for each in items] for name, items in state.histories.items()},
+        "memories": {name: entry.seq for name, entry in state.memories.items()},
+    }  # fmt: skip
+
+
+def test_with_threads_and_loops_at_once_the_journal_and_the_memory_agree(lives: Lives) -> None:
+    lives.config.level1.base_delay_seconds = 0
+    dice = random.Random(1)
+    spent: list[int] = []
+
+    def work(number: int) -> str:
+        for turn in range(4):
+            current().spend(tokens=number)
+            spent.append(number)
+            current().history.append([number, turn])
+            current().save_progress(turn=turn)
+            current().memory[f"of {number}"] = turn
+        if dice.random() < 0.4:
+            raise NO
+        return "x" * dice.choice([1, 100, 10_000])
+
+    async def work_too(number: int) -> str:
+        await asyncio.sleep(0)
+        return work(number)
+
+    executors = [lives.executor("a"), lives.executor("b"), lives.executor("a")]
+    outcomes: list[list[object]] = []
+
+    async def scene() -> list[object]:
+        made = (
+            executors[number % 3].execute(work if number % 2 else work_too, "work", number)
+            for number in range(30)
+        )
+        found = await asyncio.gather(*made, return_exceptions=True)
+        return [getattr(each, "final_output", type(each)) for each in found]
+
+    threads = [
+        threading.Thread(target=lambda: outcomes.append(asyncio.run(scene()))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes[0] == outcomes[1]
+    assert {each for each in outcomes[0] if isinstance(each, type)} <= {UnrecoverableError}
+    run = executors[0]._run
+    assert run is not None
+    assert plain(run.state) == plain(fold(run.store.entries(run.hold.run), run.store.load))
+    assert sum(tokens for tokens, _ in run.state.spent.values()) == sum(spent)
+    remembered = {**executors[0].state_persistence.get_persona_state("a")["memory"]}  # type: ignore[union-attr]
+    assert remembered == {f"of {number}": 3 for number in range(30) if number % 3 != 1}

@@ -1,0 +1,561 @@
+"""What a task can ask for while it is executed: ``current()``, and what it keeps with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive.kernel.errors import ConfigurationError, EncodeError, StorageError
+from maestro_hive.maestro.state.run_state import fold
+from maestro_hive.unified_execution import (
+    ExecutionConfig,
+    GovernanceViolation,
+    TokenBudgetExceeded,
+    UnrecoverableError,
+)
+from maestro_hive.unified_execution.attempt import StepContext, current
+from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
+from tests.unified_execution.lives import (
+    RUN,
+    Body,
+    Lives,
+    any_lives,  # noqa: F401 - a fixture
+    either_executor,  # noqa: F401 - a fixture
+    execute,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from maestro_hive.maestro.state.run_state import RunState
+    from maestro_hive.unified_execution.governance import AgentContext
+
+
+def ask(executor: PersonaExecutor, question: Callable[[StepContext], Any], name: str = "q") -> Any:
+    """Return what a step answers about its context."""
+    return execute(executor, lambda: question(current()), name).final_output
+
+
+def in_the_journal(executor: PersonaExecutor) -> RunState:
+    """Return the run as another process would read it now."""
+    run = executor._run
+    assert run is not None
+    return fold(run.store.entries(run.hold.run), run.store.load)
+
+
+def value_of(executor: PersonaExecutor, entry: Any) -> Any:
+    assert executor._run is not None
+    return json.loads(executor._run.store.load(entry) or b"null")
+
+
+# --- where it is ---------------------------------------------------------------------------------
+
+
+def test_outside_a_step_it_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"inside a step.*copy_context\(\)\.run"):
+        current()
+
+
+def test_it_tells_who_executes_what(lives: Lives) -> None:
+    body = Body("x")
+    execute(lives.executor("architect"), body, "design")
+    (context,) = body.contexts
+    assert (context.persona_id, context.task_name, context.run_id, context.attempt) == (
+        "architect", "design", RUN, 1,
+    )  # fmt: skip
+    with pytest.raises(ConfigurationError):
+        current()
+
+
+def test_it_is_found_in_child_tasks_and_in_threads_that_were_given_the_context(
+    either: PersonaExecutor,
+) -> None:
+    async def work() -> bool:
+        here = current()
+
+        async def child() -> StepContext:
+            return current()
+
+        found = list(await asyncio.gather(child(), asyncio.create_task(child())))
+        found.append(await asyncio.to_thread(current))
+        copied = contextvars.copy_context()
+        thread = threading.Thread(target=lambda: found.append(copied.run(current)))
+        thread.start()
+        thread.join()
+        return len(found) == 4 and all(each is here for each in found)
+
+    assert execute(either, work).final_output is True
+
+
+def test_a_bare_thread_has_none(either: PersonaExecutor) -> None:
+    def work() -> str:
+        told: list[str] = []
+
+        def look() -> None:
+            try:
+                current()
+            except ConfigurationError as error:
+                told.append(str(error))
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return told[0]
+
+    assert "inside a step" in execute(either, work).final_output
+
+
+def test_steps_at_once_have_their_own(either: PersonaExecutor) -> None:
+    async def work(number: int) -> bool:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return current().task_name == f"step {number}"
+
+    async def scene() -> list[Any]:
+        made = [either.execute(work, f"step {n}", n) for n in range(20)]
+        return [each.final_output for each in await asyncio.gather(*made)]
+
+    assert asyncio.run(scene()) == [True] * 20
+
+
+def test_a_sync_task_is_not_on_the_loops_thread(either: PersonaExecutor) -> None:
+    assert execute(either, threading.get_ident).final_output != threading.get_ident()
+
+
+def test_the_effect_key_is_the_same_for_every_attempt_and_process(lives: Lives) -> None:
+    body = Body(ValueError("1"), ValueError("2"), "yes")
+    execute(lives.executor(), body)
+    lives.restart()
+    execute(lives.executor().options(force=True), body)
+    execute(lives.executor(), body, "step", "other")
+    execute(lives.executor(workflow_id="run-2"), body)
+    keys = [context.effect_key for context in body.contexts]
+    assert len(set(keys[:4])) == 1
+    assert len(set(keys)) == 3
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_a_memory_is_durable_as_soon_as_it_is_set(lives: Lives) -> None:
+    executor = lives.executor()
+    seen: list[Any] = []
+
+    def work(context: StepContext) -> None:
+        context.memory["topic"] = {"pages": [1]}
+        seen.append(value_of(executor, in_the_journal(executor).memories["developer"]))
+        context.memory.update(more=True)
+        del context.memory["topic"]
+        seen.append(value_of(executor, in_the_journal(executor).memories["developer"]))
+
+    ask(executor, work)
+    assert seen == [{"topic": {"pages": [1]}}, {"more": True}]
+
+
+def test_a_memory_is_one_for_all_steps_of_a_persona_and_goes_on(lives: Lives) -> None:
+    ask(lives.executor(), lambda context: context.memory.update(a=1, b=[1]), "first")
+    lives.restart()
+    executor = lives.executor()
+    assert ask(executor, lambda context: dict(context.memory), "second") == {"a": 1, "b": [1]}
+    assert ask(lives.executor("other"), lambda context: dict(context.memory)) == {}
+    lives.executor(workflow_id="run-2")
+    other_run = lives.executor(workflow_id="run-2")
+    assert ask(other_run, lambda context: len(context.memory)) == 0
+
+
+def test_what_changes_inside_a_memory_is_saved_at_the_end(either: PersonaExecutor) -> None:
+    def work(context: StepContext) -> None:
+        context.memory["notes"] = []
+        notes = context.memory["notes"]
+        notes.append("one")
+        context.memory["other"] = 1
+        notes.append("two")
+
+    ask(either, work, "first")
+    assert ask(either, lambda context: dict(context.memory), "second") == {
+        "notes": ["one", "two"], "other": 1,
+    }  # fmt: skip
+
+
+def test_what_changed_inside_a_memory_is_saved_when_the_attempt_fails_too(
+    either: PersonaExecutor,
+) -> None:
+    def work() -> list[str]:
+        notes: list[str] = current().memory.setdefault("notes", [])
+        notes.append(f"attempt {current().attempt}")
+        if len(notes) < 3:
+            raise ValueError("no")
+        return notes
+
+    either = either.options(retry_on=lambda error: 0)
+    assert execute(either, work).final_output == ["attempt 1", "attempt 2", "attempt 3"]
+
+
+def test_steps_at_once_do_not_undo_what_the_others_remember(either: PersonaExecutor) -> None:
+    async def work(word: str) -> None:
+        memory = current().memory
+        assert "shared" in memory
+        await asyncio.sleep(0.005)
+        memory[word] = True
+        await asyncio.sleep(0.005)
+        memory["shared"][word] = True
+
+    async def scene() -> dict[str, Any]:
+        await either.execute(lambda: current().memory.update(shared={}, gone=1), "first")
+        await asyncio.gather(*(either.execute(work, "work", word) for word in "abc"))
+        await either.execute(lambda: current().memory.pop("gone"), "pop")
+        found = await either.execute(lambda: dict(current().memory), "last")
+        assert isinstance(found.final_output, dict)
+        return found.final_output
+
+    found = asyncio.run(scene())
+    assert found.keys() == {"shared", "a", "b", "c"}
+
+
+def test_a_memory_refuses_what_it_cannot_keep_and_stays_as_it_was(lives: Lives) -> None:
+    def work(context: StepContext) -> dict[str, Any]:
+        context.memory["good"] = 1
+        with pytest.raises(EncodeError, match=r"memory\.bad"):
+            context.memory["bad"] = object()
+        with pytest.raises(TypeError, match="names as keys, not 5"):
+            context.memory[5] = 1  # type: ignore[index]
+        with pytest.raises(KeyError):
+            del context.memory["never"]
+        return dict(context.memory)
+
+    assert ask(lives.executor(), work) == {"good": 1}
+
+
+def test_something_unkeepable_inside_a_memory_is_an_error_at_the_end(lives: Lives) -> None:
+    executor = lives.executor()
+    contexts: list[StepContext] = []
+
+    def work(context: StepContext) -> None:
+        contexts.append(context)
+        context.memory["list"] = []
+        context.memory["list"].append(object())
+
+    with pytest.raises(EncodeError, match=r"memory\.list\[0\]"):
+        ask(executor, work)
+    with pytest.raises(Exception, match="is over"):
+        contexts[0].save_progress(a=1)
+
+
+def test_a_memory_is_a_dictionary(either: PersonaExecutor) -> None:
+    def work(context: StepContext) -> bool:
+        memory = context.memory
+        memory["a"] = 1
+        assert (len(memory), list(memory), memory.get("b"), "a" in memory) == (1, ["a"], None, True)
+        assert repr(memory) == "{'a': 1}"
+        assert context.memory is memory
+        return memory == {"a": 1}
+
+    assert ask(either, work) is True
+
+
+# --- history -------------------------------------------------------------------------------------
+
+
+def test_a_history_is_durable_as_soon_as_it_grew_and_goes_on(lives: Lives) -> None:
+    executor = lives.executor()
+    seen: list[Any] = []
+
+    def work(context: StepContext) -> None:
+        context.history.append({"role": "user", "content": "hello"})
+        entries = in_the_journal(executor).histories["developer"]
+        seen.extend(value_of(executor, entry) for entry in entries)
+        context.history.append("again")
+
+    ask(executor, work, "first")
+    assert seen == [{"role": "user", "content": "hello"}]
+    lives.restart()
+    found = ask(lives.executor(), lambda context: list(context.history), "second")
+    assert found == [{"role": "user", "content": "hello"}, "again"]
+
+
+def test_a_history_only_grows_and_is_nobodys_to_change(either: PersonaExecutor) -> None:
+    def work(context: StepContext) -> list[Any]:
+        item = {"a": [1]}
+        context.history.append(item)
+        item["a"].append(2)
+        context.history[0]["a"].append(3)
+        context.history.append("b")
+        assert (len(context.history), context.history[-1], context.history[:1]) == (
+            2, "b", [{"a": [1]}],
+        )  # fmt: skip
+        assert repr(context.history) == "[{'a': [1]}, 'b']"
+        assert not hasattr(context.history, "pop")
+        return list(context.history)
+
+    assert ask(either, work) == [{"a": [1]}, "b"]
+
+
+# --- progress ------------------------------------------------------------------------------------
+
+
+def test_progress_is_durable_when_saved_and_given_to_the_next_attempt(lives: Lives) -> None:
+    executor = lives.executor()
+    seen: list[Any] = []
+
+    def work() -> str:
+        context = current()
+        seen.append(context.progress)
+        if context.attempt == 1:
+            context.save_progress(files_created=["a.py"], current_step=1)
+            (step,) = in_the_journal(executor).steps.values()
+            seen.append(value_of(executor, step.progress))
+            context.save_progress(current_step=2)
+            context.progress["current_step"] = 99
+            assert context.progress["current_step"] == 2
+            raise ValueError("no")
+        return "done"
+
+    execute(executor, work)
+    assert seen == [
+        {},
+        {"files_created": ["a.py"], "current_step": 1},
+        {"files_created": ["a.py"], "current_step": 2},
+    ]
+
+
+def test_progress_belongs_to_one_step(either: PersonaExecutor) -> None:
+    ask(either, lambda context: context.save_progress(a=1), "first")
+    assert ask(either, lambda context: context.progress, "second") == {}
+
+
+def test_progress_survives_a_retry_and_not_a_force(lives: Lives) -> None:
+    def work() -> dict[str, Any]:
+        before = current().progress
+        current().save_progress(tried=before.get("tried", 0) + 1)
+        if before.get("tried", 0) < 3:
+            raise ValueError("no")
+        return before
+
+    with pytest.raises(UnrecoverableError):
+        execute(lives.executor(), work)
+    assert execute(lives.executor().options(retry=True), work).final_output == {"tried": 3}
+    with pytest.raises(UnrecoverableError):
+        execute(lives.executor().options(force=True), work)
+
+
+def test_progress_that_cannot_be_kept_is_named(lives: Lives) -> None:
+    with pytest.raises(EncodeError, match=r"progress\.photo"):
+        ask(lives.executor(), lambda context: context.save_progress(photo=object()))
+
+
+# --- spending ------------------------------------------------------------------------------------
+
+
+def test_spending_is_durable_when_it_returns_and_counted_once(lives: Lives) -> None:
+    executor = lives.executor()
+    seen: list[Any] = []
+
+    def work(context: StepContext) -> None:
+        context.spend(tokens=100, usd=0.5)
+        seen.append(in_the_journal(executor).spent["developer"])
+        context.spend(usd=0.25)
+        context.spend()
+
+    execute(executor, lambda: work(current()), "first")
+    result = execute(executor, lambda: work(current()), "second")
+    assert seen == [(100, 0.5), (200, 1.25)]
+    assert (result.total_tokens_used, result.attempts[0].tokens_used) == (100, 100)
+    assert executor.get_token_usage() == 200
+    lives.restart()
+    assert lives.executor().get_token_usage() == 200
+
+
+def test_what_failed_attempts_spent_counts(either: PersonaExecutor) -> None:
+    def work() -> str:
+        current().spend(tokens=10 * current().attempt)
+        if current().attempt < 3:
+            raise ValueError("no")
+        return "done"
+
+    result = execute(either.options(retry_on=lambda error: 0), work)
+    assert [each.tokens_used for each in result.attempts] == [10, 20, 30]
+    assert result.total_tokens_used == either.get_token_usage() == 60
+
+
+@pytest.mark.parametrize("given", [{"tokens": -1}, {"tokens": 1.5}, {"usd": -1}, {"usd": "1"}])
+def test_bad_spending_is_refused(either: PersonaExecutor, given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="spend"):
+        ask(either, lambda context: context.spend(**given))
+
+
+def spender(tokens: int) -> Callable[[], str]:
+    def work() -> str:
+        current().spend(tokens=tokens)
+        return "done"
+
+    return work
+
+
+def test_a_bankrupt_persona_is_not_retried_and_begins_nothing_more(lives: Lives) -> None:
+    lives.config.tokens.max_tokens_per_persona = 100
+    executor = lives.executor()
+    execute(executor, spender(100), "first")
+    with pytest.raises(TokenBudgetExceeded) as told:
+        execute(executor, spender(1), "second")
+    assert (told.value.tokens_used, told.value.budget_limit) == (101, 100)
+    assert executor.final_status is ExecutionStatus.BANKRUPT
+    assert [each.status for each in executor.attempts] == [ExecutionStatus.BANKRUPT]
+    lives.restart()
+    executor = lives.executor()
+    body = Body()
+    with pytest.raises(TokenBudgetExceeded):
+        execute(executor, body, "third")
+    assert body.count == 0
+    assert executor.final_status is ExecutionStatus.BANKRUPT
+    assert execute(executor, body, "first").final_output == "done"
+    assert execute(lives.executor("other"), spender(1), "first").success
+
+
+def test_the_budget_of_a_whole_execution_holds_over_all_personas(lives: Lives) -> None:
+    lives.config.tokens.max_tokens_per_execution = 250
+    for persona in ("a", "b"):
+        execute(lives.executor(persona), spender(100))
+    with pytest.raises(TokenBudgetExceeded, match="of the execution") as told:
+        execute(lives.executor("c"), spender(51))
+    assert (told.value.tokens_used, told.value.budget_limit) == (251, 250)
+    assert execute(lives.executor("c", workflow_id="run-2"), spender(51)).success
+
+
+def test_in_memory_the_budgets_hold_too() -> None:
+    config = ExecutionConfig()
+    config.tokens.max_tokens_per_execution = 50
+    executor = PersonaExecutor(config)
+    with pytest.raises(TokenBudgetExceeded, match="of the execution"):
+        execute(executor, spender(51))
+    assert executor.final_status is ExecutionStatus.BANKRUPT
+    executor.reset_token_usage()
+    assert execute(executor, spender(50)).success
+
+
+@pytest.mark.parametrize("setting", ["enforce_budget", "track_usage"])
+def test_budgets_can_be_turned_off(lives: Lives, setting: str) -> None:
+    lives.config.tokens.max_tokens_per_persona = 10
+    setattr(lives.config.tokens, setting, False)
+    executor = lives.executor()
+    execute(executor, spender(99))
+    assert executor.get_token_usage() == (99 if setting == "enforce_budget" else 0)
+
+
+# --- governance ----------------------------------------------------------------------------------
+
+
+class Rules:
+    """Allows what it is told to, and notes what it was asked."""
+
+    def __init__(self, **verdict: Any) -> None:
+        self.verdict = SimpleNamespace(**verdict)
+        self.asked: list[tuple[AgentContext, str, str | None, str]] = []
+
+    def check(
+        self, *, agent: AgentContext, tool_name: str, target_path: str | None, action: str
+    ) -> Any:
+        self.asked.append((agent, tool_name, target_path, action))
+        return self.verdict
+
+
+def write_file(path: str) -> str:
+    return f"wrote {path}"
+
+
+def test_a_forbidden_task_is_not_called_not_retried_and_written_down(
+    either: PersonaExecutor, lives: Lives, tmp_path: Path
+) -> None:
+    log = tmp_path / "audit" / "log.jsonl"
+    rules = Rules(
+        allowed=False,
+        violation_type=SimpleNamespace(value="forbidden_path"),
+        message="not there",
+        latency_ms=3,
+    )
+    given: dict[str, Any] = {
+        "enforcer": rules, "audit_log_path": str(log), "persona_role": "reviewer",
+    }  # fmt: skip
+    executor = (
+        lives.executor(**given)
+        if either.workflow_id
+        else PersonaExecutor(lives.config, "developer", **given)
+    )
+    with pytest.raises(GovernanceViolation, match="not there") as told:
+        execute(executor, write_file, "write", path="/etc/passwd")
+    assert (told.value.violation_type, told.value.path, told.value.tool_name) == (
+        "forbidden_path", "/etc/passwd", "write_file",
+    )  # fmt: skip
+    assert told.value.agent_id == "developer"
+    ((agent, tool, path, action),) = rules.asked
+    assert (agent.agent_id, agent.role, tool, path, action) == (
+        "developer", "reviewer", "write_file", "/etc/passwd", "write",
+    )  # fmt: skip
+    (line,) = log.read_text().splitlines()
+    entry = json.loads(line)
+    assert entry.pop("timestamp")
+    assert entry == {
+        "persona_id": "developer",
+        "role": "reviewer",
+        "tool": "write_file",
+        "path": "/etc/passwd",
+        "allowed": False,
+        "violation_type": "forbidden_path",
+        "message": "not there",
+        "latency_ms": 3,
+    }
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert executor.final_status is ExecutionStatus.FAILED
+
+
+def test_an_allowed_task_is_called_and_written_down_once(lives: Lives, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    rules = Rules(allowed=True)
+    executor = lives.executor(enforcer=rules, audit_log_path=str(log))
+    body = Body(ValueError("no"), "yes")
+    assert execute(executor, body, "Body").final_output == "yes"
+    execute(executor, body, "Body")
+    assert len(rules.asked) == 1
+    assert [json.loads(line)["allowed"] for line in log.read_text().splitlines()] == [True]
+    assert json.loads(log.read_text())["violation_type"] is None
+
+
+def test_a_violation_without_words_names_itself(lives: Lives) -> None:
+    executor = lives.executor(enforcer=Rules(allowed=False))
+    with pytest.raises(GovernanceViolation, match="may not use write_file") as told:
+        execute(executor, write_file, "write", "x")
+    assert told.value.violation_type == "policy_violation"
+
+
+def test_a_violation_that_the_task_raises_is_not_retried(either: PersonaExecutor) -> None:
+    body = Body(GovernanceViolation("no", "kind"))
+    with pytest.raises(GovernanceViolation):
+        execute(either, body)
+    assert body.count == 1
+
+
+def test_a_path_is_seen_however_it_is_passed(lives: Lives) -> None:
+    rules = Rules(allowed=True)
+    execute(lives.executor(enforcer=rules), write_file, "write", "/etc/passwd")
+    assert rules.asked[0][2] == "/etc/passwd"
+
+
+def test_arguments_that_do_not_fit_are_left_to_the_task(lives: Lives) -> None:
+    rules = Rules(allowed=True)
+    with pytest.raises(UnrecoverableError, match="positional argument"):
+        execute(lives.executor(enforcer=rules), write_file, "write", 1, 2, 3)
+    assert rules.asked[0][2] is None
+
+
+def test_what_cannot_be_written_down_does_not_happen(lives: Lives, tmp_path: Path) -> None:
+    executor = lives.executor(enforcer=Rules(allowed=True), audit_log_path=str(tmp_path))
+    body = Body()
+    with pytest.raises(StorageError, match=r"audit log .* cannot be written"):
+        execute(executor, body)
+    assert body.count == 0

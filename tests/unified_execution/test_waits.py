@@ -1,0 +1,105 @@
+"""Waits that survive their process, a sleep of the machine, a reboot and a wrong clock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maestro_hive.testing import ManualClock
+from maestro_hive.unified_execution.waits import Wait
+
+
+def test_a_wait_gets_shorter_and_is_over_once() -> None:
+    clock = ManualClock()
+    wait = Wait.begin(clock, 10)
+    assert (wait.remaining(clock), wait.elapsed(clock)) == (10, 0)
+    clock.advance(4)
+    assert (wait.remaining(clock), wait.elapsed(clock)) == (6, 4)
+    assert wait.until(clock) == clock.now() + timedelta(seconds=6)
+    clock.advance(7)
+    assert (wait.remaining(clock), wait.elapsed(clock)) == (0, 11)
+    assert wait.until(clock) == clock.now()
+
+
+def test_a_wait_can_be_written_down_and_goes_on() -> None:
+    clock = ManualClock()
+    wait = Wait.begin(clock, 10.25)
+    clock.advance(3)
+    again = Wait.from_facts(json.loads(json.dumps(wait.to_facts())))
+    assert again == wait
+    assert again.remaining(clock) == 7.25
+
+
+def test_a_sleeping_machine_waits_too() -> None:
+    clock = ManualClock()
+    wait = Wait.begin(clock, 10)
+    clock.sleep_machine(8)
+    assert wait.remaining(clock) == 2
+
+
+@pytest.mark.parametrize("seconds", [-86_400, 86_400])
+def test_within_a_boot_a_wrong_wall_clock_does_not_matter(seconds: float) -> None:
+    clock = ManualClock()
+    wait = Wait.begin(clock, 10)
+    clock.jump(seconds)
+    assert wait.remaining(clock) == 10
+
+
+def test_after_a_reboot_the_wall_clock_counts() -> None:
+    clock = ManualClock()
+    wait = Wait.begin(clock, 100)
+    clock.reboot(30)
+    assert wait.remaining(clock) == 70
+
+
+def test_after_a_reboot_it_is_never_longer_than_the_whole_wait() -> None:
+    clock = ManualClock()
+    wait = Wait.begin(clock, 100)
+    clock.jump(-86_400)
+    clock.reboot(30)
+    assert wait.remaining(clock) == 100
+    clock.jump(3 * 86_400)
+    assert wait.remaining(clock) == 0
+
+
+def test_it_is_waited_out_in_slices() -> None:
+    clock = ManualClock()
+    asyncio.run(Wait.begin(clock, 12).over(clock))
+    assert clock.slept == [5, 5, 2]
+
+
+def test_a_machine_that_slept_meanwhile_shortens_the_next_slice() -> None:
+    clock = ManualClock()
+    wait = Wait.begin(clock, 12)
+
+    async def scene() -> None:
+        waiting = asyncio.create_task(wait.over(clock))
+        await asyncio.sleep(0)
+        clock.sleep_machine(6)
+        await waiting
+
+    asyncio.run(scene())
+    assert clock.slept == pytest.approx([5, 1])
+
+
+def test_no_wait_is_over_at_once() -> None:
+    clock = ManualClock()
+    asyncio.run(Wait.begin(clock, 0).over(clock))
+    assert clock.slept == []
+
+
+@given(
+    uptime=st.floats(0, 1e9),
+    seconds=st.floats(0, 60, allow_subnormal=False),
+)
+def test_it_ends_whatever_the_clock_rounds(uptime: float, seconds: float) -> None:
+    clock = ManualClock()
+    clock.advance(uptime)
+    asyncio.run(Wait.begin(clock, seconds).over(clock))
+    assert len(clock.slept) <= 14
+    assert sum(clock.slept) == pytest.approx(seconds, abs=1e-5)
