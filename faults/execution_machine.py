@@ -160,7 +160,7 @@ class ExecutionMachine(RuleBasedStateMachine):
         step.start(round_)
         here = current()
         assert here.attempt == step.last_attempt
-        assert len(here.feedback) == step.failures
+        assert len(here.feedback) == step.sentences()
         act = acts.pop(0) if acts else "ok"
         if act == "die-first":
             self.die()

@@ -30,6 +30,8 @@ class StepModel:
     open: bool = False
     #: The round in which the last failure was the last one.
     final: int | None = None
+    #: Whether it failed at all, be it before somebody asked for a retry.
+    failed_before: bool = False
     progress: dict[str, Any] = field(default_factory=dict)
     #: When it may be called again, in true time, if its last word was a failure.
     due: float | None = None
@@ -46,6 +48,10 @@ class StepModel:
     def failures(self) -> int:
         """How many attempts failed."""
         return sum(self.by_round.values())
+
+    def sentences(self) -> int:
+        """How many sentences of feedback there are; after a retry the last failure's is left."""
+        return self.failures or int(self.failed_before)
 
     def verdict(self, number: int = 1) -> str:
         """Return what a call in this round comes to before the body is called, if it is not."""
@@ -89,6 +95,7 @@ class StepModel:
         self.open = False
         failures = self.by_round[number] = self.by_round.get(number, 0) + 1
         self.due, self.final = None, None
+        self.failed_before = True
         if final or failures >= MAX_ATTEMPTS:
             self.final = number
         else:
@@ -115,6 +122,7 @@ class StepModel:
         self.due = self.final = None
         if forget:
             self.kept, self.output, self.progress = False, None, {}
+            self.failed_before = False
 
 
 @dataclass

@@ -41,15 +41,23 @@ def model(plan: Plan, outcome: Outcome) -> None:
 
 
 def run_machine(
-    machine: type[StoreMachine | ExecutionMachine], examples: int, length: int, start: int
+    machine: type[StoreMachine | ExecutionMachine],
+    examples: int,
+    length: int,
+    start: int,
+    *,
+    shrink: bool = True,
 ) -> None:
-    """Let Hypothesis run a machine; raises what went wrong, with the steps that lead to it."""
+    """Let Hypothesis run a machine; raises what went wrong, with the steps that lead to it.
+
+    To ``shrink`` is to look for the fewest such steps, which can take minutes.
+    """
     chosen = settings(
         max_examples=examples,
         stateful_step_count=length,
         deadline=None,
         database=None,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate, *([Phase.shrink] if shrink else [])),
         suppress_health_check=list(HealthCheck),
         print_blob=False,
     )

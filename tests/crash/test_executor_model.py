@@ -16,7 +16,7 @@ EXAMPLES = {MemoryExecutionMachine: 25, FolderExecutionMachine: 5}
 
 @pytest.mark.parametrize("machine", EXAMPLES)
 def test_an_executor_does_what_its_model_does(machine: type[ExecutionMachine]) -> None:
-    run_machine(machine, examples=EXAMPLES[machine], length=30, start=1)
+    run_machine(machine, examples=EXAMPLES[machine], length=30, start=1, shrink=False)
 
 
 def test_a_polite_stop_is_not_fed_back_as_a_failure() -> None:

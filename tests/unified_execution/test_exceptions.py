@@ -140,7 +140,9 @@ def kind_name(value: object) -> str:
 
 def test_every_error_is_an_execution_exception_and_that_is_one_of_ours() -> None:
     ours = [
-        kind for kind in ExecutionException.__subclasses__() if kind.__module__ == exceptions.__name__
+        kind
+        for kind in ExecutionException.__subclasses__()
+        if kind.__module__ == exceptions.__name__
     ]
     assert {kind for kind, _, _ in FULL} == {ExecutionException, *ours}
     assert ExecutionException.__mro__[1] is MaestroError

@@ -96,8 +96,5 @@ def test_a_requirement_that_nobody_can_do_is_an_error(tmp_path: Path) -> None:
 
 
 def test_too_few_iterations_are_an_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ConfigurationError, match="max_iterations is 0"),
-        pytest.warns(DeprecationWarning),
-    ):
-        IterativeExecutor(tmp_path, 0)
+    with pytest.raises(ConfigurationError, match="max_iterations is 0"):
+        made(tmp_path, max_iterations=0)

@@ -560,6 +560,15 @@ def test_feedback_goes_on_after_a_restart(lives: Lives, monkeypatch: Any) -> Non
     assert body.contexts[0].feedback == ["Attempt 1 failed: UNKNOWN: no"]
 
 
+def test_a_stop_is_no_feedback(lives: Lives) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        execute(lives.executor(), Body(NO, KeyboardInterrupt()))
+    lives.restart()
+    body = Body("yes")
+    execute(lives.executor(), body)
+    assert body.contexts[0].feedback == ["Attempt 1 failed: UNKNOWN: no"]
+
+
 class Unshowable(Exception):  # noqa: N818 - it is odd in every way
     def __str__(self) -> str:
         raise RuntimeError("I will not")

@@ -110,7 +110,7 @@ def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(lives: 
         return "late"
 
     executor = lives.executor()
-    result = execute(executor.options(timeout=0.05), slow)
+    result = execute(executor.options(timeout=0.3), slow)
     assert (result.final_output, calls) == ("in time", [1, 2])
     assert result.attempts[0].error_type == "TimeoutError"
     release.set()
@@ -126,22 +126,22 @@ def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(lives: 
 
 def test_a_heartbeat_moves_the_deadline(either: PersonaExecutor) -> None:
     async def slow() -> str:
-        for _ in range(6):
-            await asyncio.sleep(0.03)
+        for _ in range(5):
+            await asyncio.sleep(0.15)
             current().heartbeat()
         return "done"
 
-    assert execute(either.options(timeout=0.1), slow).final_output == "done"
+    assert execute(either.options(timeout=0.5), slow).final_output == "done"
 
 
 def test_a_heartbeat_from_a_thread_moves_the_deadline(either: PersonaExecutor) -> None:
     def slow() -> str:
-        for _ in range(6):
-            time.sleep(0.03)
+        for _ in range(5):
+            time.sleep(0.15)
             current().heartbeat()
         return "done"
 
-    assert execute(either.options(timeout=0.1), slow).final_output == "done"
+    assert execute(either.options(timeout=0.5), slow).final_output == "done"
 
 
 _HANGS = """
@@ -404,6 +404,15 @@ def test_an_ambiguous_step_can_ask_a_person(mortal: Lives) -> None:
     assert execute(executor, Body("not called")).final_output == {"answer": 42}
 
 
+def test_the_time_since_an_attempt_that_died_counts(mortal: Lives) -> None:
+    die_in(mortal)
+    mortal.clock.advance(100)
+    body = Body(NO)
+    error = failed(mortal.executor().options(max_elapsed_seconds=50), body)
+    assert body.count == 1
+    assert "the limit is 50 s" in error.context["reason"]
+
+
 def test_a_step_that_ended_politely_is_not_ambiguous(lives: Lives) -> None:
     executor = lives.executor().options(on_ambiguous="fail")
     with pytest.raises(KeyboardInterrupt):
@@ -516,7 +525,6 @@ def goes_on(lives: Lives, step: Any, *, fails: bool) -> None:
         assert body.count == int(not was_kept)
 
 
-@pytest.mark.xfail(reason="a second cancellation does not wait for the write", strict=True)
 def test_two_cancellations_leave_no_attempt_open_either(tmp_path: Path) -> None:
     def cancel_twice(running: asyncio.Task[Any]) -> None:
         running.cancel()

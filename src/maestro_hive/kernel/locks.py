@@ -118,7 +118,9 @@ class FileLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        _open_locks.discard(self)
+        forget = getattr(_open_locks, "discard", None)  # gone before us when the interpreter ends
+        if forget is not None:
+            forget(self)
 
 
 class SharedLock:

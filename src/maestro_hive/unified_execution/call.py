@@ -8,6 +8,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.kernel.errors import EncodeError
 from maestro_hive.unified_execution import retry_policy
 from maestro_hive.unified_execution.attempt import StepContext, run_attempt
 from maestro_hive.unified_execution.config import ErrorCategory, ExecutionConfig, RecoveryStrategy
@@ -61,7 +62,7 @@ class Terms:
     latest: Latest
     #: Counts tokens and money, and raises if there is no more of them.
     spend: Callable[[DurableStep | TransientStep, int, int, float], None]
-    #: Raises if there is nothing left to spend.
+    #: Raises if more was spent than there was.
     check_budget: Callable[[], None]
 
 
@@ -158,7 +159,9 @@ class Call:
     async def _failed(self, error: Exception) -> ExecutionResult | None:
         """Record a failure; raise if there is no point in another attempt."""
         if _passes_through(error):
-            await self.step.fail(self._refusal(error))
+            # A result that cannot be kept was paid for: that counts, or each start would pay again.
+            counts = isinstance(error, EncodeError)
+            await self.step.fail(self._refusal(error, counts=counts))
             self._show(_status_of(error))
             raise error
         try:
@@ -201,7 +204,9 @@ class Call:
             wanted=wanted,
             asked=retry_policy.retry_after(error, self.terms.clock.now()),
             delay=delay,
-            final=is_unrecoverable(error) or strategy is RecoveryStrategy.ESCALATE,
+            final=isinstance(error, UnrecoverableError)
+            or is_unrecoverable(error)
+            or strategy is RecoveryStrategy.ESCALATE,
         )
 
     @property
@@ -220,8 +225,8 @@ class Call:
             bound = inspect.signature(self.task).bind_partial(*self.args, **self.kwargs)
         except (TypeError, ValueError):  # it takes no such arguments, or does not say which
             return self.kwargs
-        named = dict(bound.arguments)
-        return {**named, **self.kwargs}
+        bound.apply_defaults()
+        return {**bound.arguments, **self.kwargs}
 
     async def _heal(self, facts: dict[str, Any]) -> Healing:
         level1, healer = self.terms.config.level1, self.terms.healer
@@ -231,13 +236,13 @@ class Call:
             return _NOT_HEALED
         return await heal(healer, self.report(facts, recoverable=True))
 
-    def _refusal(self, error: BaseException) -> Failure:
-        """Return what is recorded of an attempt that ended for no fault of the task."""
+    def _refusal(self, error: BaseException, *, counts: bool = False) -> Failure:
+        """Return what is recorded of an attempt after which the error itself goes on its way."""
         return Failure(
             status=_status_of(error),
-            counts=False,
+            counts=counts,
             error=error_facts(error),
-            reason="not a failure of the task",
+            reason="it is not retried",
             wait=None,
             final=False,
         )
@@ -322,7 +327,7 @@ def make_result(
     """Return the result of a step, as its attempts tell it."""
     seconds = 0.0
     if attempts and attempts[-1].ended_at is not None:
-        seconds = (attempts[-1].ended_at - attempts[0].started_at).total_seconds()
+        seconds = max(0.0, (attempts[-1].ended_at - attempts[0].started_at).total_seconds())
     return ExecutionResult(
         execution_id=step.run_id or f"exec_{secrets.token_hex(8)}",
         task_name=name,

@@ -32,6 +32,7 @@ class DurableStep:
         self._round = round_number
         self._clock: Clock = run.store.clock
         self._began: Wait | None = None
+        self._before = 0.0
 
     # --- what is known ---
 
@@ -60,16 +61,22 @@ class DurableStep:
     def feedback(self) -> list[str]:
         """Return what went wrong before, a sentence for each attempt."""
         state = self.state
-        if state is None or not state.failures:
+        if state is None:
             return []
-        return [_sentence(entry) for entry in state.log if entry.kind == EntryKind.ATTEMPT_FAILED]
+        if not state.failures:  # what somebody asked to be tried again failed in some way
+            return [_sentence(state.last_failure)] if state.last_failure else []
+        return [
+            _sentence(entry)
+            for entry in state.log
+            if entry.kind == EntryKind.ATTEMPT_FAILED and facts_of(entry).get("counts", True)
+        ]
 
     def elapsed(self) -> float:
         """Return the seconds since its first attempt began, those before a restart included."""
         before = self._last_failure().get("clock")
         if before is not None:
             return float(before["elapsed"]) + Wait.from_facts(before).elapsed(self._clock)
-        return self._began.elapsed(self._clock) if self._began else 0.0
+        return self._before + self._began.elapsed(self._clock) if self._began else 0.0
 
     def _last_failure(self) -> Any:
         """Return the facts of the last failure since it was begun, or begun anew."""
@@ -110,6 +117,9 @@ class DurableStep:
         number = self._run.new_step_number() if state is None else state.number
         if self._began is None:
             self._began = Wait.begin(self._clock, 0.0)
+            if state is not None and state.log:  # another process began it
+                since = self._clock.now() - from_micros(state.log[0].at)
+                self._before = max(0.0, since.total_seconds())
         await self._run.record(
             NewEntry(
                 EntryKind.ATTEMPT_BEGUN,

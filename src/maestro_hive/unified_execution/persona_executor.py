@@ -58,7 +58,7 @@ __all__ = [
 
 
 #: The steps that this task is inside of.
-_inside: ContextVar[frozenset[bytes]] = ContextVar("steps_inside", default=frozenset())
+_inside: ContextVar[frozenset[tuple[str, bytes]]] = ContextVar("steps_inside", default=frozenset())
 
 
 class PersonaExecutor:
@@ -243,7 +243,7 @@ class PersonaExecutor:
     async def _execute_once(self, run: HeldRun, plan: Plan, call: Call) -> ExecutionResult:
         """Execute a step, unless this process does so already: then wait, and take its result."""
         while not run.enter(plan.identity):
-            if plan.identity in _inside.get():
+            if (run.run_id, plan.identity) in _inside.get():
                 raise ConfigurationError(
                     f"{call.name!r} executes itself, with the same input, and would wait for ever"
                 )
@@ -254,7 +254,7 @@ class PersonaExecutor:
             found = self._find(call.step, call.name)
             if found is not None:
                 return found
-        token = _inside.set(_inside.get() | {plan.identity})
+        token = _inside.set(_inside.get() | {(run.run_id, plan.identity)})
         try:
             return await self._start(call)
         finally:
@@ -280,7 +280,8 @@ class PersonaExecutor:
             return
         tool = getattr(call.task, "__name__", call.name)
         agent = AgentContext(agent_id=self.persona_id, role=self.persona_role)
-        self._terms.latest.status = ExecutionStatus.FAILED  # unless it is allowed
+        latest = self._terms.latest
+        latest.status, latest.attempts = ExecutionStatus.FAILED, []  # unless it is allowed
         enforce(self.enforcer, agent, tool, call.arguments(), self.audit_log_path, self._clock)
 
     # --- tokens ---

@@ -18,13 +18,13 @@ class ExecutionStatus(StrEnum):
     PENDING = "pending"
     #: Under way.
     RUNNING = "running"
-    #: Done at the first attempt.
+    #: Done.
     SUCCESS = "success"
     #: Given up.
     FAILED = "failed"
     #: Failed, and will be tried again.
     RETRYING = "retrying"
-    #: Done, after at least one attempt that failed.
+    #: Done, after something was mended between its attempts.
     RECOVERED = "recovered"
     #: Given up by both levels; a person must look.
     HELP_NEEDED = "help_needed"
@@ -61,7 +61,9 @@ class ExecutionAttempt:
     @property
     def duration_seconds(self) -> float:
         """How long it took; 0 while it is under way."""
-        return (self.ended_at - self.started_at).total_seconds() if self.ended_at else 0.0
+        if self.ended_at is None:
+            return 0.0
+        return max(0.0, (self.ended_at - self.started_at).total_seconds())  # clocks are set back
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data; the output as it is."""

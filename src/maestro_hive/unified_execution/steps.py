@@ -141,7 +141,10 @@ def is_unrecoverable(error: BaseException) -> bool:
     """Tell whether a task says that another attempt is pointless; one of a group says it too."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_unrecoverable(part) for part in error.exceptions)
-    return isinstance(error, UnrecoverableError)
+    if not isinstance(error, UnrecoverableError):
+        return False
+    # An executor inside the task that has used up its attempts gets new ones in the next round.
+    return error.failure_report is None or not error.failure_report.recoverable
 
 
 def _own_frames(error: BaseException) -> TracebackType | None:

@@ -29,7 +29,9 @@ class EntryKind(IntEnum):
 
     #: An attempt at a step begins; identity: the step's; facts: name, persona; value: the input.
     ATTEMPT_BEGUN = 1
-    #: An attempt failed or was stopped; facts: status, error, round, wait, …
+    #: An attempt failed or was stopped; facts: status, error (type, message, category, traceback,
+    #: recoverable), reason, round, clock (when, and seconds since the first began), and where they
+    #: are so: counts (false: no failure of the task), final, wait, healed, healing_error.
     ATTEMPT_FAILED = 2
     #: An attempt succeeded, and its step is finished; value: the result.
     STEP_KEPT = 3

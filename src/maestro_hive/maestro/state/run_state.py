@@ -54,6 +54,8 @@ class StepState:
     number: int
     identity: bytes | None
     begun: Entry
+    name: str = ""
+    persona: str = ""
     starts: int = 0
     failures: int = 0
     stops: int = 0
@@ -119,6 +121,12 @@ class RunState:
     steps: dict[int, StepState] = field(default_factory=dict)
     last_step: int = 0
     by_identity: dict[bytes, StepState] = field(default_factory=dict)
+    #: How many steps of each name are not finished.
+    unfinished: dict[str, int] = field(default_factory=dict)
+    #: How often each persona's steps were begun again.
+    restarts: dict[str, int] = field(default_factory=dict)
+    #: The step that each persona was last busy with.
+    latest: dict[str, StepState] = field(default_factory=dict)
     memories: dict[str, Entry] = field(default_factory=dict)
     histories: dict[str, list[Entry]] = field(default_factory=dict)
     #: Tokens and money by persona.
@@ -195,14 +203,25 @@ def fold(entries: list[Entry], load: Callable[[Entry], bytes | None]) -> RunStat
 def _begun(state: RunState, entry: Entry) -> None:
     step = state.steps.get(entry.step)
     if step is None:
-        step = state.steps[entry.step] = StepState(entry.step, entry.identity, entry)
-        state.last_step = max(state.last_step, entry.step)
-        if entry.identity is not None:
-            state.by_identity[entry.identity] = step
+        step = _new_step(state, entry)
+    else:
+        state.restarts[step.persona] = state.restarts.get(step.persona, 0) + 1
     step.starts += 1
     step.open_attempt = step.last_attempt = entry.attempt
     step.seq = entry.seq
     step.log.append(entry)
+    state.latest[step.persona] = step
+
+
+def _new_step(state: RunState, entry: Entry) -> StepState:
+    facts = facts_of(entry)
+    name, persona = str(facts.get("name", "")), str(facts.get("persona", ""))
+    step = state.steps[entry.step] = StepState(entry.step, entry.identity, entry, name, persona)
+    state.last_step = max(state.last_step, entry.step)
+    state.unfinished[name] = state.unfinished.get(name, 0) + 1
+    if entry.identity is not None:
+        state.by_identity[entry.identity] = step
+    return step
 
 
 def _failed(state: RunState, entry: Entry) -> None:
@@ -216,19 +235,24 @@ def _failed(state: RunState, entry: Entry) -> None:
     step.open_attempt = 0
     step.seq = entry.seq
     step.log.append(entry)
+    state.latest[step.persona] = step
 
 
 def _kept(state: RunState, entry: Entry) -> None:
     step = state.steps[entry.step]
+    if step.kept is None:
+        state.unfinished[step.name] -= 1
     step.open_attempt = 0
     step.kept = entry
     step.seq = entry.seq
+    state.latest[step.persona] = step
 
 
 def _progressed(state: RunState, entry: Entry) -> None:
     step = state.steps[entry.step]
     step.progress = entry
     step.seq = entry.seq
+    state.latest[step.persona] = step
 
 
 def _remembered(state: RunState, entry: Entry) -> None:
@@ -249,6 +273,7 @@ def _spent(state: RunState, entry: Entry) -> None:
     if step is not None:
         step.tokens = step.tokens or {}
         step.tokens[entry.attempt] = step.tokens.get(entry.attempt, 0) + more
+        step.seq = entry.seq
 
 
 def _persona(entry: Entry) -> str:
@@ -273,14 +298,22 @@ def _retried(state: RunState, entry: Entry) -> None:
     forget = bool(facts_of(entry).get("forget"))
     if entry.identity is None:
         for step in state.steps.values():
-            step.start_over(forget=forget)
+            _start_over(state, step, entry, forget=forget)
         state.rounds.clear()
         state.escalated.clear()
         return
     if entry.identity in state.by_identity:
-        state.by_identity[entry.identity].start_over(forget=forget)
+        _start_over(state, state.by_identity[entry.identity], entry, forget=forget)
     state.rounds.pop(entry.identity, None)
     state.escalated.pop(entry.identity, None)
+
+
+def _start_over(state: RunState, step: StepState, entry: Entry, *, forget: bool) -> None:
+    was_kept = step.kept is not None
+    step.start_over(forget=forget)
+    step.seq = entry.seq
+    if was_kept and step.kept is None:
+        state.unfinished[step.name] += 1
 
 
 _HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {

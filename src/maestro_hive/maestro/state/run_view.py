@@ -21,15 +21,34 @@ if TYPE_CHECKING:
     Load = Callable[[Entry], bytes | None]
 
 
-def show_run(state: RunState, run_id: str, load: Load) -> dict[str, Any]:
-    """Return a run as plain data, with its steps; what listings and views show."""
+StepViews = dict[int, tuple[int, dict[str, Any]]]
+
+
+def show_run(
+    state: RunState, run_id: str, load: Load, known: StepViews | None = None
+) -> dict[str, Any]:
+    """Return a run as plain data, with its steps; what listings and views show.
+
+    Steps that have not changed since they were put into ``known`` are taken from there.
+    """
     return {
         "workflow_id": run_id,
         **show_fields(state, load),
         "created_at": from_micros(state.created_at).isoformat(),
         "updated_at": from_micros(state.updated_at).isoformat(),
-        "steps": [_show_step(step, load) for step in state.steps.values()],
+        "steps": [
+            _show_step(step, load) if known is None else _known_step(step, load, known)
+            for step in state.steps.values()
+        ],
     }
+
+
+def _known_step(step: StepState, load: Load, known: StepViews) -> dict[str, Any]:
+    seq, shown = known.get(step.number, (-1, {}))
+    if seq != step.seq:
+        shown = _show_step(step, load)
+        known[step.number] = (step.seq, shown)
+    return shown
 
 
 def show_fields(state: RunState, load: Load) -> dict[str, Any]:
@@ -42,11 +61,11 @@ def show_fields(state: RunState, load: Load) -> dict[str, Any]:
         *(name for name in waiting if name not in state.pending and name not in state.completed),
     ]
     retries = fields["retry_counts"]
-    for persona, more in _retries_of(state).items():
+    for persona, more in state.restarts.items():
         retries[persona] = retries.get(persona, 0) + more
     for persona, shown in show_personas(state, load).items():
         set_by_hand = fields["persona_states"].get(persona, {})
-        newer = state.persona_seqs.get(persona, 0) > _last_seq(state, persona)
+        newer = state.persona_seqs.get(persona, 0) > state.latest[persona].seq
         fields["persona_states"][persona] = (
             {**shown, **set_by_hand} if newer else {**set_by_hand, **shown}
         )
@@ -71,7 +90,7 @@ def without_what_steps_say(state: RunState, changes: dict[str, Any]) -> dict[str
             if name not in waiting or name in state.pending
         ]
     if "retry_counts" in changes:
-        told = _retries_of(state)
+        told = state.restarts
         changes["retry_counts"] = {
             persona: count - told.get(persona, 0)
             for persona, count in changes["retry_counts"].items()
@@ -81,7 +100,7 @@ def without_what_steps_say(state: RunState, changes: dict[str, Any]) -> dict[str
 
 def retry_count(state: RunState, persona: str) -> int:
     """Return how often a persona was tried again."""
-    return state.retry_counts.get(persona, 0) + _retries_of(state).get(persona, 0)
+    return state.retry_counts.get(persona, 0) + state.restarts.get(persona, 0)
 
 
 def show_persona(state: RunState, persona: str, load: Load) -> dict[str, Any]:
@@ -94,32 +113,17 @@ def show_persona(state: RunState, persona: str, load: Load) -> dict[str, Any]:
 
 def _tasks_of(state: RunState) -> tuple[dict[str, None], dict[str, None]]:
     """Return the names whose steps are all done, and those with a step that is not."""
-    done: dict[str, None] = {}
-    waiting: dict[str, None] = {}
-    for step in state.steps.values():
-        name = facts_of(step.begun).get("name")
-        if isinstance(name, str):
-            (waiting if step.kept is None else done)[name] = None
-    return {name: None for name in done if name not in waiting}, waiting
-
-
-def _retries_of(state: RunState) -> dict[str, int]:
-    retries: dict[str, int] = {}
-    for step in state.steps.values():
-        persona = facts_of(step.begun).get("persona")
-        if isinstance(persona, str) and step.last_attempt > 1:
-            retries[persona] = retries.get(persona, 0) + step.last_attempt - 1
-    return retries
+    done = {name: None for name, count in state.unfinished.items() if name and not count}
+    return done, {name: None for name, count in state.unfinished.items() if name and count}
 
 
 def show_personas(state: RunState, load: Load) -> dict[str, dict[str, Any]]:
     """Return what the personas of a run's steps show of themselves."""
-    latest: dict[str, StepState] = {}
-    for step in state.steps.values():
-        persona = facts_of(step.begun).get("persona")
-        if isinstance(persona, str) and (persona not in latest or latest[persona].seq < step.seq):
-            latest[persona] = step
-    return {persona: _show_persona(state, persona, step, load) for persona, step in latest.items()}
+    return {
+        persona: _show_persona(state, persona, step, load)
+        for persona, step in state.latest.items()
+        if persona
+    }
 
 
 def _show_persona(state: RunState, persona: str, step: StepState, load: Load) -> dict[str, Any]:
@@ -134,13 +138,6 @@ def _show_persona(state: RunState, persona: str, step: StepState, load: Load) ->
         "memory": _value(state.memories.get(persona), load) or {},
         "history": [_value(entry, load) for entry in state.histories.get(persona, [])],
     }
-
-
-def _last_seq(state: RunState, persona: str) -> int:
-    mine = (
-        step.seq for step in state.steps.values() if facts_of(step.begun).get("persona") == persona
-    )
-    return max(mine, default=0)
 
 
 def _last_entry(step: StepState) -> Entry:

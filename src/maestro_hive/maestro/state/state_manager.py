@@ -6,7 +6,6 @@ Two namespaces are windows, not shelves: ``workflows`` shows the runs in the jou
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import threading
@@ -19,9 +18,8 @@ from maestro_hive.kernel.events import Hooks
 from maestro_hive.maestro.state import codec, documents
 from maestro_hive.maestro.state.memory_store import MemoryStore
 from maestro_hive.maestro.state.opened import borrow_memory_store, borrow_store, return_store
-from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended, to_micros
-from maestro_hive.maestro.state.run_state import RunState, fold
-from maestro_hive.maestro.state.run_view import show_run
+from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended
+from maestro_hive.maestro.state.run_watch import RunWatch
 from maestro_hive.maestro.state.shelves import BREAKERS, BUDGETS, ESCALATIONS
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
 from maestro_hive.maestro.state.state_changes import StateChange, Subscription
@@ -105,13 +103,12 @@ class StateManager(metaclass=_OnePerFolder):
         self._subscriptions: dict[str, Callable[[], None]] = {}
         self._numbers = itertools.count(1)
         self._checkpoints: dict[str, bytes] = {}
-        self._views: dict[str, tuple[int, RunState]] = {}
-        self._views_mutex = threading.Lock()
         self._is_shut = False
         self._attach(MemoryStore() if self._folder is None else borrow_memory_store(self._folder))
 
     def _attach(self, store: Store) -> None:
         self._store = store
+        self._runs = RunWatch(store)
         self._detach = store.news.add(self._on_news)
 
     def persist(self) -> None:
@@ -144,7 +141,7 @@ class StateManager(metaclass=_OnePerFolder):
         _check_text("key", key)
         _check_text("namespace", namespace)
         if namespace == WORKFLOWS:
-            view = self._view(key)
+            view = self._runs.view(key)
             return default if view is None else view
         document = self._store.document(namespace, key)
         return default if document is None else codec.decode(document.value, f"{namespace}/{key}")
@@ -236,7 +233,10 @@ class StateManager(metaclass=_OnePerFolder):
         key_pattern: str = "*",
         namespace: str = "*",
     ) -> str:
-        """Have ``callback`` called for changes made in this process; patterns are shell-style."""
+        """Have ``callback`` called for changes made in this process; patterns are shell-style.
+
+        What it is given of a run is shared with later calls: read it, and change nothing in it.
+        """
         subscription_id = f"sub_{next(self._numbers)}"
         subscription = Subscription(callback, key_pattern, namespace)
         self._subscriptions[subscription_id] = self._hooks.add(subscription)
@@ -259,8 +259,7 @@ class StateManager(metaclass=_OnePerFolder):
             after = None if news.after is None else codec.decode(news.after)
             self._tell(news.key, news.namespace, before, after)
         elif isinstance(news, EntriesAppended):
-            before = self._view_before(news)
-            self._tell(news.run_id, WORKFLOWS, before, self.get_state(news.run_id, WORKFLOWS))
+            self._tell(news.run_id, WORKFLOWS, *self._runs.change(news))
 
     def _tell(self, key: str, namespace: str, before: object, after: object) -> None:
         kind = "create" if before is None else "delete" if after is None else "update"
@@ -348,33 +347,6 @@ class StateManager(metaclass=_OnePerFolder):
             )
         _check_text("key", key)
         _check_text("namespace", namespace)
-
-    def _view(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run as its entries make it, reading only those that are new."""
-        record = self._store.run(run_id)
-        if record is None:
-            return None
-        with self._views_mutex:
-            number, state = self._views.get(run_id, (0, RunState()))
-            if number != record.id:  # purged, and begun anew under the same name
-                state = RunState(created_at=to_micros(record.created_at))
-            for entry in self._store.entries(record.id, after=state.seq):
-                state.add(entry, self._store.load)
-            self._views[run_id] = (record.id, state)
-            return copy.deepcopy(show_run(state, run_id, self._store.load))
-
-    def _view_before(self, news: EntriesAppended) -> dict[str, Any] | None:
-        """Return a run as it was before these entries."""
-        if news.first == 1:
-            return None
-        with self._views_mutex:
-            known = self._views.get(news.run_id)
-            if known and known[1].seq == news.first - 1:
-                return copy.deepcopy(show_run(known[1], news.run_id, self._store.load))
-        record = self._store.run(news.run_id)
-        entries = self._store.entries(record.id) if record else []
-        earlier = fold(entries[: news.first - 1], self._store.load)
-        return show_run(earlier, news.run_id, self._store.load)
 
 
 os.register_at_fork(after_in_child=StateManager.start_anew)
