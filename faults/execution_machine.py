@@ -8,7 +8,6 @@ the files as they were at the moment of death.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from functools import partial
@@ -19,15 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from faults.execution_model import DELAYS, MAX_ATTEMPTS, MAX_INTERRUPTIONS, TINY, RunModel
-from maestro_hive.kernel.clock import ManualClock
+from faults.watch import DeadError, Watch
 from maestro_hive.kernel.errors import StorageError
-from maestro_hive.maestro.state import opened
-from maestro_hive.maestro.state.memory_store import MemoryStore
 from maestro_hive.maestro.state.run_state import facts_of
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
 from maestro_hive.unified_execution import held_run, state_persistence
 from maestro_hive.unified_execution.attempt import current, round_number
-from maestro_hive.unified_execution.config import ExecutionConfig, Level1Config, StateConfig
+from maestro_hive.unified_execution.config import ExecutionConfig, Level1Config
 from maestro_hive.unified_execution.exceptions import UnrecoverableError
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
@@ -47,37 +43,6 @@ _ACTS = st.lists(
 )
 _ROUNDS = st.sampled_from([1, 1, 1, 2])
 _HARMLESS = st.lists(st.sampled_from(["ok", "fail"]), min_size=1, max_size=4)
-
-
-class DeadError(Exception):
-    """What a body raises after its process has died: nobody is there to hear it."""
-
-
-class Watch(ManualClock):
-    """A manual clock that knows the true time, and in whose sleep a process can die."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.true = 0.0
-        self.die_in_sleep: list[Any] = []
-
-    def sleep_machine(self, seconds: float) -> None:
-        """Let time pass."""
-        super().sleep_machine(seconds)
-        self.true += seconds
-
-    def reboot(self, seconds: float = 60.0) -> None:
-        """Start the machine again."""
-        super().reboot(seconds)
-        self.true += seconds
-
-    async def sleep(self, seconds: float) -> None:
-        """Let time pass, or half of it and die."""
-        if self.die_in_sleep:
-            self.advance(seconds / 2)
-            self.die_in_sleep.pop()()
-            raise DeadError
-        await super().sleep(seconds)
 
 
 class ExecutionMachine(RuleBasedStateMachine):
@@ -406,7 +371,7 @@ class ExecutionMachine(RuleBasedStateMachine):
         )
         for step in model.values():
             assert max(step.by_round.values(), default=0) <= MAX_ATTEMPTS
-            rounds = max(1, len(step.by_round))
+            rounds = max(1, len(step.rounds))
             ended = step.starts - step.stops - step.open
             assert ended <= MAX_ATTEMPTS * rounds + MAX_INTERRUPTIONS
 
@@ -420,50 +385,3 @@ class ExecutionMachine(RuleBasedStateMachine):
 
     def forget_store(self) -> None:
         """Let go of what is left."""
-
-
-class MemoryExecutionMachine(ExecutionMachine):
-    """The machine over stores in memory that share their data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._root = MemoryStore(clock=self.clock)
-
-    def open_store(self) -> ExecutionConfig:
-        """Share the data once more."""
-        if self.top not in opened._in_memory:  # noqa: SLF001 - where a process finds its store
-            store = MemoryStore(clock=self.clock, shared_with=self._root)
-            opened._in_memory[self.top] = store  # noqa: SLF001
-        state = StateConfig(state_dir=str(self.top), enable_persistence=False)
-        return ExecutionConfig(state=state)
-
-    def kill_store(self) -> None:
-        """Vanish."""
-        opened._in_memory.pop(self.top).abandon()  # noqa: SLF001
-
-    def forget_store(self) -> None:
-        """Let go of what is left."""
-        opened._in_memory.pop(self.top, None)  # noqa: SLF001
-
-
-class FolderExecutionMachine(ExecutionMachine):
-    """The machine over a journal in a folder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._folder = (self.top / "0").resolve()
-
-    def open_store(self) -> ExecutionConfig:
-        """Open the folder, with the clock that is moved by hand."""
-        if self._folder not in opened._loans:  # noqa: SLF001 - where a process finds its store
-            store = SqliteStore(self._folder, clock=self.clock)
-            opened._loans[self._folder] = opened._Loan(store, os.getpid(), users=0)  # noqa: SLF001
-        return ExecutionConfig(state=StateConfig(state_dir=str(self._folder)))
-
-    def kill_store(self) -> None:
-        """Copy the folder as it is, and let the old one go."""
-        store, old = opened._loans.pop(self._folder).store, self._folder  # noqa: SLF001
-        self._folder = old.with_name(str(int(old.name) + 1))
-        shutil.copytree(old, self._folder, ignore=shutil.ignore_patterns("*-shm"))
-        store.close()
-        shutil.rmtree(old, ignore_errors=True)

@@ -24,6 +24,8 @@ class StepModel:
     starts: int = 0
     #: Failures by round of level 2: each has its own set of attempts.
     by_round: dict[int, int] = field(default_factory=dict)
+    #: The rounds it was begun in.
+    rounds: set[int] = field(default_factory=set)
     stops: int = 0
     interruptions: int = 0
     last_attempt: int = 0
@@ -82,6 +84,7 @@ class StepModel:
         assert verdict == "called", f"called, but it is {verdict}"
         self.interruptions += self.open
         self.starts += 1
+        self.rounds.add(number)
         self.last_attempt += 1
         self.open = True
         self.due = None
@@ -117,7 +120,7 @@ class StepModel:
         if not self.begun or (self.kept and not forget):
             return
         self.starts = self.stops = self.interruptions = 0
-        self.by_round = {}
+        self.by_round, self.rounds = {}, set()
         self.open = False
         self.due = self.final = None
         if forget:

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from faults.execution_machine import (
-    ExecutionMachine,
-    FolderExecutionMachine,
-    MemoryExecutionMachine,
-)
+from faults.execution_stores import FolderExecutionMachine, MemoryExecutionMachine
 from faults.machine import FolderMachine, MemoryMachine, StoreMachine
 from faults.registry import Outcome, Plan, row
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from faults.execution_machine import ExecutionMachine
 
 
 @row(13, "the model holds", "≥ 2,000 x 50 steps")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults.scene import RUN
-from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import RunHeldError
 from maestro_hive.kernel.signals import stop_politely
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
@@ -109,8 +108,8 @@ async def _until_stopped(scene: Scene, steps: Callable[[PersonaExecutor], Awaita
 
 def clocks_here() -> dict[str, Any]:
     """Return what this process sees of the time."""
-    clock = SystemClock()
-    return {"wall": time.time(), "boot": clock.boot_seconds(), "boot_id": _boot_id()}
+    boot = time.clock_gettime(time.CLOCK_BOOTTIME)  # the raw one, not our reading of it
+    return {"wall": time.time(), "boot": boot, "boot_id": _boot_id()}
 
 
 def _boot_id() -> str:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING
+
+import pytest
 
 from faults.manual_clocks import JumpyClock, move_clocks
 from faults.registry import Outcome, Plan
-from maestro_hive.kernel.clock import ManualClock
-from maestro_hive.maestro.state.memory_store import MemoryStore
-from maestro_hive.unified_execution.breaker import CircuitBreaker
-from maestro_hive.unified_execution.waits import Wait
+from maestro_hive.kernel.clock import SystemClock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
-SECONDS, A_DAY = 10.0, 86_400.0
-
-
-class NamespaceClock(ManualClock):
-    """A clock since boot that counts from elsewhere, in the same boot: a time namespace."""
-
-    def __init__(self, ahead: float) -> None:
-        super().__init__()
-        self._boot_seconds += ahead
-        self._awake_seconds += ahead
+A_DAY = "86400"
+READ_CLOCKS = """
+from maestro_hive.kernel.clock import SystemClock
+clock = SystemClock()
+print([clock.boot_seconds(), clock.awake_seconds()])
+"""
 
 
 def test_waits_end_in_time_on_clocks_that_jump(
@@ -38,33 +33,6 @@ def test_waits_end_in_time_on_clocks_that_jump(
     assert outcome.failures == []
 
 
-def test_a_wait_out_of_a_namespace_that_is_ahead_is_no_longer_than_whole() -> None:
-    facts = Wait.begin(NamespaceClock(A_DAY), SECONDS).to_facts()
-    clock = NamespaceClock(0.0)
-    asyncio.run(asyncio.wait_for(waited_out(facts, clock), 5))
-    assert sum(clock.slept) <= SECONDS
-
-
-async def waited_out(facts: dict[str, object], clock: ManualClock) -> None:
-    """Wait, and give somebody the chance to break it off."""
-    waiting = asyncio.ensure_future(Wait.from_facts(facts).over(clock))
-    for _ in range(1000):
-        await asyncio.sleep(0)
-        if waiting.done():
-            break
-    assert waiting.done() or not waiting.cancel(), f"it still waits after {sum(clock.slept)} s"
-
-
-def test_a_cooldown_out_of_a_namespace_that_is_ahead_is_no_longer_than_whole() -> None:
-    root = MemoryStore(clock=NamespaceClock(A_DAY))
-    CircuitBreaker(1, SECONDS, name="b", store=root).record_failure()
-    clock = NamespaceClock(0.0)
-    breaker = CircuitBreaker(1, SECONDS, name="b", store=MemoryStore(clock=clock, shared_with=root))
-    assert breaker.is_open()
-    clock.advance(SECONDS)
-    assert not breaker.is_open()
-
-
 def test_the_sample_really_moves_its_clock() -> None:
     clock = JumpyClock(random.Random(1))
     before = clock.now()
@@ -72,3 +40,20 @@ def test_the_sample_really_moves_its_clock() -> None:
         clock.disturb()
     assert clock.now() != before
     assert clock.true == 0
+
+
+def test_clocks_since_boot_are_the_same_in_every_time_namespace() -> None:
+    words = ["unshare", "-T", "--boottime", A_DAY, "--monotonic", A_DAY]
+    try:
+        allowed = subprocess.run([*words, "true"], capture_output=True, check=False).returncode
+    except FileNotFoundError:
+        allowed = 1
+    if allowed != 0:
+        pytest.skip("only root on Linux can make a time namespace")
+    read = subprocess.run(
+        [*words, sys.executable, "-c", READ_CLOCKS], capture_output=True, text=True, check=True
+    )
+    clock = SystemClock()
+    assert json.loads(read.stdout) == pytest.approx(
+        [clock.boot_seconds(), clock.awake_seconds()], abs=60
+    )

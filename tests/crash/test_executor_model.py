@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from faults.execution_machine import (
-    ExecutionMachine,
-    FolderExecutionMachine,
-    MemoryExecutionMachine,
-)
+from faults.execution_stores import FolderExecutionMachine, MemoryExecutionMachine
 from faults.model import run_machine
+
+if TYPE_CHECKING:
+    from faults.execution_machine import ExecutionMachine
 
 EXAMPLES = {MemoryExecutionMachine: 25, FolderExecutionMachine: 5}
 

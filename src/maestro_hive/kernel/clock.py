@@ -43,11 +43,11 @@ class SystemClock:
 
     def boot_seconds(self) -> float:
         """Seconds since boot; where the system has no such clock, its monotonic one."""
-        return time.clock_gettime(_BOOT_CLOCK)
+        return time.clock_gettime(_BOOT_CLOCK) - _BOOT_OFFSET
 
     def awake_seconds(self) -> float:
         """Seconds awake since boot: a laptop that slept did not hang."""
-        return time.monotonic()
+        return time.monotonic() - _AWAKE_OFFSET
 
     def boot_id(self) -> str:
         """The kernel's random id of this boot, or the host's name where there is none."""
@@ -117,6 +117,25 @@ class ManualClock:
 
 
 _BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _namespace_offset(clock: str) -> float:
+    """Return how far a time namespace (a container's) has put a clock ahead of the machine's."""
+    try:
+        lines = Path("/proc/self/timens_offsets").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0.0  # a system without such namespaces
+    offsets = {
+        name: float(seconds) + float(nanos) / 1e9 for name, seconds, nanos in map(str.split, lines)
+    }
+    return offsets.get(clock, 0.0)
+
+
+# Read once: a process does not move between namespaces.
+_AWAKE_OFFSET = _namespace_offset("monotonic")
+_BOOT_OFFSET = (
+    _namespace_offset("boottime") if _BOOT_CLOCK != time.CLOCK_MONOTONIC else _AWAKE_OFFSET
+)
 
 
 @cache

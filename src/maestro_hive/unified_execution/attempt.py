@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import partial
-from types import FunctionType
+from types import CoroutineType, FunctionType, coroutine
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from maestro_hive.kernel.errors import ConfigurationError
@@ -22,7 +22,7 @@ from maestro_hive.unified_execution import settings
 from maestro_hive.unified_execution.exceptions import ExecutionException, RecoverableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Generator
 
 #: Which round of level 2 this is; level 1 gives each round its own set of attempts.
 round_number: ContextVar[int] = ContextVar("round_number", default=1)
@@ -43,6 +43,11 @@ def current() -> StepContext:
 
 class Notebook(Protocol):
     """Where a step's context writes what must not be lost; durable when a method returns."""
+
+    @property
+    def effect_key(self) -> str:
+        """What the step's effect is called."""
+        ...
 
     def save_progress(self, progress: dict[str, Any]) -> None:
         """Keep a step's half-done work."""
@@ -83,7 +88,6 @@ class StepContext:
         "_spend",
         "_timeout",
         "attempt",
-        "effect_key",
         "feedback",
         "persona_id",
         "run_id",
@@ -96,7 +100,6 @@ class StepContext:
         spend: Callable[[int, int, float], None],
         *,
         attempt: int,
-        effect_key: str,
         feedback: list[str],
         persona_id: str,
         task_name: str,
@@ -104,8 +107,6 @@ class StepContext:
     ) -> None:
         #: Which attempt this is, from 1; it goes on after a restart.
         self.attempt = attempt
-        #: The same for every attempt at this step: for the other side to notice a repetition.
-        self.effect_key = effect_key
         #: What failed before, a sentence for each attempt; made for a prompt.
         self.feedback = feedback
         self.persona_id = persona_id
@@ -120,6 +121,11 @@ class StepContext:
         self._deadline: asyncio.Timeout | None = None
         self._timeout: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def effect_key(self) -> str:
+        """The same for every attempt at this step: for the other side to notice a repetition."""
+        return self._notebook.effect_key
 
     # --- what it saved ---
 
@@ -304,28 +310,54 @@ async def run_attempt(
     keep the process from ending.
     """
     token = _current.set(context)
-    deadline = asyncio.timeout(seconds)
     try:
-        async with deadline:
-            context.begin(deadline, seconds)
-            result = await _run(task, args, kwargs)
-    except TimeoutError as error:
-        if not deadline.expired():
-            raise  # the task's own
-        raise _late(context, seconds) from error
+        work = task(*args, **kwargs) if _is_async(task) else _in_thread(task, args, kwargs)
+        if type(work) is not CoroutineType:
+            return await _in_time(context, seconds, work)
+        try:
+            first = work.send(None)
+        except StopIteration as done:
+            return done.value  # it never waited, so it cannot be late: most of a timer's cost saved
+        return await _in_time(context, seconds, _go_on(work, first))
     except asyncio.CancelledError as error:
         if _is_cancelled():
             raise
         raise RecoverableError(
             f"{context.task_name!r} waited for something that was cancelled"
         ) from error
-    else:
-        if deadline.expired():
-            raise _late(context, seconds)  # it would not be cancelled
-        return result
     finally:
         _current.reset(token)
         context.end()
+
+
+async def _in_time(context: StepContext, seconds: float, work: Awaitable[Any]) -> Any:
+    deadline = asyncio.timeout(seconds)
+    try:
+        async with deadline:
+            context.begin(deadline, seconds)
+            result = await work
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise  # the task's own
+        raise _late(context, seconds) from error
+    if deadline.expired():
+        raise _late(context, seconds)  # it would not be cancelled
+    return result
+
+
+@coroutine
+def _go_on(work: CoroutineType[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, Any]:
+    """Go on with a coroutine that was begun by hand, handing on what it waits for."""
+    try:
+        while True:
+            try:
+                answer = yield waits_for
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the coroutine gets it
+                waits_for = work.throw(error)
+            else:
+                waits_for = work.send(answer)
+    except StopIteration as done:
+        return done.value
 
 
 def _late(context: StepContext, seconds: float) -> TimeoutError:
@@ -338,9 +370,9 @@ def _is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-async def _run(task: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if _is_async(task):
-        return await task(*args, **kwargs)
+async def _in_thread(
+    task: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     call = partial(copy_context().run, task, *args, **kwargs)
     result = await asyncio.wrap_future(threads.run(call))
     return await result if inspect.isawaitable(result) else result

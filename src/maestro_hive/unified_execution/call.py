@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +129,6 @@ class Call:
             step,
             lambda attempt, tokens, usd: self.terms.spend(step, attempt, tokens, usd),
             attempt=step.attempt,
-            effect_key=step.effect_key,
             feedback=step.feedback(),
             persona_id=self.terms.persona_id,
             task_name=self.name,
@@ -329,7 +327,7 @@ def make_result(
     if attempts and attempts[-1].ended_at is not None:
         seconds = max(0.0, (attempts[-1].ended_at - attempts[0].started_at).total_seconds())
     return ExecutionResult(
-        execution_id=step.run_id or f"exec_{secrets.token_hex(8)}",
+        execution_id=step.run_id or step.effect_key,
         task_name=name,
         persona_id=persona_id,
         final_status=status,

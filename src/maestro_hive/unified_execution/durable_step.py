@@ -31,15 +31,18 @@ class DurableStep:
         self._persona = persona
         self._round = round_number
         self._clock: Clock = run.store.clock
-        self._began: Wait | None = None
+        self._began: float | None = None
         self._before = 0.0
+        self._known: StepState | None = None
 
     # --- what is known ---
 
     @property
     def state(self) -> StepState | None:
         """What the journal has of it."""
-        return self._run.state.by_identity.get(self._plan.identity)
+        if self._known is None:
+            self._known = self._run.state.by_identity.get(self._plan.identity)
+        return self._known
 
     @property
     def effect_key(self) -> str:
@@ -76,7 +79,9 @@ class DurableStep:
         before = self._last_failure().get("clock")
         if before is not None:
             return float(before["elapsed"]) + Wait.from_facts(before).elapsed(self._clock)
-        return self._before + self._began.elapsed(self._clock) if self._began else 0.0
+        if self._began is None:
+            return 0.0
+        return self._before + self._clock.boot_seconds() - self._began
 
     def _last_failure(self) -> Any:
         """Return the facts of the last failure since it was begun, or begun anew."""
@@ -116,7 +121,7 @@ class DurableStep:
         first = state is None
         number = self._run.new_step_number() if state is None else state.number
         if self._began is None:
-            self._began = Wait.begin(self._clock, 0.0)
+            self._began = self._clock.boot_seconds()
             if state is not None and state.log:  # another process began it
                 since = self._clock.now() - from_micros(state.log[0].at)
                 self._before = max(0.0, since.total_seconds())

@@ -48,6 +48,7 @@ class HeldRun:
         #: Steps that are being executed, and who waits for them, by identity.
         self._under_way: dict[bytes, list[Future[None]]] = {}
         self._last_step = 0
+        self._recorder: Recorder | None = None
 
     @property
     def closed(self) -> bool:
@@ -73,9 +74,12 @@ class HeldRun:
 
     async def record(self, entry: NewEntry, *, sync: bool, status: str | None = None) -> None:
         """Record an entry from an event loop, together with what others record just now."""
-        self.check_open()
-        entries = self._all((entry,))
-        recorder = recorder_for(self.store)
+        if self.users == 0:
+            self.check_open()
+        entries = self._all((entry,)) if self.fresh else (entry,)
+        recorder = self._recorder
+        if recorder is None or recorder.loop is not asyncio.get_running_loop():
+            recorder = self._recorder = recorder_for(self.store)
         try:
             seq = await recorder.append(self.hold, entries, status=status, sync=sync)
         except asyncio.CancelledError:
@@ -104,13 +108,18 @@ class HeldRun:
     def _take(self, entries: Iterable[NewEntry], seq: int) -> None:
         """Take an entry that was written into account without reading it again, if it can be."""
         with self.mutex:
-            if self.state.seq >= seq:
+            state = self.state
+            if state.seq >= seq:
                 return
-            match entries:
-                case (entry,) if self.state.seq == seq - 1 and _is_small(entry):
-                    self.state.add(_as_written(entry, seq), self.store.load)
-                case _:
-                    self.catch_up()
+            if state.seq == seq - 1:
+                (entry,) = entries
+                kind, step, attempt, facts, value, _, identity, at = entry
+                data, sha256 = (None, None) if value is None else value
+                if at is not None and (data is None or len(data) <= _SMALL_BYTES):
+                    written = (seq, kind, step, attempt, at, facts, data, None, sha256, identity)
+                    state.add(Entry(*written), self.store.load)
+                    return
+            self.catch_up()
 
     def catch_up(self) -> None:
         """Take into account what was appended, here or by another user of the run."""
@@ -238,14 +247,3 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def _is_small(entry: NewEntry) -> bool:
-    return entry.value is None or len(entry.value.data) <= _SMALL_BYTES
-
-
-def _as_written(entry: NewEntry, seq: int) -> Entry:
-    kind, step, attempt, facts, value, _, identity, at = entry
-    data, sha256 = (None, None) if value is None else value
-    assert at is not None, "what is recorded from a loop says itself when it was"
-    return Entry(seq, kind, step, attempt, at, facts, data, None, sha256, identity)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,15 @@ class Persona:
 
 
 _numbers = itertools.count(1)
+_PREFIX = f"exec_{secrets.token_hex(6)}_"
+
+
+def _new_names_in_child() -> None:
+    global _PREFIX  # noqa: PLW0603 - or parent and child would give the same names
+    _PREFIX = f"exec_{secrets.token_hex(6)}_"
+
+
+os.register_at_fork(after_in_child=_new_names_in_child)
 
 
 class TransientStep:
@@ -61,8 +72,8 @@ class TransientStep:
 
     @property
     def effect_key(self) -> str:
-        """Name the effect of this step to the outside world, as long as this process lives."""
-        return f"memory-{self._number}"
+        """Name the effect of this step to the outside world; a process has its own names."""
+        return f"{_PREFIX}{self._number:x}"
 
     @property
     def attempt(self) -> int:

@@ -69,7 +69,8 @@ class Recorder:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._loop = asyncio.get_running_loop()
+        # Weakly: the registry keeps recorders by their loop, and must not keep the loop alive.
+        self._loop = weakref.ref(asyncio.get_running_loop())
         self._waiting: list[_Waiting] = []
         self._scheduled = False
         self._alone = False
@@ -79,6 +80,13 @@ class Recorder:
         self._thread: ThreadPoolExecutor | None = None
         self._in_thread = 0
         self._paused = 0.0
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop it belongs to."""
+        loop = self._loop()
+        assert loop is not None, "who appends runs on it"
+        return loop
 
     def append(
         self,
@@ -90,31 +98,32 @@ class Recorder:
     ) -> Awaitable[int]:
         """Record entries; await the last one's number before telling anybody that it happened."""
         # Read now: what fails in there is its caller's trouble, not that of the whole batch.
-        append = Append(hold, list(entries), status)
-        task = asyncio.current_task(self._loop)
+        append = Append(hold, entries if type(entries) is tuple else list(entries), status)
+        task = asyncio.current_task(self.loop)
         if not self._scheduled:
             self._scheduled = True
             self._alone, self._first, self._crowded = not self._crowded, task, False
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
         elif task is not self._first:
             self._crowded = True
         if self._alone and not self._crowded and not self._waiting and self.store.quick():
             (outcome,) = self._write([append], sync=sync, patience=_PATIENCE)
             if not isinstance(outcome, StoreBusyError):
                 return _Written(outcome, pause=sync and self._pause_is_due())
-        waiting = _Waiting(append, sync, task, self._loop.create_future())
+        waiting = _Waiting(append, sync, task, self.loop.create_future())
         self._waiting.append(waiting)
         return waiting.done
 
     def _pause_is_due(self) -> bool:
         """Tell whether the loop has stood still for long enough to let others run."""
-        now = self._loop.time()
+        now = self.loop.time()
         if now - self._paused < _PAUSE_EVERY:
             return False
         self._paused = now
         return True
 
     def _flush(self) -> None:
+        self._first = None  # or the task, and with it the loop, would be kept alive
         batch = self._next_batch()
         if not batch:
             self._scheduled = False
@@ -127,7 +136,7 @@ class Recorder:
             self._scheduled = bool(self._waiting)
             self._settle(batch, outcome)
             if self._waiting:
-                self._loop.call_soon(self._flush)
+                self.loop.call_soon(self._flush)
         else:
             self._flush_in_thread(batch)
 
@@ -148,13 +157,13 @@ class Recorder:
 
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="maestro-recorder")
         self._in_thread += 1
-        written = self._loop.run_in_executor(self._thread, self._write_batch, batch)
+        written = self.loop.run_in_executor(self._thread, self._write_batch, batch)
         written.add_done_callback(lambda done: self._after_thread(batch, done.result()))
 
     def _after_thread(self, batch: list[_Waiting], outcome: _Outcome) -> None:
         self._settle(batch, outcome)
         if self._waiting:
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
         else:
             self._scheduled = False
 
