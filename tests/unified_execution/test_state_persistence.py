@@ -37,11 +37,13 @@ from maestro_hive.kernel.errors import (
     NewerFormatError,
     RunHeldError,
     StorageError,
+    StoreBusyError,
 )
 from maestro_hive.maestro.state import codec, documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.run_state import FIELDS
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution import (
     DEFAULT_CHECKPOINT_PATH,
@@ -1190,6 +1192,24 @@ def test_a_disk_that_does_not_say_whether_a_copy_is_a_link_is_an_error_of_ours(
         StatePersistence(config, "w")
     monkeypatch.undo()
     StatePersistence(config, "w").shutdown()
+
+
+def test_a_fresh_start_is_not_forgotten_when_its_first_write_fails(
+    config: ExecutionConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StatePersistence(config, "w") as persistence:
+        persistence.mark_task_completed("old")
+    with StatePersistence(config, "w", auto_restore=False) as persistence:
+        with monkeypatch.context() as busy:
+            busy.setattr(SqliteStore, "append", always_busy)
+            with pytest.raises(StoreBusyError):
+                persistence.mark_task_completed("new")
+        persistence.mark_task_completed("new")
+        assert persistence.state.completed_tasks == ["new"]
+
+
+def always_busy(*_arguments: Any, **_options: Any) -> None:
+    raise StoreBusyError("another process is in the way")
 
 
 # --- checkpoints ---------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ class HeldRun:
         self._under_way: dict[bytes, list[Future[None]]] = {}
         self._last_step = 0
         self._recorder: Recorder | None = None
+        #: Memories of personas as they were last read, and from which entry.
+        self.decoded_memories: dict[str, tuple[int, dict[str, Any]]] = {}
 
     @property
     def closed(self) -> bool:
@@ -70,15 +72,18 @@ class HeldRun:
             (seq,) = self.store.append([Append(self.hold, self._all(entries), status)], sync=sync)
             if isinstance(seq, FencedError):
                 raise seq
+            self.fresh = False  # not before it is written
             self.catch_up()
 
     async def record(self, entry: NewEntry, *, sync: bool, status: str | None = None) -> None:
         """Record an entry from an event loop, together with what others record just now."""
         if self.users == 0:
             self.check_open()
-        entries = self._all((entry,)) if self.fresh else (entry,)
+        if self.fresh:
+            self.append(())  # says first, and once, that what came before no longer counts
+        entries = (entry,)
         recorder = self._recorder
-        if recorder is None or recorder.loop is not asyncio.get_running_loop():
+        if recorder is None or not recorder.is_here():
             recorder = self._recorder = recorder_for(self.store)
         try:
             seq = await recorder.append(self.hold, entries, status=status, sync=sync)
@@ -101,9 +106,7 @@ class HeldRun:
         self.catch_up()
 
     def _all(self, entries: Iterable[NewEntry]) -> Iterable[NewEntry]:
-        if self.fresh:
-            entries, self.fresh = [NewEntry(EntryKind.RESTORED), *entries], False
-        return entries
+        return [NewEntry(EntryKind.RESTORED), *entries] if self.fresh else entries
 
     def _take(self, entries: Iterable[NewEntry], seq: int) -> None:
         """Take an entry that was written into account without reading it again, if it can be."""

@@ -40,9 +40,10 @@ _PAUSE_EVERY = 0.001
 _LOOK_AGAIN = 32
 
 
-_recorders: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, Recorder]] = (
-    weakref.WeakKeyDictionary()
-)
+#: By loop and store; whoever uses one keeps it alive, and so does what it has yet to write.
+_recorders: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, weakref.WeakValueDictionary[int, Recorder]
+] = weakref.WeakKeyDictionary()
 
 
 def recorder_for(store: Store) -> Recorder:
@@ -50,7 +51,7 @@ def recorder_for(store: Store) -> Recorder:
     loop = asyncio.get_running_loop()
     known = _recorders.get(loop)
     if known is None:
-        known = _recorders[loop] = {}
+        known = _recorders[loop] = weakref.WeakValueDictionary()
     found = known.get(id(store))
     if found is None or found.store is not store:
         found = known[id(store)] = Recorder(store)
@@ -87,6 +88,10 @@ class Recorder:
         loop = self._loop()
         assert loop is not None, "who appends runs on it"
         return loop
+
+    def is_here(self) -> bool:
+        """Tell whether it belongs to the loop that is running."""
+        return self._loop() is asyncio.get_running_loop()
 
     def append(
         self,

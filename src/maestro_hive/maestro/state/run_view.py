@@ -6,11 +6,12 @@ tried again and what they show of themselves are told from the steps, and kept n
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel.errors import DecodeError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.records import Entry, from_micros
+from maestro_hive.maestro.state.records import Entry, EntryKind, from_micros
 from maestro_hive.maestro.state.run_state import facts_of
 
 if TYPE_CHECKING:
@@ -21,38 +22,59 @@ if TYPE_CHECKING:
     Load = Callable[[Entry], bytes | None]
 
 
-StepViews = dict[int, tuple[int, dict[str, Any]]]
+@dataclass(slots=True)
+class Known:
+    """What was shown before, by the number of the entry that it came from."""
+
+    steps: dict[int, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
+    memories: dict[str, int] = field(default_factory=dict)
+
+    def remembered(self, load: Load) -> Callable[[Entry | None], Any]:
+        """Return a function that reads each value once."""
+
+        def value(entry: Entry | None) -> Any:
+            if entry is None:
+                return None
+            if entry.seq not in self.values:
+                self.values[entry.seq] = _value(entry, load)
+                if entry.kind == EntryKind.MEMORY_SAVED:  # takes the place of the one before
+                    persona = str(facts_of(entry).get("persona", ""))
+                    self.values.pop(self.memories.get(persona, -1), None)
+                    self.memories[persona] = entry.seq
+            return self.values[entry.seq]
+
+        return value
 
 
 def show_run(
-    state: RunState, run_id: str, load: Load, known: StepViews | None = None
+    state: RunState, run_id: str, load: Load, known: Known | None = None
 ) -> dict[str, Any]:
     """Return a run as plain data, with its steps; what listings and views show.
 
-    Steps that have not changed since they were put into ``known`` are taken from there.
+    What has not changed since it was put into ``known`` is taken from there.
     """
+    known = known or Known()
     return {
         "workflow_id": run_id,
-        **show_fields(state, load),
+        **show_fields(state, load, known),
         "created_at": from_micros(state.created_at).isoformat(),
         "updated_at": from_micros(state.updated_at).isoformat(),
-        "steps": [
-            _show_step(step, load) if known is None else _known_step(step, load, known)
-            for step in state.steps.values()
-        ],
+        "steps": [_known_step(step, load, known) for step in state.steps.values()],
     }
 
 
-def _known_step(step: StepState, load: Load, known: StepViews) -> dict[str, Any]:
-    seq, shown = known.get(step.number, (-1, {}))
+def _known_step(step: StepState, load: Load, known: Known) -> dict[str, Any]:
+    seq, shown = known.steps.get(step.number, (-1, {}))
     if seq != step.seq:
         shown = _show_step(step, load)
-        known[step.number] = (step.seq, shown)
+        known.steps[step.number] = (step.seq, shown)
     return shown
 
 
-def show_fields(state: RunState, load: Load) -> dict[str, Any]:
+def show_fields(state: RunState, load: Load, known: Known | None = None) -> dict[str, Any]:
     """Return the fields of a run by name, with what its steps add to them."""
+    value = (known or Known()).remembered(load)
     fields = state.fields()
     done, waiting = _tasks_of(state)
     fields["completed_tasks"] = list(dict.fromkeys([*state.completed, *done]))
@@ -63,12 +85,8 @@ def show_fields(state: RunState, load: Load) -> dict[str, Any]:
     retries = fields["retry_counts"]
     for persona, more in state.restarts.items():
         retries[persona] = retries.get(persona, 0) + more
-    for persona, shown in show_personas(state, load).items():
-        set_by_hand = fields["persona_states"].get(persona, {})
-        newer = state.persona_seqs.get(persona, 0) > state.latest[persona].seq
-        fields["persona_states"][persona] = (
-            {**shown, **set_by_hand} if newer else {**set_by_hand, **shown}
-        )
+    for persona in filter(None, state.latest):
+        fields["persona_states"][persona] = _persona_fields(state, persona, value)
     return fields
 
 
@@ -105,7 +123,9 @@ def retry_count(state: RunState, persona: str) -> int:
 
 def show_persona(state: RunState, persona: str, load: Load) -> dict[str, Any]:
     """Return what one persona shows of itself; empty if nothing."""
-    return show_fields(state, load)["persona_states"].get(persona, {})  # type: ignore[no-any-return]
+    if persona not in state.latest:
+        return dict(state.persona_states.get(persona, {}))
+    return _persona_fields(state, persona, Known().remembered(load))
 
 
 # --- tasks and personas, told from steps -----------------------------------------------------------
@@ -117,16 +137,20 @@ def _tasks_of(state: RunState) -> tuple[dict[str, None], dict[str, None]]:
     return done, {name: None for name, count in state.unfinished.items() if name and count}
 
 
-def show_personas(state: RunState, load: Load) -> dict[str, dict[str, Any]]:
-    """Return what the personas of a run's steps show of themselves."""
-    return {
-        persona: _show_persona(state, persona, step, load)
-        for persona, step in state.latest.items()
-        if persona
-    }
+def _persona_fields(
+    state: RunState, persona: str, value: Callable[[Entry | None], Any]
+) -> dict[str, Any]:
+    """Return what a persona's steps say of it, and what was set by hand; the newer one wins."""
+    step = state.latest[persona]
+    told = _told_persona(state, persona, step, value)
+    set_by_hand = state.persona_states.get(persona, {})
+    newer = state.persona_seqs.get(persona, 0) > step.seq
+    return {**told, **set_by_hand} if newer else {**set_by_hand, **told}
 
 
-def _show_persona(state: RunState, persona: str, step: StepState, load: Load) -> dict[str, Any]:
+def _told_persona(
+    state: RunState, persona: str, step: StepState, value: Callable[[Entry | None], Any]
+) -> dict[str, Any]:
     error = facts_of(step.last_failure).get("error", {}) if step.last_failure else {}
     return {
         "last_updated": from_micros(_last_entry(step).at).isoformat(),
@@ -135,8 +159,8 @@ def _show_persona(state: RunState, persona: str, step: StepState, load: Load) ->
         "tokens_used": state.spent.get(persona, (0, 0.0))[0],
         "last_error": error.get("message"),
         "recovery_applied": was_healed(step),
-        "memory": _value(state.memories.get(persona), load) or {},
-        "history": [_value(entry, load) for entry in state.histories.get(persona, [])],
+        "memory": value(state.memories.get(persona)) or {},
+        "history": [value(entry) for entry in state.histories.get(persona, [])],
     }
 
 

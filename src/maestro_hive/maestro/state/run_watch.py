@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from maestro_hive.maestro.state.records import to_micros
 from maestro_hive.maestro.state.run_state import RunState, fold
-from maestro_hive.maestro.state.run_view import StepViews, show_run
+from maestro_hive.maestro.state.run_view import Known, show_run
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.records import EntriesAppended, RunRecord
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class _Watched:
     number: int
     state: RunState
-    steps: StepViews = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
     shown: dict[str, Any] = field(default_factory=dict)
 
 
@@ -58,7 +58,7 @@ class RunWatch:
         for entry in new:
             watched.state.add(entry, self._store.load)
         if new or not watched.shown:
-            watched.shown = show_run(watched.state, record.name, self._store.load, watched.steps)
+            watched.shown = show_run(watched.state, record.name, self._store.load, watched.known)
         return watched
 
     def _before(self, record: RunRecord, news: EntriesAppended) -> dict[str, Any] | None:
