@@ -140,7 +140,7 @@ class ExecutionMachine(RuleBasedStateMachine):
                 step.stop()
                 task = asyncio.current_task()
                 assert task is not None
-                task.cancel()
+                self.loop.call_soon(task.cancel)  # by somebody else: it is in the middle of a turn
                 return await asyncio.sleep(60)
             case "fail" | "die-waiting" | "final":
                 step.fail(self.clock.true, round_, final=act == "final")
@@ -173,7 +173,10 @@ class ExecutionMachine(RuleBasedStateMachine):
         """Execute a step, and compare what comes of it with the model."""
         round_number.set(round_)
         step, executor = self.model.step(name, given), self.process().options(**options)
-        if options.get("force") or (options.get("retry") and not self._is_marked(name, step)):
+        over = step.verdict(round_) in ("failed", "interrupted")
+        if options.get("force") or (
+            options.get("retry") and over and not self._is_marked(name, step)
+        ):
             step.start_over(forget=bool(options.get("force")))
         marked = self._is_marked(name, step) and not options.get("force")
         expected = "marked" if marked else step.verdict(round_)

@@ -278,6 +278,12 @@ def test_it_shows_itself_as_plain_json(make: Make, clock: ManualClock) -> None:
     }
 
 
+def test_a_cooldown_beyond_the_calendar_is_shown_as_its_last_day(make: Make) -> None:
+    error = refused(opened(make(1, 1e12)))
+    assert error.context["retry_at"] == "9999-12-31T23:59:59+00:00"
+    assert error.cooldown_seconds == 1e12
+
+
 def test_threads_of_one_process_make_one_probe(make: Make, clock: ManualClock) -> None:
     breaker = opened(make(1, 60))
     clock.advance(60)

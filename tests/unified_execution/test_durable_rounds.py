@@ -136,7 +136,9 @@ def test_an_exhausted_execution_raises_the_kept_failure_and_calls_nobody(process
     assert again.result is not None
     assert again.result.jira_ticket == "MD-1"
     assert [each.attempt_count for each in again.result.level1_results] == [3, 3]
-    assert again.suggested_actions[-1] == "then let the run go on: maestro retry run-1"
+    assert again.suggested_actions[-1] == (
+        "then execute it again with options(retry=True); until then run-1 raises this again"
+    )
 
 
 def test_the_end_that_was_not_recorded_comes_after_the_restart(process: Process) -> None:
@@ -238,6 +240,7 @@ def test_what_was_marked_unrecoverable_is_not_retried_after_a_restart_either(
     assert len(task.calls) == 1
 
 
+@pytest.mark.filterwarnings("ignore::maestro_hive.unified_execution.steps.UnkeptInputWarning")
 def test_texts_that_no_journal_can_hold_are_kept_readable(process: Process) -> None:
     class OddError(Exception):
         def __str__(self) -> str:

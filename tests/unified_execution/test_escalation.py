@@ -203,7 +203,7 @@ def test_what_to_do_depends_on_what_failed() -> None:
     assert actions_for(fix, "run-1") == [
         "split it",
         "give it more time (timeout_seconds), or less to do at once",
-        "then let the run go on: maestro retry run-1",
+        "then execute it again with options(retry=True); until then run-1 raises this again",
     ]
     assert actions_for(FailureReport("p", "of tomorrow", "?"), None) == [
         "look at the last attempt's error",

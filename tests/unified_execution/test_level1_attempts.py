@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.kernel.errors import StorageError
+from maestro_hive.kernel.errors import ConfigurationError, StorageError
 from maestro_hive.unified_execution import (
     CircuitBreakerOpen,
     ExecutionConfig,
     FailureReport,
+    GovernanceViolation,
     HelpNeeded,
     Level1Config,
     RecoverableError,
@@ -120,14 +121,18 @@ def test_a_wait_that_is_over_is_not_waited_again(lives: Lives, monkeypatch: Any)
     assert lives.clock.slept == []
 
 
-def test_a_step_that_was_stopped_while_it_waited_can_be_retried(
+def test_asked_for_a_retry_an_unfinished_step_goes_on_with_what_it_has_left(
     lives: Lives, monkeypatch: Any
 ) -> None:
     stop_while_waiting(lives, Body(NO), monkeypatch)
     lives.restart()
+    body = Body(NO)
+    failed(lives.executor().options(retry=True), body)
+    assert body.contexts[0].attempt == 2
+    assert body.count == 2
+    assert lives.clock.slept == pytest.approx([1, 1.5])
     body = Body(NO, NO, "yes")
     assert execute(lives.executor().options(retry=True), body).final_output == "yes"
-    assert body.contexts[0].attempt == 2
 
 
 def test_each_round_of_level_2_has_its_own_attempts_and_the_feedback_of_all(
@@ -225,17 +230,59 @@ def test_what_was_called_unrecoverable_stays_so_in_the_next_process(lives: Lives
         (StorageError("the disk is full"), ExecutionStatus.FAILED),
     ],
 )
-def test_what_is_no_failure_of_the_task_passes_through_and_does_not_count(
+def test_what_another_attempt_cannot_help_passes_through_and_counts(
     either: PersonaExecutor, error: Exception, status: ExecutionStatus
 ) -> None:
-    body = Body(error, NO, NO, NO)
+    body = Body(error, NO)
     with pytest.raises(type(error)) as told:
         execute(either, body)
     assert told.value is error
     assert body.count == 1
     assert either.final_status is status
     failed(either, body)
-    assert body.count == 4
+    assert body.count == (3 if either.workflow_id else 4)
+
+
+class OwnEnd(BaseException):
+    """No ``Exception``, and nothing that this project knows."""
+
+
+@pytest.mark.parametrize(
+    "error, status",
+    [
+        (HelpNeeded("help", FailureReport("p", "UNKNOWN", "x")), "help_needed"),
+        (CircuitBreakerOpen("open", 5, 300), "failed"),
+        (TokenBudgetExceeded("spent", "p", 2, 1), "bankrupt"),
+        (GovernanceViolation("no", "path"), "failed"),
+        (ConfigurationError("a setting"), "failed"),
+        (StorageError("another folder is full"), "failed"),
+        (SystemExit(3), "cancelled"),
+        (GeneratorExit(), "cancelled"),
+        (OwnEnd(), "cancelled"),
+        (BaseExceptionGroup("several", [OwnEnd()]), "cancelled"),
+    ],
+)
+def test_however_a_body_ends_a_program_that_is_always_started_again_does_not_start_it_for_ever(
+    lives: Lives, error: BaseException, status: str
+) -> None:
+    body = Body(error)
+    for _ in range(3):
+        with pytest.raises(type(error)):
+            execute(lives.executor(), body)
+        lives.restart()
+    failed(lives.executor(), body)
+    lives.restart()
+    told = failed(lives.executor(), body)
+    assert body.count == 3
+    assert [each.status.value for each in told.result.attempts] == [status] * 3
+    assert told.context["called"] is False
+    body = Body("yes")
+    assert execute(lives.executor().options(retry=True), body).final_output == "yes"
+
+
+def test_an_error_tells_whether_the_task_was_called(lives: Lives) -> None:
+    assert failed(lives.executor(), Body(NO)).context["called"] is True
+    assert failed(lives.executor(), Body(NO)).context["called"] is False
 
 
 @pytest.mark.parametrize(
@@ -472,6 +519,46 @@ def test_a_healer_that_blocks_has_a_thread_and_an_async_one_the_loop() -> None:
     assert healer.threads == {threading.get_ident()}
 
 
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("I will not")
+
+
+class OddAnswer:
+    @property
+    def status(self) -> str:
+        raise SilentError
+
+
+@pytest.mark.parametrize(
+    "answer, told",
+    [
+        (ValueError("half \ud800"), "ValueError: half \\ud800"),
+        (SilentError(), "SilentError: SilentError, which cannot show itself"),
+        (OddAnswer(), "SilentError: SilentError, which cannot show itself"),
+    ],
+)
+def test_whatever_a_healer_raises_is_told(lives: Lives, answer: object, told: str) -> None:
+    class Odd:
+        def heal_single(self, _: FailureReport) -> object:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    result = execute(lives.executor(healing_engine=Odd()), Body(NO, "yes"))
+    assert result.attempts[0].metrics["healing_error"] == told
+
+
+def test_a_healer_has_as_long_as_an_attempt(lives: Lives) -> None:
+    class Endless:
+        async def heal_single(self, _: FailureReport) -> None:
+            await asyncio.sleep(30)
+
+    executor = lives.executor(healing_engine=Endless()).options(timeout=0.05)
+    result = execute(executor, Body(NO, "yes"))
+    assert result.attempts[0].metrics["healing_error"] == "it was not done within 0.05 seconds"
+
+
 def test_the_last_failure_is_not_healed_for_nobody_would_try_again(lives: Lives) -> None:
     healer = Healer("FIXED")
     failed(lives.executor(healing_engine=healer), Body(NO))
@@ -529,6 +616,21 @@ def test_source_that_does_not_parse_is_a_failure_that_is_fed_back(
     assert result.attempts[0].error_type == "RecoverableError"
 
 
+def test_indented_source_is_source() -> None:
+    text = "    def f():\n        return 1\n"
+    assert execute(quick(), Body(text)).final_output == text
+
+
+def test_warnings_about_source_are_not_ours_to_give(recwarn: pytest.WarningsRecorder) -> None:
+    execute(quick(), Body("def f():\n    return '\\d'\n"))
+    assert not recwarn.list
+
+
+def test_source_that_is_too_deep_to_parse_is_a_failure() -> None:
+    body = Body("def f(): return " + "-" * 100_000 + "1")
+    assert "does not parse" in reported(failed(quick(), body)).details
+
+
 @pytest.mark.parametrize("text", ["defer it", "prose: def f(:", "", "classify", "print('x'"])
 def test_what_does_not_look_like_source_is_not_parsed(either: PersonaExecutor, text: str) -> None:
     assert execute(either, Body(text)).final_output == text
@@ -569,15 +671,10 @@ def test_a_stop_is_no_feedback(lives: Lives) -> None:
     assert body.contexts[0].feedback == ["Attempt 1 failed: UNKNOWN: no"]
 
 
-class Unshowable(Exception):  # noqa: N818 - it is odd in every way
-    def __str__(self) -> str:
-        raise RuntimeError("I will not")
-
-
 @pytest.mark.parametrize(
     "error, message",
     [
-        (Unshowable(), "Unshowable, which cannot show itself"),
+        (SilentError(), "SilentError, which cannot show itself"),
         (ValueError(), "ValueError"),
         (ValueError("half \ud800"), "half \\ud800"),
         (ValueError("x" * 10_000), "x" * 2_000),
@@ -590,6 +687,38 @@ def test_every_error_can_be_recorded(lives: Lives, error: Exception, message: st
     told = failed(lives.executor(), Body("not called"))
     assert told.result.attempts[0].error_message == message
     assert len(told.result.attempts[0].error_traceback or "") <= 4_000
+
+
+def a_syntax_error_of_odd_parts() -> Exception:
+    error = SyntaxError("bad")
+    error.lineno, error.text, error.filename = "x", 5, object()  # type: ignore[assignment]
+    return error
+
+
+def a_deep_group() -> Exception:
+    error: Exception = ValueError("the leaf")
+    for _ in range(3_000):
+        error = ExceptionGroup("group", [error])
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnrecoverableError("for good", failure_report={"a": 1}),  # type: ignore[arg-type]
+        UnrecoverableError("for good", original_error="oops"),  # type: ignore[arg-type]
+        RecoverableError("again", retry_after="soon"),  # type: ignore[arg-type]
+        a_syntax_error_of_odd_parts(),
+        SyntaxError("m", ("file", 1, "offset", "text")),  # type: ignore[arg-type]
+        a_deep_group(),
+    ],
+)
+def test_of_an_odd_error_comes_an_error_that_can_be_shown(
+    either: PersonaExecutor, error: Exception
+) -> None:
+    told = failed(either, Body(error))
+    assert "for step" in str(told)
+    assert told.to_dict()["context"]["called"] is True
 
 
 def test_an_error_that_was_raised_very_often_is_recorded_quickly(either: PersonaExecutor) -> None:

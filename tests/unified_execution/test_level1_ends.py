@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -195,10 +197,12 @@ def test_a_cancellation_is_recorded_and_raised_and_counts_as_nothing(
     assert body.count == 3
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(
+    "kind, status", [(KeyboardInterrupt, "interrupted"), (SystemExit, "cancelled")]
+)
 @pytest.mark.parametrize("sync", [True, False])
 def test_an_interrupt_is_recorded_and_raised(
-    lives: Lives, kind: type[BaseException], sync: bool
+    lives: Lives, kind: type[BaseException], status: str, sync: bool
 ) -> None:
     def interrupted() -> None:
         raise kind
@@ -213,7 +217,107 @@ def test_an_interrupt_is_recorded_and_raised(
     lives.restart()
     executor = lives.executor()
     result = execute(executor, Body("yes"))
-    assert [each.status.value for each in result.attempts] == ["cancelled", "success"]
+    assert [each.status.value for each in result.attempts] == [status, "success"]
+
+
+async def cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(30)
+
+
+async def cancels_itself_later() -> None:
+    await asyncio.sleep(0)
+    await cancels_itself()
+
+
+@pytest.mark.parametrize(
+    "task, kind",
+    [
+        (Body(KeyboardInterrupt()), KeyboardInterrupt),
+        (cancels_itself, asyncio.CancelledError),
+        (cancels_itself_later, asyncio.CancelledError),
+    ],
+)
+def test_stops_that_nobody_asked_for_have_the_limit_of_deaths(
+    lives: Lives, task: Callable[..., Any], kind: type[BaseException]
+) -> None:
+    lives.config.level1.max_interruptions = 2
+    for _ in range(3):
+        with pytest.raises(kind):
+            execute(lives.executor(), task)
+        lives.restart()
+    error = failed(lives.executor(), Body("not called"))
+    assert error.result.final_status is ExecutionStatus.INTERRUPTED
+    assert error.context["called"] is False
+
+
+def test_a_task_that_cancelled_itself_and_thought_better_of_it_can_be_cancelled(
+    lives: Lives,
+) -> None:
+    lives.config.level1.max_interruptions = 0
+
+    async def scene() -> None:
+        started = asyncio.Event()
+
+        async def work() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(30)
+            task.uncancel()
+            started.set()
+            await asyncio.sleep(30)
+
+        running = asyncio.create_task(lives.executor().execute(work, "step"))
+        await started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(scene())
+    assert execute(lives.executor(), Body("yes")).final_output == "yes"
+
+
+def test_a_signal_handler_that_exits_is_a_stop_that_counts_as_nothing(lives: Lives) -> None:
+    lives.config.level1.max_attempts = 1
+
+    def leave(*_: object) -> None:
+        sys.exit(0)
+
+    async def busy() -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        for _ in range(7):
+            with pytest.raises(SystemExit):
+                execute(lives.executor(), busy)
+            lives.restart()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert execute(lives.executor(), Body("yes")).final_output == "yes"
+
+
+def test_an_execution_that_is_thrown_away_counts_as_nothing(mortal: Lives) -> None:
+    mortal.config.level1.max_attempts = 1
+    mortal.config.level1.max_interruptions = 0
+    loop = asyncio.new_event_loop()
+    started = asyncio.Event()
+
+    async def wait() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    execution = mortal.executor().execute(wait, "step")
+    thrown_away = loop.create_task(execution)
+    loop.run_until_complete(started.wait())
+    loop.close()
+    execution.close()
+    thrown_away._log_destroy_pending = False  # type: ignore[attr-defined]
+    assert execute(mortal.executor(), Body("yes")).final_output == "yes"
 
 
 def test_what_a_task_waited_for_being_cancelled_is_a_failure_of_the_task(
@@ -317,15 +421,15 @@ def test_an_interrupted_step_stays_so_in_every_process_until_it_is_retried(morta
 def test_failures_and_deaths_have_a_limit_each(mortal: Lives) -> None:
     with pytest.raises(KeyboardInterrupt):
         execute(mortal.executor(), Body(NO, KeyboardInterrupt()))
-    for _ in range(5):
+    for _ in range(4):
         die_in(mortal)
     body = Body(NO)
     error = failed(mortal.executor(), body)
     assert body.count == 2
     assert [each.status.value for each in error.result.attempts] == [
-        "retrying", "cancelled", *["interrupted"] * 5, "retrying", "failed",
+        "retrying", *["interrupted"] * 5, "retrying", "failed",
     ]  # fmt: skip
-    assert len(reported(error).context) == 9
+    assert len(reported(error).context) == 8
 
 
 def test_no_deaths_may_be_allowed_at_all(mortal: Lives) -> None:
@@ -373,6 +477,13 @@ def test_after_a_death_its_progress_and_spending_are_there(mortal: Lives) -> Non
     assert [each.tokens_used for each in result.attempts] == [70, 0]
 
 
+def test_a_retry_does_not_forget_the_deaths_of_a_step_that_goes_on(mortal: Lives) -> None:
+    mortal.config.level1.max_interruptions = 1
+    die_in(mortal, retry=True)
+    die_in(mortal, retry=True)
+    assert "is interrupted" in failed(mortal.executor(), Body("not called")).message
+
+
 def test_an_ambiguous_step_runs_again_unless_asked_otherwise(mortal: Lives) -> None:
     die_in(mortal)
     assert execute(mortal.executor(), Body("yes")).final_output == "yes"
@@ -399,6 +510,7 @@ def test_an_ambiguous_step_can_ask_a_person(mortal: Lives) -> None:
         execute(executor, Body("not called"))
     assert told.value.total_attempts == 1
     assert told.value.context["task_name"] == "step"
+    assert told.value.context["called"] is False
     assert executor.state_persistence is not None
     executor.state_persistence.mark_task_completed("step", {"answer": 42})
     assert execute(executor, Body("not called")).final_output == {"answer": 42}

@@ -180,6 +180,66 @@ def test_a_persona_has_a_name(persona: Any) -> None:
         PersonaExecutor(persona_id=persona)
 
 
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"config": "state"}, "the config is 'state', and must be an ExecutionConfig"),
+        ({"config": {}}, "the config is {}, and must be an ExecutionConfig"),
+        ({"workflow_id": []}, r"the workflow_id is \[\], and must be a text"),
+        ({"execution_id": 5}, "the execution_id is 5, and must be a text"),
+        ({"state_persistence": "x"}, "the state_persistence is 'x', and must be a StatePersist"),
+        ({"healing_engine": 5}, "the healing_engine is 5, and must be .* heal_single"),
+        ({"enforcer": 5}, "the enforcer is 5, and must be .* check"),
+    ],
+)
+def test_an_executor_is_made_of_what_it_takes(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        PersonaExecutor(**given)
+
+
+def test_in_memory_a_name_is_a_text_too() -> None:
+    with pytest.raises(ConfigurationError, match="task_name is 5, and must be a text"):
+        execute(PersonaExecutor(), Body(), 5)  # type: ignore[arg-type]
+
+
+def test_a_step_has_an_identity_by_name_input_and_key_and_in_memory_none(lives: Lives) -> None:
+    executor, body = lives.executor(), Body()
+    known = executor.step_identity(body, "step", 1)
+    assert known == lives.executor().step_identity(Body(), "step", 1)
+    assert executor._run is not None
+    execute(executor, body, "step", 1)
+    assert list(executor._run.state.by_identity) == [known]
+    keyed = executor.options(key="k")
+    others = [
+        executor.step_identity(body, "step", 2),
+        executor.step_identity(body, "other", 1),
+        lives.executor("another").step_identity(body, "step", 1),
+        keyed.step_identity(body, "step", 1),
+    ]
+    assert len({known, *others}) == 5
+    assert keyed.step_identity(body, "step", object()) == others[-1]
+    assert PersonaExecutor().step_identity(body, "step", 1) is None
+
+
+def test_a_run_that_is_set_back_while_a_step_is_executed_is_told_and_stays_readable(
+    lives: Lives,
+) -> None:
+    executor = lives.executor()
+    state = executor.state_persistence
+    assert state is not None
+    execute(executor, Body("first"), "first")
+    before = state.checkpoint()
+
+    def set_back() -> None:
+        state.restore(before)
+
+    with pytest.raises(StorageError, match="was set back while a step"):
+        execute(executor, set_back, "second")
+    lives.restart()
+    assert execute(lives.executor(), Body("not called"), "first").final_output == "first"
+    assert execute(lives.executor(), Body("again"), "second").final_output == "again"
+
+
 def test_the_id_of_an_execution_is_that_of_its_workflow(lives: Lives) -> None:
     lives.executor(workflow_id=None, execution_id=RUN)
     assert lives.executor(workflow_id=RUN, execution_id=RUN).workflow_id == RUN
@@ -319,9 +379,10 @@ def test_steps_at_once_keep_their_results_apart(lives: Lives) -> None:
 
 def test_a_durable_step_needs_a_name(lives: Lives) -> None:
     body = Body()
-    for name in ("unnamed_task", "", None, 5):
+    names: list[Any] = ["unnamed_task", "", None, 5, []]
+    for name in names:
         with pytest.raises(ConfigurationError, match="needs a name"):
-            execute(lives.executor(), body, name)  # type: ignore[arg-type]
+            execute(lives.executor(), body, name)
     with pytest.raises(ConfigurationError, match="needs a name"):
         asyncio.run(lives.executor().execute(body))
     assert body.count == 0

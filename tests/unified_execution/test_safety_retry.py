@@ -170,7 +170,6 @@ def test_all_attempts_of_both_levels_are_told(
     [
         lambda execute, task: ((execute, task), {"task_name": "draft"}),
         lambda execute, task: ((execute, task, "draft"), {}),
-        lambda execute, task: ((execute, task, "draft"), {"task_name": "draft"}),
     ],
 )
 def test_level_1_is_told_the_tasks_name_however_it_is_given(

@@ -181,7 +181,7 @@ def test_a_wrapper_that_was_made_and_not_used_opens_nothing(
 @pytest.mark.parametrize("how", ["close", "del"])
 def test_the_journal_is_returned(quick: ExecutionConfig, how: str) -> None:
     wrapper = SafetyRetryWrapper(quick, workflow_id="run-1")
-    run(wrapper, Task(), task_name="draft")
+    run(wrapper, len, "draft", task_name="count")
     store = borrow_store(quick.state.state_dir)
     return_store(store)
     assert store.run("run-1") is not None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ from maestro_hive.unified_execution import (
     UnrecoverableError,
 )
 from maestro_hive.unified_execution.attempt import StepContext, current
+from maestro_hive.unified_execution.exceptions import ExecutionException
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
 from tests.unified_execution.lives import (
     RUN,
@@ -248,6 +252,121 @@ def test_something_unkeepable_inside_a_memory_is_an_error_at_the_end(lives: Live
         contexts[0].save_progress(a=1)
 
 
+def test_something_unkeepable_in_a_memory_does_not_hide_how_an_attempt_failed(
+    lives: Lives,
+) -> None:
+    def work() -> None:
+        current().memory["list"] = []
+        current().memory["list"].append(object())
+        raise KeyError("the reason")
+
+    executor = lives.executor()
+    with pytest.raises(UnrecoverableError):
+        execute(executor, work)
+    assert [each.error_message for each in executor.attempts] == ["'the reason'"] * 3
+    trace = executor.attempts[0].error_traceback
+    assert trace is not None
+    assert "its memory could not be saved: memory.list[0]" in trace
+
+
+def test_something_unkeepable_in_a_memory_does_not_hide_a_cancellation(lives: Lives) -> None:
+    async def scene() -> None:
+        reached = asyncio.Event()
+
+        async def work() -> None:
+            current().memory["list"] = []
+            current().memory["list"].append(object())
+            reached.set()
+            await asyncio.sleep(30)
+
+        executor = lives.executor()
+        running = asyncio.create_task(executor.execute(work, "step"))
+        await reached.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert executor.attempts[-1].status is ExecutionStatus.CANCELLED
+
+    asyncio.run(scene())
+
+
+def test_a_thread_that_goes_on_changing_its_memory_does_not_hide_that_it_is_late(
+    lives: Lives,
+) -> None:
+    over = threading.Event()
+
+    def work() -> None:
+        current().memory["numbers"] = {}
+        numbers = current().memory["numbers"]
+        count = 0
+        while not over.is_set():
+            count += 1
+            numbers[str(count % 5_000)] = count
+            if count % 7_000 == 0:
+                numbers.clear()
+
+    executor = lives.executor().options(timeout=0.05, max_attempts=1)
+    try:
+        with pytest.raises(UnrecoverableError) as told:
+            execute(executor, work)
+    finally:
+        over.set()
+    assert told.value.failure_report is not None
+    assert told.value.failure_report.error_category == "TIMEOUT"
+
+
+def test_what_changes_inside_a_memory_is_saved_also_if_python_calls_it_equal(
+    either: PersonaExecutor,
+) -> None:
+    def change(context: StepContext) -> None:
+        context.memory["flags"]["done"] = False
+        context.memory["flags"]["number"] = 1.0
+
+    ask(either, lambda context: context.memory.update(flags={"done": 0, "number": 1}), "first")
+    ask(either, change, "second")
+    found = ask(either, lambda context: dict(context.memory), "third")
+    assert repr(found["flags"]) == "{'done': False, 'number': 1.0}"
+
+
+def test_a_memory_handed_to_one_step_is_not_changed_by_another(either: PersonaExecutor) -> None:
+    kept: list[Any] = []
+
+    def look(context: StepContext) -> None:
+        kept.append(context.memory["notes"])
+
+    ask(either, lambda context: context.memory.update(notes=["one"]), "first")
+    ask(either, look, "second")
+    kept[0].append("after the end of its step")
+    assert ask(either, lambda context: context.memory["notes"], "third") == ["one"]
+
+
+def test_changing_a_key_of_a_large_memory_reads_nothing(lives: Lives, monkeypatch: Any) -> None:
+    executor = lives.executor()
+    ask(executor, lambda context: context.memory.update(large="x" * 10_000), "first")
+    assert executor._run is not None
+
+    def work(context: StepContext) -> None:
+        context.memory["a"] = 1
+        context.memory["b"] = 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor._run.store, "load", lambda _: pytest.fail("it was read"))
+        ask(executor, work, "second")
+    assert ask(executor, lambda context: len(context.memory), "third") == 3
+
+
+def test_threads_of_a_step_do_not_undo_what_the_others_remember(either: PersonaExecutor) -> None:
+    def work(context: StepContext) -> int:
+        def remember(number: int) -> None:
+            context.memory[f"key {number}"] = [number]
+            context.history.append(number)
+
+        in_threads(remember)
+        return len(context.memory) + len(context.history)
+
+    assert ask(either, work) == 80
+
+
 def test_a_memory_is_a_dictionary(either: PersonaExecutor) -> None:
     def work(context: StepContext) -> bool:
         memory = context.memory
@@ -297,6 +416,17 @@ def test_a_history_only_grows_and_is_nobodys_to_change(either: PersonaExecutor) 
     assert ask(either, work) == [{"a": [1]}, "b"]
 
 
+def test_adding_to_a_long_history_reads_nothing(lives: Lives, monkeypatch: Any) -> None:
+    executor = lives.executor()
+    for number in range(5):
+        ask(executor, lambda context: context.history.append("x" * 10_000), f"step {number}")
+    assert executor._run is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(executor._run.store, "load", lambda _: pytest.fail("it was read"))
+        ask(executor, lambda context: context.history.append("more"), "second")
+    assert ask(executor, lambda context: len(context.history), "third") == 6
+
+
 # --- progress ------------------------------------------------------------------------------------
 
 
@@ -323,6 +453,70 @@ def test_progress_is_durable_when_saved_and_given_to_the_next_attempt(lives: Liv
         {"files_created": ["a.py"], "current_step": 1},
         {"files_created": ["a.py"], "current_step": 2},
     ]
+
+
+def in_threads(work: Callable[[int], object]) -> None:
+    """Do something forty times, in eight threads."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(40)))
+
+
+def test_threads_of_a_step_do_not_undo_each_others_progress(either: PersonaExecutor) -> None:
+    def work(context: StepContext) -> int:
+        in_threads(lambda number: context.save_progress(**{f"key {number}": number}))
+        return len(context.progress)
+
+    assert ask(either, work) == 40
+
+
+def test_a_thread_that_is_late_does_not_write_over_the_next_attempt(
+    lives: Lives, monkeypatch: Any
+) -> None:
+    executor = lives.executor().options(timeout=0.1, max_attempts=2, retry_on=lambda _: 0)
+    run = executor._run
+    assert run is not None
+    append = run.append
+
+    def append_slowly(entries: Any, *args: Any, **kwargs: Any) -> None:
+        if threading.current_thread() in slow:
+            slow.clear()
+            time.sleep(0.3)
+        append(entries, *args, **kwargs)
+
+    slow: set[threading.Thread] = set()
+    done = threading.Event()
+    monkeypatch.setattr(run, "append", append_slowly)
+
+    def work() -> str:
+        context = current()
+        if context.attempt == 1:
+            slow.add(threading.current_thread())
+            context.save_progress(of="the first")
+            with contextlib.suppress(ExecutionException):  # over
+                for _ in range(1000):
+                    context.save_progress(late=True)
+                    time.sleep(0.001)
+            done.set()
+        else:
+            context.save_progress(of="the second")
+        return "done"
+
+    execute(executor, work)
+    assert done.wait(10)
+    (step,) = in_the_journal(executor).steps.values()
+    assert value_of(executor, step.progress)["of"] == "the second"
+
+
+def test_progress_is_nobodys_to_change_once_it_is_saved(either: PersonaExecutor) -> None:
+    def work(context: StepContext) -> dict[str, Any]:
+        files = ["a.py"]
+        context.save_progress(files=files)
+        files.append("b.py")
+        context.progress["files"].append("c.py")
+        context.save_progress(step=1)
+        return context.progress
+
+    assert ask(either, work) == {"files": ["a.py"], "step": 1}
 
 
 def test_progress_belongs_to_one_step(either: PersonaExecutor) -> None:
@@ -384,7 +578,18 @@ def test_what_failed_attempts_spent_counts(either: PersonaExecutor) -> None:
     assert result.total_tokens_used == either.get_token_usage() == 60
 
 
-@pytest.mark.parametrize("given", [{"tokens": -1}, {"tokens": 1.5}, {"usd": -1}, {"usd": "1"}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tokens": -1},
+        {"tokens": 1.5},
+        {"usd": -1},
+        {"usd": "1"},
+        {"tokens": 10**5_000},
+        {"usd": -(10**5_000)},
+        {"usd": 1e300},
+    ],
+)
 def test_bad_spending_is_refused(either: PersonaExecutor, given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="spend"):
         ask(either, lambda context: context.spend(**given))
@@ -437,6 +642,16 @@ def test_in_memory_the_budgets_hold_too() -> None:
     assert executor.final_status is ExecutionStatus.BANKRUPT
     executor.reset_token_usage()
     assert execute(executor, spender(50)).success
+
+
+def test_a_reset_is_one_of_the_executor_and_of_those_made_from_it() -> None:
+    executor = PersonaExecutor(ExecutionConfig())
+    copy = executor.options(timeout=5)
+    execute(executor, spender(5))
+    copy.reset_token_usage()
+    assert executor.get_token_usage() == copy.get_token_usage() == 0
+    execute(copy, spender(7))
+    assert executor.get_token_usage() == copy.get_token_usage() == 7
 
 
 @pytest.mark.parametrize("setting", ["enforce_budget", "track_usage"])

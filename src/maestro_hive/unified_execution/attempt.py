@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import inspect
-from collections.abc import Iterator, MutableMapping, Sequence
+import signal
 from contextvars import ContextVar, copy_context
 from functools import partial
+from traceback import walk_tb
 from types import CoroutineType, FunctionType, coroutine
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol
 
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.threads import threads
 from maestro_hive.unified_execution import settings
-from maestro_hive.unified_execution.exceptions import ExecutionException, RecoverableError
+from maestro_hive.unified_execution.exceptions import (
+    ExecutionException,
+    RecoverableError,
+    text_of,
+)
+from maestro_hive.unified_execution.remembered import History, Memory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
+    from contextlib import AbstractContextManager
+
+#: More tokens or dollars at once are a mistake, and sums of them would have no form in JSON.
+_MOST_SPENT = 10**15
+#: What a process is asked to stop with.
+_STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 
 #: Which round of level 2 this is; level 1 gives each round its own set of attempts.
 round_number: ContextVar[int] = ContextVar("round_number", default=1)
@@ -49,12 +60,17 @@ class Notebook(Protocol):
         """What the step's effect is called."""
         ...
 
-    def save_progress(self, progress: dict[str, Any]) -> None:
-        """Keep a step's half-done work."""
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """What is held while something is changed; whoever holds it may take it again."""
+        ...
+
+    def change_progress(self, changed: dict[str, Any]) -> None:
+        """Change fields of a step's half-done work."""
         ...
 
     def change_memory(self, changed: dict[str, Any], gone: set[str]) -> dict[str, Any]:
-        """Change keys of a persona's memory, and remove some; return all of it as it is now."""
+        """Change keys of a persona's memory, and remove some; return it as ``memory`` does."""
         ...
 
     def add_history(self, item: Any) -> None:
@@ -62,11 +78,11 @@ class Notebook(Protocol):
         ...
 
     def progress(self) -> dict[str, Any]:
-        """Return what the step last saved."""
+        """Return what the step last saved; a copy."""
         ...
 
     def memory(self) -> dict[str, Any]:
-        """Return the persona's memory."""
+        """Return the persona's memory; its values are nobody's to change."""
         ...
 
     def history(self) -> list[Any]:
@@ -84,9 +100,9 @@ class StepContext:
         "_memory",
         "_notebook",
         "_over",
-        "_progress",
         "_spend",
         "_timeout",
+        "_watch",
         "attempt",
         "feedback",
         "persona_id",
@@ -114,13 +130,13 @@ class StepContext:
         self.run_id = run_id
         self._notebook = notebook
         self._spend = spend
-        self._progress: dict[str, Any] | None = None
         self._memory: Memory | None = None
         self._history: History | None = None
         self._over = False
         self._deadline: asyncio.Timeout | None = None
         self._timeout: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watch = _Watch()
 
     @property
     def effect_key(self) -> str:
@@ -132,43 +148,52 @@ class StepContext:
     @property
     def progress(self) -> dict[str, Any]:
         """What this step saved of its half-done work, in this attempt or an earlier one; a copy."""
-        if self._progress is None:
-            self._progress = self._notebook.progress()
-        return copy.deepcopy(self._progress)
+        return self._notebook.progress()
 
     def save_progress(self, **fields: Any) -> None:
         """Keep half-done work for the next attempt; fields that are not given stay as they are."""
-        self._check_not_over("save progress")
-        progress = {**self.progress, **fields}
-        self._notebook.save_progress(progress)
-        self._progress = progress
+        with self._notebook.lock:
+            self._check_not_over("save progress")
+            self._notebook.change_progress(fields)
 
     @property
     def memory(self) -> Memory:
         """The persona's memory in this run: a dictionary, saved at every change."""
         if self._memory is None:
-            self._memory = Memory(self._notebook.memory(), self._change_memory)
+            with self._notebook.lock:
+                if self._memory is None:
+                    notebook = self._notebook
+                    self._memory = Memory(notebook.memory(), self._change_memory, notebook.lock)
         return self._memory
 
     def _change_memory(self, changed: dict[str, Any], gone: set[str]) -> dict[str, Any]:
-        self._check_not_over("change the persona's memory")
-        return self._notebook.change_memory(changed, gone)
+        with self._notebook.lock:
+            self._check_not_over("change the persona's memory")
+            return self._notebook.change_memory(changed, gone)
 
     @property
     def history(self) -> History:
         """What the persona went through in this run: a list that only grows."""
         if self._history is None:
-            self._history = History(self._notebook.history(), self._add_history)
+            with self._notebook.lock:
+                if self._history is None:
+                    notebook = self._notebook
+                    self._history = History(notebook.history, self._add_history, notebook.lock)
         return self._history
 
     def _add_history(self, item: Any) -> None:
-        self._check_not_over("add to the persona's history")
-        self._notebook.add_history(item)
+        with self._notebook.lock:
+            self._check_not_over("add to the persona's history")
+            self._notebook.add_history(item)
 
     # --- what it uses ---
 
     def spend(self, tokens: int = 0, usd: float = 0.0) -> None:
         """Count tokens and money that were spent; also when the attempt is over already."""
+        given: dict[str, object] = {"tokens": tokens, "usd": usd}
+        for name, value in given.items():
+            if isinstance(value, int | float) and abs(value) > _MOST_SPENT:
+                raise ConfigurationError(f"spend({name}=…) is too large: {_MOST_SPENT} at most")
         settings.whole(0)("spend(tokens=…)", tokens)
         settings.number(0)("spend(usd=…)", usd)
         if tokens or usd:
@@ -201,97 +226,30 @@ class StepContext:
         self._deadline, self._timeout = deadline, timeout
         self._loop = asyncio.get_running_loop()
 
-    def end(self) -> None:
-        """Save what changed unnoticed inside the memory, and accept nothing more."""
+    def end(self, error: BaseException | None = None) -> None:
+        """Save what changed unnoticed inside the memory, and accept nothing more.
+
+        An attempt that ends with an error ends with that one, whatever becomes of the memory.
+        """
         try:
             if self._memory is not None and not self._over:
                 self._memory.save_if_changed()
+        except Exception as broken:
+            if error is None:
+                raise
+            with contextlib.suppress(Exception):  # an error of the user's making
+                note = f"its memory could not be saved: {text_of(broken)}"
+                BaseException.add_note(error, note)
         finally:
-            self._over = True
+            with self._notebook.lock:  # or a thread that is late could still be writing
+                self._over = True
             self._deadline = None
 
-
-class Memory(MutableMapping[str, Any]):
-    """A dictionary that is saved whenever a key changes, and once more when the attempt ends.
-
-    What changes inside a value is noticed at the end, or at the next change of a key. Steps of one
-    persona that are executed at the same time change its memory key by key: neither undoes what
-    the other did, and sees it at its own next change.
-    """
-
-    def __init__(
-        self,
-        values: dict[str, Any],
-        change: Callable[[dict[str, Any], set[str]], dict[str, Any]],
-    ) -> None:
-        self._values = values
-        self._saved = copy.deepcopy(values)
-        self._change = change
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if not isinstance(key, str):
-            raise TypeError(f"a persona's memory has names as keys, not {key!r}")
-        self._apply({key: value}, set())
-
-    def __delitem__(self, key: str) -> None:
-        if key not in self._values:
-            raise KeyError(key)
-        self._apply({}, {key})
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-    def save_if_changed(self) -> None:
-        """Save what was changed inside the values."""
-        if self._values != self._saved:
-            self._apply({}, set())
-
-    def _apply(self, changed: dict[str, Any], gone: set[str]) -> None:
-        """Save changes, and what was changed inside other values; an error changes nothing."""
-        inside = {key: value for key, value in self._values.items() if value != self._saved[key]}
-        saved = self._change({**inside, **changed}, gone)
-        own = {**self._values, **changed}
-        # An object that the task has in hand stays the one that is looked at.
-        self._values = {
-            key: own[key] if key in own and own[key] == value else value
-            for key, value in saved.items()
-        }
-        self._saved = copy.deepcopy(self._values)
-
-
-class History(Sequence[Any]):
-    """A list that only grows; what ``append`` returned from is saved."""
-
-    def __init__(self, items: list[Any], add: Callable[[Any], None]) -> None:
-        self._items = items
-        self._add = add
-
-    def append(self, item: Any) -> None:
-        """Add an item at the end."""
-        self._add(item)
-        self._items.append(copy.deepcopy(item))
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        return copy.deepcopy(self._items[index])
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __repr__(self) -> str:
-        return repr(self._items)
+    def was_asked_to_stop(self, error: BaseException) -> bool:
+        """Tell whether an attempt ended because somebody outside wanted it to."""
+        if isinstance(error, GeneratorExit):
+            return self._watch.closed
+        return self._watch.is_cancelled() or _is_from_a_signal(error)
 
 
 # --- running it ----------------------------------------------------------------------------------
@@ -311,23 +269,86 @@ async def run_attempt(
     """
     token = _current.set(context)
     try:
+        result = await _result_of(context, seconds, task, args, kwargs)
+    except BaseException as error:
+        context.end(error)
+        raise
+    finally:
+        with contextlib.suppress(ValueError):  # it is thrown away, by somebody in another context
+            _current.reset(token)
+    context.end()
+    return result
+
+
+async def _result_of(
+    context: StepContext,
+    seconds: float,
+    task: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    watch = context._watch  # noqa: SLF001 - it is ours
+    try:
         work = task(*args, **kwargs) if _is_async(task) else _in_thread(task, args, kwargs)
         if type(work) is not CoroutineType:
             return await _in_time(context, seconds, work)
         try:
-            first = work.send(None)
+            first = watch.send(work, None)
         except StopIteration as done:
             return done.value  # it never waited, so it cannot be late: most of a timer's cost saved
-        return await _in_time(context, seconds, _go_on(work, first))
+        return await _in_time(context, seconds, _go_on(watch, work, first))
     except asyncio.CancelledError as error:
-        if _is_cancelled():
+        if _cancellations() > 0:
             raise
         raise RecoverableError(
             f"{context.task_name!r} waited for something that was cancelled"
         ) from error
-    finally:
-        _current.reset(token)
-        context.end()
+
+
+class _Watch:
+    """Tells who ended a task: itself, or somebody outside of it."""
+
+    __slots__ = ("closed", "own")
+
+    def __init__(self) -> None:
+        #: How often it cancelled itself. While it is not waiting, nobody else has a turn of the
+        #: loop; only a Ctrl+C in just that moment looks the same.
+        self.own = 0
+        #: Whether it was thrown away while it was waiting.
+        self.closed = False
+
+    def send(self, work: CoroutineType[Any, Any, Any], answer: Any) -> Any:
+        """Let a coroutine go on to where it waits next."""
+        before = _cancellations()
+        try:
+            return work.send(answer)
+        finally:
+            self._count(before)
+
+    def throw(self, work: CoroutineType[Any, Any, Any], error: BaseException) -> Any:
+        """Let a coroutine go on with an error."""
+        self.closed = isinstance(error, GeneratorExit)
+        before = _cancellations()
+        try:
+            return work.throw(error)
+        finally:
+            self._count(before)
+
+    def _count(self, before: int) -> None:
+        change = _cancellations() - before
+        if change:
+            self.own = max(0, self.own + change)
+
+    def is_cancelled(self) -> bool:
+        """Tell whether somebody else cancelled it."""
+        return _cancellations() > self.own
+
+
+def _is_from_a_signal(error: BaseException) -> bool:
+    """Tell whether an error was raised by the handler of a signal that asks a process to stop."""
+    known = [getattr(signal, name) for name in _STOP_SIGNALS if hasattr(signal, name)]
+    codes = [getattr(signal.getsignal(each), "__code__", None) for each in known]
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 async def _in_time(context: StepContext, seconds: float, work: Awaitable[Any]) -> Any:
@@ -346,16 +367,18 @@ async def _in_time(context: StepContext, seconds: float, work: Awaitable[Any]) -
 
 
 @coroutine
-def _go_on(work: CoroutineType[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, Any]:
+def _go_on(
+    watch: _Watch, work: CoroutineType[Any, Any, Any], waits_for: Any
+) -> Generator[Any, Any, Any]:
     """Go on with a coroutine that was begun by hand, handing on what it waits for."""
     try:
         while True:
             try:
                 answer = yield waits_for
             except BaseException as error:  # noqa: BLE001 - whatever it is, the coroutine gets it
-                waits_for = work.throw(error)
+                waits_for = watch.throw(work, error)
             else:
-                waits_for = work.send(answer)
+                waits_for = watch.send(work, answer)
     except StopIteration as done:
         return done.value
 
@@ -364,10 +387,13 @@ def _late(context: StepContext, seconds: float) -> TimeoutError:
     return TimeoutError(f"{context.task_name!r} was not done within {seconds:g} seconds")
 
 
-def _is_cancelled() -> bool:
-    """Tell whether somebody cancelled this task, and not just what it waited for."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+def _cancellations() -> int:
+    """Return how often this task was cancelled, and not just what it waited for."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # it is thrown away after the end of its loop
+        task = None
+    return 1 if task is None else task.cancelling()
 
 
 async def _in_thread(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from maestro_hive.kernel.clock import Clock, SystemClock
@@ -31,7 +31,6 @@ from maestro_hive.unified_execution.breaker_rules import BreakerRules, CircuitSt
 from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from types import TracebackType
 
     from maestro_hive.maestro.state.records import Breaker
@@ -199,7 +198,7 @@ class CircuitBreaker:
         cooldown = self.rules.cooldown_of(record)
         # How long a probe takes nobody knows: have a look again soon.
         wait = remaining or min(cooldown, LEASE_SECONDS)
-        retry_at = (self.clock.now() + timedelta(seconds=wait)).isoformat(timespec="seconds")
+        retry_at = _later(self.clock.now(), wait).isoformat(timespec="seconds")
         because = record.opened_because or f"{record.consecutive_failures} failures in a row"
         under_way = f", and is being probed {probed}" if probed else ""
         message = (
@@ -341,6 +340,13 @@ def _checked_name(name: object) -> str:
     if not usable or len(str(name)) > _LONGEST_NAME:
         raise settings.refused("name", name, f"a text of 1 to {_LONGEST_NAME} printable characters")
     return str(name)
+
+
+def _later(now: datetime, seconds: float) -> datetime:
+    """Return when that is; the last day of the calendar, if it is later still."""
+    last = datetime.max.replace(tzinfo=now.tzinfo)
+    left = (last - now).total_seconds()
+    return now + timedelta(seconds=seconds) if seconds < left else last
 
 
 def _iso(when: datetime | None) -> str | None:

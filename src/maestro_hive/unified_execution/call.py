@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.kernel.errors import EncodeError
 from maestro_hive.unified_execution import retry_policy
 from maestro_hive.unified_execution.attempt import StepContext, run_attempt
 from maestro_hive.unified_execution.config import ErrorCategory, ExecutionConfig, RecoveryStrategy
 from maestro_hive.unified_execution.exceptions import (
     FailureReport,
-    HelpNeeded,
-    RecoverableError,
     TokenBudgetExceeded,
     UnrecoverableError,
 )
@@ -25,6 +21,12 @@ from maestro_hive.unified_execution.results import (
     ExecutionStatus,
 )
 from maestro_hive.unified_execution.steps import Failure, error_facts, is_unrecoverable
+from maestro_hive.unified_execution.verdicts import (
+    check_source,
+    is_interruption,
+    passes_through,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from maestro_hive.unified_execution.retry_policy import Dice, Move
     from maestro_hive.unified_execution.transient_step import TransientStep
 
-#: What the beginning of Python source looks like.
-_SOURCE = ("def ", "class ", "import ", "from ")
 _UNDER_WAY = (ExecutionStatus.RUNNING, ExecutionStatus.RETRYING)
 _NOT_HEALED = Healing(fixed=False)
 
@@ -79,24 +79,25 @@ class Call:
 
     async def run(self) -> ExecutionResult:
         """Return the result of the first attempt that succeeds; raise when none will."""
-        step, timeout = self.step, self.options.timeout or self.terms.config.timeout_seconds
+        step, checks_source = self.step, self.terms.config.level1.enable_syntax_validation
         try:
             while True:
                 self._check_budget()
                 await self._begin()
+                context = self._context()
                 try:
                     output = await run_attempt(
-                        self._context(), timeout, self.task, self.args, self.kwargs
+                        context, self.timeout, self.task, self.args, self.kwargs
                     )
-                    if type(output) is str:
-                        self._check_source(output)
+                    if checks_source and type(output) is str:
+                        check_source(output)
                     encoded = step.encode(output)
                 except Exception as error:  # noqa: BLE001 - whatever the task raises
                     skipped = await self._failed(error)
                     if skipped is not None:
                         return skipped
                 except BaseException as error:
-                    self._stopped(error)
+                    self._stopped(error, asked=context.was_asked_to_stop(error))
                     raise
                 else:
                     await step.keep(encoded)
@@ -104,7 +105,7 @@ class Call:
                 await step.wait()
         except BaseException as error:
             if self.terms.latest.status in _UNDER_WAY:
-                self._show(_status_of(error))
+                self._show(status_of(error))
             raise
 
     def _check_budget(self) -> None:
@@ -120,7 +121,7 @@ class Call:
             await self.step.begin()
         except BaseException as error:
             if not isinstance(error, Exception):
-                self._stopped(error)
+                self._stopped(error, asked=True)  # the task has not begun, so it is not to blame
             raise
 
     def _context(self) -> StepContext:
@@ -135,32 +136,14 @@ class Call:
             run_id=step.run_id,
         )
 
-    def _check_source(self, output: str) -> None:
-        """Raise if the result is Python source that does not parse."""
-        if not self.terms.config.level1.enable_syntax_validation:
-            return
-        if not output.lstrip().startswith(_SOURCE):
-            return
-        try:
-            ast.parse(output)
-        except (SyntaxError, ValueError, RecursionError) as error:
-            line = getattr(error, "lineno", None)
-            where = f" in line {line}" if line else ""
-            raise RecoverableError(
-                f"the result is Python source that does not parse{where}: {error}",
-                error_category=ErrorCategory.SYNTAX.value,
-                line_number=line,
-            ) from error
-
     # --- failing ---
 
     async def _failed(self, error: Exception) -> ExecutionResult | None:
         """Record a failure; raise if there is no point in another attempt."""
-        if _passes_through(error):
-            # A result that cannot be kept was paid for: that counts, or each start would pay again.
-            counts = isinstance(error, EncodeError)
-            await self.step.fail(self._refusal(error, counts=counts))
-            self._show(_status_of(error))
+        if passes_through(error):
+            # What the task did was paid for: that counts, or each start would pay again.
+            await self.step.fail(_refusal(error, status_of(error), counts=True))
+            self._show(status_of(error))
             raise error
         try:
             move = self._decide(error)
@@ -208,6 +191,11 @@ class Call:
         )
 
     @property
+    def timeout(self) -> float:
+        """How many seconds an attempt may take."""
+        return self.options.timeout or self.terms.config.timeout_seconds
+
+    @property
     def max_attempts(self) -> int:
         """How many attempts may fail in one round."""
         return self.options.max_attempts or self.terms.config.level1.max_attempts
@@ -232,21 +220,13 @@ class Call:
             return _NOT_HEALED
         if level1.recovery_strategy is not RecoveryStrategy.REFLECT_AND_RETRY:
             return _NOT_HEALED
-        return await heal(healer, self.report(facts, recoverable=True))
+        return await heal(healer, self.report(facts, recoverable=True), self.timeout)
 
-    def _refusal(self, error: BaseException, *, counts: bool = False) -> Failure:
-        """Return what is recorded of an attempt after which the error itself goes on its way."""
-        return Failure(
-            status=_status_of(error),
-            counts=counts,
-            error=error_facts(error),
-            reason="it is not retried",
-            wait=None,
-            final=False,
-        )
-
-    def _stopped(self, error: BaseException) -> None:
-        self.step.stop(self._refusal(error))
+    def _stopped(self, error: BaseException, *, asked: bool) -> None:
+        """Record a stop; one that nobody asked for counts, or it could go on for ever."""
+        interrupted = not asked and is_interruption(error)
+        status = ExecutionStatus.INTERRUPTED if interrupted else status_of(error)
+        self.step.stop(_refusal(error, status, counts=not asked and not interrupted))
         self._show(ExecutionStatus.CANCELLED)
 
     def give_up(self, error: Exception | None, reason: str) -> ExecutionResult:
@@ -259,12 +239,13 @@ class Call:
         if self.terms.config.level1.recovery_strategy is RecoveryStrategy.SKIP:
             return result
         text = "It cannot be recovered" if marked else "Level 1 retries exhausted"
-        raise self.unrecoverable(f"{text} for {self.name}", result, reason, error) from error
+        message = f"{text} for {self.name}"
+        raise self.unrecoverable(message, result, reason, error) from error
 
     def unrecoverable(
         self, message: str, result: ExecutionResult, reason: str, error: BaseException | None = None
     ) -> UnrecoverableError:
-        """Return the error that carries a result without success."""
+        """Return the error that carries a result without success; it tells if the task was called."""
         made = UnrecoverableError(
             message,
             result.failure_report,
@@ -274,6 +255,7 @@ class Call:
                 "task_name": self.name,
                 "attempts": result.attempt_count,
                 "reason": reason,
+                "called": error is not None,
             },
         )
         made.result = result
@@ -339,6 +321,18 @@ def make_result(
     )
 
 
+def _refusal(error: BaseException, status: ExecutionStatus, *, counts: bool) -> Failure:
+    """Return what is recorded of an attempt after which the error itself goes on its way."""
+    return Failure(
+        status=status,
+        counts=counts,
+        error=error_facts(error),
+        reason="it is not retried",
+        wait=None,
+        final=False,
+    )
+
+
 def _failure(facts: dict[str, Any], move: Move, healing: Healing) -> Failure:
     return Failure(
         status=ExecutionStatus.RETRYING if move.retry else ExecutionStatus.FAILED,
@@ -350,28 +344,6 @@ def _failure(facts: dict[str, Any], move: Move, healing: Healing) -> Failure:
         healed=healing.fixed,
         healing_error=healing.error,
     )
-
-
-def _passes_through(error: Exception) -> bool:
-    """Tell whether an error is not the task's failure, and must reach the caller as it is."""
-    if isinstance(error, ExceptionGroup):
-        return any(_passes_through(part) for part in error.exceptions)
-    return retry_policy.never_retried(error) and not isinstance(error, UnrecoverableError)
-
-
-def _status_of(error: BaseException) -> ExecutionStatus:
-    match error:
-        case TokenBudgetExceeded():
-            return ExecutionStatus.BANKRUPT
-        case HelpNeeded():
-            return ExecutionStatus.HELP_NEEDED
-        case ExceptionGroup():
-            inside = [_status_of(part) for part in error.exceptions]
-            return next((it for it in inside if it != "failed"), ExecutionStatus.FAILED)
-        case Exception():
-            return ExecutionStatus.FAILED
-        case _:
-            return ExecutionStatus.CANCELLED
 
 
 def _facts_of(attempt: ExecutionAttempt | None) -> dict[str, Any]:

@@ -20,7 +20,8 @@ class CallOptions:
 
     #: Execute the task even if its result is kept; that result is forgotten.
     force: bool = False
-    #: Give a step that failed or was interrupted for good a new set of attempts.
+    #: Give a step that failed or was interrupted for good a new set of attempts. One that is not
+    #: at its end goes on with those it has left.
     retry: bool = False
     #: What tells the step from others of its persona and name, instead of its input.
     key: str | None = None

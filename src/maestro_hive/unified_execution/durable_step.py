@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.kernel.errors import StorageError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
 from maestro_hive.maestro.state.run_state import StepState, facts_of
@@ -13,6 +15,8 @@ from maestro_hive.unified_execution.steps import metrics_of
 from maestro_hive.unified_execution.waits import Wait
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.unified_execution.held_run import HeldRun
     from maestro_hive.unified_execution.steps import Failure, Plan
@@ -33,16 +37,15 @@ class DurableStep:
         self._clock: Clock = run.store.clock
         self._began: float | None = None
         self._before = 0.0
-        self._known: StepState | None = None
+        #: What it saved of its work, and which entry says so.
+        self._progress: tuple[int, dict[str, Any]] = (0, {})
 
     # --- what is known ---
 
     @property
     def state(self) -> StepState | None:
         """What the journal has of it."""
-        if self._known is None:
-            self._known = self._run.state.by_identity.get(self._plan.identity)
-        return self._known
+        return self._run.state.by_identity.get(self._plan.identity)
 
     @property
     def effect_key(self) -> str:
@@ -155,7 +158,7 @@ class DurableStep:
         """Record that the attempt was stopped; at once, since the loop may be ending."""
         state = self.state
         if state is not None and state.open_attempt:
-            self._run.append([self._failure_entry(failure)], sync=False)
+            self._run.append([self._failure_entry(failure)], sync=failure.counts)
 
     async def wait(self) -> None:
         """Wait for what is left of the time to the next attempt."""
@@ -195,25 +198,42 @@ class DurableStep:
         self, kind: EntryKind, facts: bytes | None = None, value: codec.Encoded | None = None
     ) -> NewEntry:
         state = self.state
-        assert state is not None, "a step that has not begun cannot end"
+        if state is None:
+            raise StorageError(
+                f"run {self.run_id!r} was set back while a step of {self._persona!r} was executed:"
+                " what the step did was not recorded, and it will be executed again"
+            )
         now = to_micros(self._clock.now())
         family = self._plan.family
         return NewEntry(kind, state.number, state.open_attempt, facts, value, family, None, now)
 
     # --- the notebook of its context ---
 
-    def save_progress(self, progress: dict[str, Any]) -> None:
-        """Keep half-done work."""
-        value = codec.encode(progress, "progress")
-        self._run.append([self._entry(EntryKind.PROGRESS_SAVED, value=value)])
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """What is held while something is changed."""
+        return self._run.mutex
+
+    def change_progress(self, changed: dict[str, Any]) -> None:
+        """Change fields of its half-done work; what its other threads changed meanwhile stays."""
+        with self._run.mutex:
+            self._run.catch_up()
+            progress = self._saved_progress() | changed
+            value = codec.encode(progress, "progress")
+            progress = progress | copy.deepcopy(changed)
+            self._run.append([self._entry(EntryKind.PROGRESS_SAVED, value=value)])
+            self._progress = (self._progress_seq(), progress)
 
     def change_memory(self, changed: dict[str, Any], gone: set[str]) -> dict[str, Any]:
         """Change the persona's memory; what its other steps changed meanwhile stays."""
         with self._run.mutex:
             self._run.catch_up()
             kept = {key: value for key, value in self.memory().items() if key not in gone}
-            memory = kept | changed
-            self._note(EntryKind.MEMORY_SAVED, codec.encode(memory, "memory"), "memory")
+            encoded = codec.encode(kept | changed, "memory")
+            memory = kept | copy.deepcopy(changed)
+            self._note(EntryKind.MEMORY_SAVED, encoded, "memory")
+            saved = self._run.state.memories[self._persona]
+            self._run.decoded_memories[self._persona] = (saved.seq, memory)
             return memory
 
     def add_history(self, item: Any) -> None:
@@ -233,13 +253,30 @@ class DurableStep:
         self._run.append([NewEntry(EntryKind.SPENT, number, attempt, facts)])
 
     def progress(self) -> dict[str, Any]:
-        """Return what it last saved of its work."""
+        """Return what it last saved of its work; a copy."""
+        with self._run.mutex:
+            return copy.deepcopy(self._saved_progress())
+
+    def _saved_progress(self) -> dict[str, Any]:
+        seq, state = self._progress_seq(), self.state
+        if self._progress[0] != seq:
+            self._progress = (seq, self._value(state.progress if state else None) or {})
+        return self._progress[1]
+
+    def _progress_seq(self) -> int:
         state = self.state
-        return self._value(state.progress if state else None) or {}
+        return state.progress.seq if state is not None and state.progress is not None else 0
 
     def memory(self) -> dict[str, Any]:
-        """Return the persona's memory."""
-        return self._value(self._run.state.memories.get(self._persona)) or {}
+        """Return the persona's memory; its values are nobody's to change, for others have them."""
+        with self._run.mutex:
+            saved = self._run.state.memories.get(self._persona)
+            if saved is None:
+                return {}
+            known = self._run.decoded_memories.get(self._persona)
+            if known is None or known[0] != saved.seq:
+                known = self._run.decoded_memories[self._persona] = (saved.seq, self._value(saved))
+            return known[1]
 
     def history(self) -> list[Any]:
         """Return the persona's history."""

@@ -176,5 +176,7 @@ def actions_for(report: FailureReport, run_id: str | None) -> list[str]:
     """Return what a person can do about it, the most useful first."""
     category = report.error_category
     known = ErrorCategory(category) if category in list(ErrorCategory) else ErrorCategory.UNKNOWN
-    go_on = f"then let the run go on: maestro retry {run_id}" if run_id else "then execute it again"
+    again = "then execute it again"
+    until = f"; until then {run_id} raises this again"
+    go_on = f"{again} with options(retry=True){until}" if run_id else again
     return [*([report.suggested_fix] if report.suggested_fix else []), _ADVICE[known], go_on]

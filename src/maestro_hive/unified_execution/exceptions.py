@@ -28,6 +28,8 @@ from typing import Any
 from maestro_hive.kernel.errors import MaestroError
 
 _DEEPEST = 20
+#: How many errors of a group are looked at.
+_MOST_PARTS = 10_000
 
 
 @dataclass
@@ -57,8 +59,12 @@ class ExecutionException(MaestroError):  # noqa: N818 - existing callers catch i
 
     def __str__(self) -> str:
         """Say what happened, and in brackets the facts that are known."""
-        facts = "; ".join(self._facts())
-        return f"{self.message} ({facts})" if facts else str(self.message)
+        message = text_of(self.message)
+        try:
+            facts = "; ".join(self._facts())
+        except Exception:  # noqa: BLE001 - it was made with something else than it takes
+            return message
+        return f"{message} ({facts})" if facts else message
 
     def _facts(self) -> Iterator[str]:
         return iter(())
@@ -123,7 +129,7 @@ class UnrecoverableError(ExecutionException):
     def _facts(self) -> Iterator[str]:
         if self.original_error is not None:
             yield _describe(self.original_error)
-        elif self.failure_report is not None:
+        elif isinstance(self.failure_report, FailureReport):
             yield f"{self.failure_report.error_category}: {self.failure_report.details}"
 
 
@@ -154,7 +160,7 @@ class HelpNeeded(ExecutionException):
     def _facts(self) -> Iterator[str]:
         if self.total_attempts:
             yield "1 attempt" if self.total_attempts == 1 else f"{self.total_attempts} attempts"
-        if self.failure_report is not None:
+        if isinstance(self.failure_report, FailureReport):
             yield f"{self.failure_report.error_category}: {self.failure_report.details}"
         if self.jira_ticket is not None:
             yield f"ticket {self.jira_ticket}"
@@ -230,6 +236,29 @@ class GovernanceViolation(ExecutionException):
             yield f"agent {self.agent_id}"
 
 
+# --- errors of the user's making --------------------------------------------------------------
+
+
+def text_of(value: object) -> str:
+    """Return an error, or anything, as text that can be written, also if it cannot show itself."""
+    try:
+        return _writable(str(value))
+    except Exception:  # noqa: BLE001 - a report of a failure must not fail itself
+        return f"{type(value).__name__}, which cannot show itself"
+
+
+def parts_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of a group and of the groups in it, however deep; of any other, itself."""
+    waiting, seen = [error], 0
+    while waiting and seen < _MOST_PARTS:
+        seen += 1
+        found = waiting.pop()
+        if isinstance(found, BaseExceptionGroup):
+            waiting.extend(reversed(found.exceptions))
+        else:
+            yield found
+
+
 # --- plain JSON ------------------------------------------------------------------------------
 # A report of a failure must not fail itself. What is not JSON is shown, not kept: the codec is
 # for values that come back.
@@ -282,9 +311,14 @@ def _plain_key(key: object) -> str:
     return plain if isinstance(plain, str) else repr(plain)
 
 
-def _describe(error: BaseException) -> str:
-    """Return ``Type: message``, also for an error that cannot show itself."""
-    return _writable("".join(traceback.format_exception_only(error)).strip())
+def _describe(error: object) -> str:
+    """Return ``Type: message``, also for an error that cannot show itself, or is none."""
+    if not isinstance(error, BaseException):
+        return text_of(error)
+    try:
+        return _writable("".join(traceback.format_exception_only(error)).strip())
+    except Exception:  # noqa: BLE001 - a SyntaxError is shown with its place, which may be anything
+        return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _writable(text: str) -> str:

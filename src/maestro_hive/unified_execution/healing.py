@@ -9,9 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from maestro_hive.kernel.threads import threads
+from maestro_hive.unified_execution.exceptions import text_of
 
 if TYPE_CHECKING:
     from maestro_hive.unified_execution.exceptions import FailureReport
+
+
+#: How much of what went wrong with a healer is kept.
+_LONGEST_TOLD = 2_000
 
 
 class Healer(Protocol):
@@ -29,14 +34,23 @@ class Healing(NamedTuple):
     error: str | None = None
 
 
-async def heal(healer: Healer, failure: FailureReport) -> Healing:
-    """Ask the healer; one that fails itself has mended nothing, and it is said why."""
+async def heal(healer: Healer, failure: FailureReport, seconds: float) -> Healing:
+    """Ask the healer; one that fails itself has mended nothing, and it is said why.
+
+    It has as long as an attempt has. The failure is recorded together with what came of the
+    healing: a process that is killed meanwhile leaves an attempt that was interrupted.
+    """
+    deadline = asyncio.timeout(seconds)
     try:
-        answer = await _ask(healer, failure)
+        async with deadline:
+            answer = await _ask(healer, failure)
+        status = getattr(answer, "status", None)
+        return Healing(fixed=str(getattr(status, "value", status)).upper() == "FIXED")
     except Exception as error:  # noqa: BLE001 - the user's own code, like the task itself
-        return Healing(fixed=False, error=f"{type(error).__name__}: {error}")
-    status = getattr(answer, "status", None)
-    return Healing(fixed=str(getattr(status, "value", status)).upper() == "FIXED")
+        if deadline.expired() and isinstance(error, TimeoutError):
+            return Healing(fixed=False, error=f"it was not done within {seconds:g} seconds")
+        told = f"{type(error).__name__}: {text_of(error)}"
+        return Healing(fixed=False, error=told[:_LONGEST_TOLD])
 
 
 async def _ask(healer: Healer, failure: FailureReport) -> Any:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
+from collections.abc import Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.unified_execution import escalation as words
 from maestro_hive.unified_execution.attempt import round_number
 from maestro_hive.unified_execution.config import RecoveryStrategy
 from maestro_hive.unified_execution.error_signs import retry_after
 from maestro_hive.unified_execution.exceptions import (
     CircuitBreakerOpen,
+    ExecutionException,
     HelpNeeded,
     UnrecoverableError,
 )
@@ -28,15 +32,17 @@ from maestro_hive.unified_execution.retry_policy import delay_before, never_retr
 from maestro_hive.unified_execution.rounds import (
     Rounds,
     failed_result,
+    original_of,
     plain_text,
     report_from,
+    report_of,
     reported,
 )
 from maestro_hive.unified_execution.waits import Wait
 from maestro_hive.unified_execution.wrapped_call import effect_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable
     from datetime import datetime
     from random import Random
 
@@ -48,6 +54,9 @@ if TYPE_CHECKING:
     from maestro_hive.unified_execution.wrapped_call import WrappedCall
 
 ResultT = TypeVar("ResultT")
+
+#: The calls that this task is inside of.
+_inside: ContextVar[frozenset[tuple[str, bytes]]] = ContextVar("calls_inside", default=frozenset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +80,13 @@ class RoundFailedError(Exception):
 
 
 class Level2Execution:
-    """One call, in as many rounds as it takes and as are left."""
+    """One call, in as many rounds as it takes and as are left.
 
-    def __init__(self, level2: Level2, call: WrappedCall) -> None:
+    Inside a round of another level 2 its rounds go on counting from there: what level 1 gave up
+    in an earlier round around it gets new attempts.
+    """
+
+    def __init__(self, level2: Level2, call: WrappedCall, identity: bytes = b"") -> None:
         self._config = level2.config
         self._breaker = level2.breaker
         self._run = level2.run
@@ -81,23 +94,22 @@ class Level2Execution:
         self._random = level2.random
         self._clock = level2.breaker.clock
         self._call = call
+        self._identity = identity
+        self._around = round_number.get()
         self._id = self._run.run_id if self._run else f"exec_{secrets.token_hex(8)}"
         self._began = self._clock.awake_seconds()
         self._rounds = Rounds(self._clock)
         self._last_error: Exception | None = None
 
-    @cached_property
-    def _identity(self) -> bytes:
-        return self._call.identity()  # it takes time, and is needed in a run or at the end
-
     async def result(self) -> Level2Result:
         """Return what came of it; in a run, whoever asks for the same meanwhile waits for it."""
         if self._run is None:
             return await self._result()
-        async with _turn(self._run, self._identity):
-            self._rounds = Rounds(self._clock, self._run, self._identity)
+        async with _turn(self._run, self._identity, self._call.name):
+            identities = [_in_round(self._identity, n) for n in range(1, self._around + 1)]
+            self._rounds = Rounds(self._clock, self._run, *identities)
             if self._call.starts_over:
-                await self._rounds.start_over()
+                await self._rounds.forget()
             return await self._result()
 
     async def _result(self) -> Level2Result:
@@ -110,9 +122,11 @@ class Level2Execution:
         while len(self._rounds.failed) < self._config.max_attempts:
             await self._wait()
             try:
-                return self._done(await self._round(len(self._rounds.failed) + 1))
+                result = await self._round(len(self._rounds.failed) + 1)
             except RoundFailedError as failed:
                 await self._note(failed)
+            else:
+                return await self._succeeded(result)
         return await self._give_up()
 
     # --- a round ---
@@ -129,7 +143,7 @@ class Level2Execution:
         """Make one round: under a permit, and telling the breaker how it went."""
         permit = await self._permit()
         began, started_at = self._clock.awake_seconds(), self._clock.now()
-        token = round_number.set(number)
+        token = round_number.set((self._around - 1) * self._config.max_attempts + number)
         try:
             outcome = await self._call.make()
         except Exception as error:  # noqa: BLE001 - the user's own task
@@ -172,7 +186,10 @@ class Level2Execution:
         if final and not isinstance(error, UnrecoverableError):
             permit.given_back()  # forbidden, bankrupt, or our own disk: not the other side's fault
             raise error
-        await self._tell_failure(permit, seconds)
+        if _called_nothing(error):
+            permit.given_back()
+        else:
+            await self._tell_failure(permit, seconds)
         if final:
             raise error
         result = failed_result(
@@ -180,6 +197,7 @@ class Level2Execution:
             name=self._call.name,
             persona=self._call.persona,
             execution_id=self._id,
+            number=len(self._rounds.failed) + 1,
             started_at=started_at,
             ended_at=self._clock.now(),
         )
@@ -190,7 +208,7 @@ class Level2Execution:
             return outcome
         done = ExecutionStatus.SUCCESS
         attempt = ExecutionAttempt(
-            attempt_id=f"round-{started_at.isoformat()}",
+            attempt_id=f"round-{len(self._rounds.failed) + 1}",
             attempt_number=1,
             started_at=started_at,
             ended_at=self._clock.now(),
@@ -225,8 +243,8 @@ class Level2Execution:
 
     def _asked_for(self, error: Exception | None) -> float:
         now = self._clock.now()
-        original = error.original_error if isinstance(error, UnrecoverableError) else None
-        asked = [retry_after(each, now) for each in (error, original) if each is not None]
+        sources = [each for each in (error, original_of(error)) if each is not None]
+        asked = [retry_after(each, now) for each in sources]
         return max((seconds for seconds in asked if seconds is not None), default=0.0)
 
     # --- the end ---
@@ -242,6 +260,13 @@ class Level2Execution:
             total_duration_seconds=self._clock.awake_seconds() - self._began,
             circuit_breaker_state=self._breaker.state.value,
         )
+
+    async def _succeeded(self, result: ExecutionResult) -> Level2Result:
+        """Return the result; unless level 1 keeps it, let the next call of that name start anew."""
+        done = self._done(result)
+        if self._rounds.remembered() and self._call.kept() is None:
+            await self._rounds.forget()
+        return done
 
     def _done(self, result: ExecutionResult) -> Level2Result:
         again = self._rounds.failed or result.final_status is ExecutionStatus.RECOVERED
@@ -268,8 +293,9 @@ class Level2Execution:
 
     async def _escalate(self, report: FailureReport, actions: list[str]) -> dict[str, Any]:
         """Tell a person, if there is a way to; trouble with that must not hide the failure."""
-        if self._escalation is None:
-            return {"ticket": None}
+        known = self._rounds.ticket()
+        if self._escalation is None or known is not None:
+            return {"ticket": known}
         run_id = self._run.run_id if self._run else None
         case = words.EscalationCase(
             run_id=run_id,
@@ -331,21 +357,40 @@ class Level2Execution:
         return await asyncio.to_thread(call)
 
 
+def _in_round(identity: bytes, around: int) -> bytes:
+    """Return a call's identity inside that round of another level 2: it has rounds of its own."""
+    return identity if around == 1 else hashlib.sha256(identity + b"#%d" % around).digest()
+
+
 @asynccontextmanager
-async def _turn(run: HeldRun, identity: bytes) -> AsyncIterator[None]:
+async def _turn(run: HeldRun, identity: bytes, name: str) -> AsyncIterator[None]:
     """Wait until nobody else in this process executes the same, and keep others waiting."""
+    this = (run.run_id, identity)
     while not run.enter(identity):
+        if this in _inside.get():
+            raise ConfigurationError(
+                f"{name!r} executes itself, with the same input, and would wait for ever"
+            )
         other = run.wait_for(identity)
         if other is not None:
             await asyncio.shield(asyncio.wrap_future(other))
+    token = _inside.set(_inside.get() | {this})
     try:
         yield
     finally:
         run.leave(identity)
+        _inside.reset(token)
 
 
 def _is_final(error: Exception) -> bool:
     """Tell whether another round is out of the question."""
     if isinstance(error, UnrecoverableError):  # level 1 has given up: that is what rounds are for
-        return error.failure_report is not None and not error.failure_report.recoverable
+        report = report_of(error)
+        return report is not None and not report.recoverable
     return never_retried(error)
+
+
+def _called_nothing(error: Exception) -> bool:
+    """Tell whether level 1 knew beforehand: then the breaker learns nothing from it."""
+    context: object = error.context if isinstance(error, ExecutionException) else None
+    return isinstance(context, Mapping) and context.get("called") is False

@@ -8,6 +8,7 @@ restart. Without one nothing is written, and everything ends with the process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import random
 from contextvars import ContextVar
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Self
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.run_view import show_run, was_healed
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import retry_policy
 from maestro_hive.unified_execution.attempt import round_number
+from maestro_hive.unified_execution.budget import Budget
 from maestro_hive.unified_execution.call import Call, Latest, Terms, make_result
 from maestro_hive.unified_execution.call_options import CallOptions
 from maestro_hive.unified_execution.config import (
@@ -29,14 +30,14 @@ from maestro_hive.unified_execution.config import (
     get_execution_config,
 )
 from maestro_hive.unified_execution.durable_step import DurableStep
-from maestro_hive.unified_execution.exceptions import TokenBudgetExceeded
 from maestro_hive.unified_execution.governance import AgentContext, Enforcer, enforce, infer_action
 from maestro_hive.unified_execution.results import (
     ExecutionAttempt,
     ExecutionResult,
     ExecutionStatus,
 )
-from maestro_hive.unified_execution.resuming import go_on
+from maestro_hive.unified_execution.resuming import go_on, is_over
+from maestro_hive.unified_execution.settings import refused
 from maestro_hive.unified_execution.state_persistence import StatePersistence
 from maestro_hive.unified_execution.steps import UNNAMED, Plan, Planner
 from maestro_hive.unified_execution.transient_step import Persona, TransientStep
@@ -82,12 +83,8 @@ class PersonaExecutor:
         *,
         execution_id: str | None = None,
     ) -> None:
-        given: object = persona_id
-        if not isinstance(given, str) or not given:
-            raise ConfigurationError(
-                f"a persona_id is a text that is not empty, not {persona_id!r}"
-            )
-        self.config = (config or get_execution_config()).frozen()
+        _check(config, persona_id, healing_engine, state_persistence, enforcer)
+        self.config = (get_execution_config() if config is None else config).frozen()
         self.persona_id = persona_id
         self.persona_role = persona_role
         self.healing_engine = healing_engine
@@ -101,7 +98,7 @@ class PersonaExecutor:
         self._run: HeldRun | None = state_persistence.held_run if state_persistence else None
         self._clock: Clock = self._run.store.clock if self._run else SystemClock()
         self._persona = Persona()
-        self._tokens_before = 0
+        self._budget = Budget(self.config.tokens, persona_id, self._run, self._persona)
         self._planner = Planner(persona_id)
         self._options = CallOptions()
         self._manager: StateManager | None = None
@@ -112,8 +109,8 @@ class PersonaExecutor:
             dice=random.Random(self.config.level1.jitter_seed),  # noqa: S311 - for jitter alone
             healer=healing_engine,
             latest=Latest(),
-            spend=self._spend,
-            check_budget=self._check_budgets,
+            spend=self._budget.spend,
+            check_budget=self._budget.check,
         )
 
     # --- what it did, and where it is kept ---
@@ -149,7 +146,7 @@ class PersonaExecutor:
 
     @property
     def starts_over(self) -> bool:
-        """Tell whether its calls begin anew, whatever was kept or given up before."""
+        """Tell whether its calls were asked to begin anew: ``force``, or ``retry``."""
         return self._options.force or self._options.retry
 
     def close(self) -> None:
@@ -182,6 +179,9 @@ class PersonaExecutor:
             raise ConfigurationError(f"the task {task_name!r} is {task!r}, and cannot be called")
         run, options = self._run, self._options
         if run is None:
+            named: object = task_name
+            if not isinstance(named, str):
+                raise refused("the task_name", task_name, "a text")
             transient = TransientStep(self._persona, self._clock)
             call = Call(self._terms, options, transient, task, task_name, args, kwargs)
             self._govern(call)
@@ -208,11 +208,24 @@ class PersonaExecutor:
         plan = self._plan(task_name, args, kwargs)
         return self._find(DurableStep(self._run, plan, self.persona_id, 1), task_name)
 
-    def _plan(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        options = self._options
-        return self._planner.plan(
-            name, args, kwargs, key=options.key, store_input=options.store_input
+    def step_identity(
+        self,
+        task: Callable[..., Any],
+        task_name: str = UNNAMED,
+        *args: Any,
+        **kwargs: Any,
+    ) -> bytes | None:
+        """Return what tells the step that ``execute`` would execute from others; None in memory."""
+        del task
+        return (
+            None if self._run is None else self._plan(task_name, args, kwargs, quiet=True).identity
         )
+
+    def _plan(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, quiet: bool = False
+    ) -> Plan:
+        key, store_input = self._options.key, self._options.store_input
+        return self._planner.plan(name, args, kwargs, key=key, store_input=store_input, quiet=quiet)
 
     def _find(self, step: DurableStep, name: str) -> ExecutionResult | None:
         """Return what is kept of a step, if it is finished and may be used."""
@@ -258,7 +271,8 @@ class PersonaExecutor:
         try:
             return await self._start(call)
         finally:
-            _inside.reset(token)
+            with contextlib.suppress(ValueError):  # it is thrown away, in another context
+                _inside.reset(token)
             run.leave(plan.identity)
             if self.state_persistence is not None:
                 self.state_persistence.copy_if_due()
@@ -267,8 +281,10 @@ class PersonaExecutor:
         """Go on with a step where it was, if it may go on."""
         step = call.step
         assert isinstance(step, DurableStep)
-        if self.starts_over:
-            step.start_over(forget=self._options.force)
+        if self._options.force:
+            step.start_over(forget=True)
+        elif self._options.retry and is_over(call, step):
+            step.start_over(forget=False)
         skipped = await go_on(call, step)
         if skipped is not None:
             return skipped
@@ -288,57 +304,21 @@ class PersonaExecutor:
 
     @property
     def _tokens_used(self) -> int:
-        return self._spent_so_far() - self._tokens_before
-
-    def _spent_so_far(self) -> int:
-        if self._run is None:
-            return self._persona.tokens
-        return self._run.state.spent.get(self.persona_id, (0, 0.0))[0]
+        return self._budget.used
 
     def get_token_usage(self) -> int:
         """Return the tokens this persona spent, in this run or since the last reset."""
-        return self._tokens_used
+        return self._budget.used
 
     def reset_token_usage(self) -> None:
-        """Count from 0 again, in this executor."""
-        self._tokens_before = self._spent_so_far()
-
-    def _spend(
-        self, step: DurableStep | TransientStep, attempt: int, tokens: int, usd: float
-    ) -> None:
-        if self.config.tokens.track_usage:
-            step.spend(attempt, tokens, usd)
-            self._check_budgets()
-
-    def _check_budgets(self) -> None:
-        limits = self.config.tokens
-        if not limits.enforce_budget:
-            return
-        used = self._tokens_used
-        if used > limits.max_tokens_per_persona:
-            raise self._bankrupt(used, limits.max_tokens_per_persona, "persona")
-        if self._run is not None:
-            used = sum(tokens for tokens, _ in self._run.state.spent.values())
-        if used > limits.max_tokens_per_execution:
-            raise self._bankrupt(used, limits.max_tokens_per_execution, "execution")
-
-    def _bankrupt(self, used: int, limit: int, whose: str) -> TokenBudgetExceeded:
-        message = f"Token budget of the {whose} exceeded for persona {self.persona_id}"
-        return TokenBudgetExceeded(message, self.persona_id, used, limit)
+        """Count from 0 again, in this executor and those made from it by ``options``."""
+        self._budget.reset()
 
     # --- used by older callers ---
 
     def _check_token_budget(self, tokens: int) -> None:
         """Count tokens, unless they would exceed the budget: then raise."""
-        limits = self.config.tokens
-        used = self._tokens_used + tokens
-        if limits.enforce_budget and used > limits.max_tokens_per_persona:
-            raise self._bankrupt(used, limits.max_tokens_per_persona, "persona")
-        if self._run is None:
-            self._persona.tokens += tokens
-        else:
-            facts = {"persona": self.persona_id, "tokens": tokens, "usd": 0.0}
-            self._run.append([NewEntry(EntryKind.SPENT, facts=codec.dump_canonical(facts))])
+        self._budget.take(tokens)
 
     def _calculate_delay(self, attempt_number: int) -> float:
         """Return the wait after the n-th failure, without jitter."""
@@ -382,6 +362,22 @@ class PersonaExecutor:
             self.state_persistence.checkpoint()
 
 
+def _check(
+    config: object, persona_id: object, healer: object, state: object, enforcer: object
+) -> None:
+    """Raise if an executor is to be made of something else than it takes."""
+    if config is not None and not isinstance(config, ExecutionConfig):
+        raise refused("the config", config, "an ExecutionConfig, or None for that of the process")
+    if not isinstance(persona_id, str) or not persona_id:
+        raise ConfigurationError(f"a persona_id is a text that is not empty, not {persona_id!r}")
+    if healer is not None and not callable(getattr(healer, "heal_single", None)):
+        raise refused("the healing_engine", healer, "an object with a method heal_single")
+    if state is not None and not isinstance(state, StatePersistence):
+        raise refused("the state_persistence", state, "a StatePersistence")
+    if enforcer is not None and not callable(getattr(enforcer, "check", None)):
+        raise refused("the enforcer", enforcer, "an object with a method check")
+
+
 def _one_id(
     workflow_id: str | None, execution_id: str | None, state: StatePersistence | None
 ) -> str | None:
@@ -391,6 +387,10 @@ def _one_id(
         "state_persistence": state.workflow_id if state is not None else None,
     }
     known = {name: value for name, value in given.items() if value is not None}
+    for name, value in known.items():
+        given_id: object = value
+        if not isinstance(given_id, str):
+            raise refused(f"the {name}", value, "a text")
     if len(set(known.values())) > 1:
         told = ", ".join(f"{name} {value!r}" for name, value in known.items())
         raise ConfigurationError(f"an executor is of one run, and was given {told}")

@@ -9,6 +9,7 @@ from maestro_hive.unified_execution.results import ExecutionResult, ExecutionSta
 from maestro_hive.unified_execution.steps import Failure
 
 if TYPE_CHECKING:
+    from maestro_hive.maestro.state.run_state import StepState
     from maestro_hive.unified_execution.call import Call
     from maestro_hive.unified_execution.durable_step import DurableStep
 
@@ -18,17 +19,34 @@ async def go_on(call: Call, step: DurableStep) -> ExecutionResult | None:
 
     With the strategy SKIP a step that was given up gives a result instead.
     """
-    state = step.state
-    if state is None:
+    if step.state is None:
         return None
-    if state.open_attempt and call.options.on_ambiguous != "rerun":
+    if _is_ambiguous(call, step.state):
         raise _ambiguous(call)
-    if state.interruptions + (state.open_attempt > 0) > call.max_interruptions:
+    if _is_interrupted(call, step.state):
         raise await _interrupted(call, step)
     if step.is_given_up(call.max_attempts):
         return call.give_up(None, "it was given up before, and nobody asked for a retry")
     await step.wait()
     return None
+
+
+def is_over(call: Call, step: DurableStep) -> bool:
+    """Tell whether a step that is not finished goes on only if somebody asks for a retry."""
+    state = step.state
+    return state is not None and (
+        _is_ambiguous(call, state)
+        or _is_interrupted(call, state)
+        or step.is_given_up(call.max_attempts)
+    )
+
+
+def _is_ambiguous(call: Call, state: StepState) -> bool:
+    return state.open_attempt > 0 and call.options.on_ambiguous != "rerun"
+
+
+def _is_interrupted(call: Call, state: StepState) -> bool:
+    return state.interruptions + (state.open_attempt > 0) > call.max_interruptions
 
 
 async def _interrupted(call: Call, step: DurableStep) -> UnrecoverableError:
@@ -70,5 +88,5 @@ def _ambiguous(call: Call) -> UnrecoverableError | HelpNeeded:
             "if it had its effect: mark_task_completed",
             "if it had not: options(retry=True)",
         ],
-        context={"effect_key": call.step.effect_key, "task_name": call.name},
+        context={"effect_key": call.step.effect_key, "task_name": call.name, "called": False},
     )

@@ -19,6 +19,7 @@ from maestro_hive.unified_execution.exceptions import (
     HelpNeeded,
     TokenBudgetExceeded,
     UnrecoverableError,
+    parts_of,
 )
 from maestro_hive.unified_execution.settings import refused
 
@@ -174,7 +175,7 @@ def never_retried(error: BaseException) -> bool:
     what is no ``Exception`` at all, and for a group with one of these in it.
     """
     if isinstance(error, BaseExceptionGroup):
-        return any(never_retried(part) for part in error.exceptions)
+        return any(never_retried(part) for part in parts_of(error))
     if isinstance(error, MaestroError):
         return isinstance(error, _FINAL) or not isinstance(error, ExecutionException)
     return not isinstance(error, Exception)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
+import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from maestro_hive.unified_execution.results import (
     ExecutionResult,
     ExecutionStatus,
 )
+from maestro_hive.unified_execution.steps import error_facts
 from maestro_hive.unified_execution.waits import Wait
 
 if TYPE_CHECKING:
@@ -46,20 +47,30 @@ class FailedRound:
 
 
 class Rounds:
-    """The failed rounds of one call; in a run they survive a restart."""
+    """The failed rounds of one call; in a run they survive a restart.
 
-    def __init__(self, clock: Clock, run: HeldRun | None = None, identity: bytes = b"") -> None:
+    ``identities`` are the call's in each round of a level 2 around it: the last is this one's.
+    """
+
+    def __init__(self, clock: Clock, run: HeldRun | None = None, *identities: bytes) -> None:
         self._clock = clock
         self._run = run
-        self._identity = identity
-        kept = run.state.rounds.get(identity, []) if run else []
+        self._identities = identities
+        kept = run.state.rounds.get(identities[-1], []) if run else []
         self.failed: list[FailedRound] = [_round_from(entry) for entry in kept]
 
-    async def start_over(self) -> None:
-        """Let what was made before count no more."""
-        if self.failed or self.escalated() is not None:
-            await self._record(EntryKind.RETRIED, {})
-            self.failed = []
+    async def forget(self) -> None:
+        """Let what failed before count no more: the next call starts anew."""
+        for identity in self.remembered():
+            await self._record(EntryKind.RETRIED, {}, identity)
+        self.failed = []
+
+    def remembered(self) -> list[bytes]:
+        """Return under which of its identities the run knows of a failure."""
+        if self._run is None:
+            return []
+        rounds, escalated = self._run.state.rounds, self._run.state.escalated
+        return [each for each in self._identities if each in rounds or each in escalated]
 
     @property
     def results(self) -> list[ExecutionResult]:
@@ -91,19 +102,29 @@ class Rounds:
 
     def escalated(self) -> Mapping[str, Any] | None:
         """Return what was recorded when level 2 gave up, if it did."""
-        entry = self._run.state.escalated.get(self._identity) if self._run else None
+        return self._escalated(self._identities[-1]) if self._run else None
+
+    def ticket(self) -> str | None:
+        """Return the ticket that was made for this failure in an earlier round around it."""
+        ends = [self._escalated(identity) for identity in self._identities[:-1]]
+        return next((end["ticket"] for end in ends if end is not None and end["ticket"]), None)
+
+    def _escalated(self, identity: bytes) -> Mapping[str, Any] | None:
+        entry = self._run.state.escalated.get(identity) if self._run else None
         return facts_of(entry) if entry is not None else None
 
     async def escalate(self, facts: dict[str, Any]) -> None:
         """Record that level 2 gave up."""
         await self._record(EntryKind.ESCALATED, facts)
 
-    async def _record(self, kind: EntryKind, facts: dict[str, Any]) -> None:
+    async def _record(
+        self, kind: EntryKind, facts: dict[str, Any], identity: bytes | None = None
+    ) -> None:
         if self._run is not None:
             entry = NewEntry(
                 kind,
                 facts=codec.dump_canonical(facts),
-                identity=self._identity,
+                identity=identity or self._identities[-1],
                 at=to_micros(self._clock.now()),
             )
             await self._run.record(entry, sync=True)
@@ -118,6 +139,7 @@ def failed_result(
     name: str,
     persona: str | None,
     execution_id: str,
+    number: int,
     started_at: datetime,
     ended_at: datetime,
 ) -> ExecutionResult:
@@ -131,46 +153,63 @@ def failed_result(
             task_name=name,
             persona_id=persona or "",
             final_status=ExecutionStatus.FAILED,
-            attempts=[_attempt_of(error, started_at, ended_at)],
+            attempts=[_attempt_of(error, number, started_at, ended_at)],
             total_duration_seconds=(ended_at - started_at).total_seconds(),
         )
-    given = error.failure_report if isinstance(error, UnrecoverableError) else None
-    return replace(result, failure_report=given or result.failure_report)
+    return replace(result, failure_report=report_of(error) or report_of(result))
 
 
-def _attempt_of(error: Exception, started_at: datetime, ended_at: datetime) -> ExecutionAttempt:
-    original = error.original_error if isinstance(error, UnrecoverableError) else None
-    cause = original or error
+def report_of(failure: object) -> FailureReport | None:
+    """Return the report that an error or a result came with, if it is one."""
+    found = (
+        failure.failure_report
+        if isinstance(failure, UnrecoverableError | ExecutionResult)
+        else None
+    )
+    return found if isinstance(found, FailureReport) else None
+
+
+def original_of(error: Exception | None) -> Exception | None:
+    """Return the error that level 1 gave up over, if it says so."""
+    found: object = error.original_error if isinstance(error, UnrecoverableError) else None
+    return found if isinstance(found, Exception) else None
+
+
+def _attempt_of(
+    error: Exception, number: int, started_at: datetime, ended_at: datetime
+) -> ExecutionAttempt:
+    facts = error_facts(original_of(error) or error)
     return ExecutionAttempt(
-        attempt_id=f"round-{started_at.isoformat()}",
+        attempt_id=f"round-{number}",
         attempt_number=1,
         started_at=started_at,
         ended_at=ended_at,
         status=ExecutionStatus.FAILED,
-        error_message=plain_text(cause).removeprefix(f"{type(cause).__name__}: "),
-        error_type=type(cause).__name__,
-        error_traceback="".join(traceback.format_exception(cause)),
+        error_message=facts["message"],
+        error_type=facts["type"],
+        error_traceback=facts["traceback"],
     )
 
 
 def reported(
     result: ExecutionResult, error: Exception | None, *, name: str, persona: str | None
 ) -> ExecutionResult:
-    """Return the result with a report that lists each of its attempts."""
-    report = result.failure_report or FailureReport(
+    """Return the result with a report that lists each of its attempts, as plain data."""
+    report = report_of(result) or FailureReport(
         failed_persona=persona or result.persona_id or name,
         error_category=classify(error).value if error is not None else "UNKNOWN",
         details=plain_text(error) if error is not None else f"{name} ended without a result",
     )
     listed = [_attempt_facts(attempt) for attempt in result.attempts]
-    report = replace(report, context=listed, attempt_number=len(listed))
-    return replace(result, failure_report=report)
+    plain = replace(report, context=listed, attempt_number=len(listed)).to_dict()
+    return replace(result, failure_report=report_from(plain))
 
 
 def plain_text(error: BaseException) -> str:
     """Return ``Type: message``, also of an error that cannot show itself."""
-    shown = "".join(traceback.format_exception_only(error)).strip()
-    return shown.encode("utf-8", "backslashreplace").decode()[:_LONGEST_TEXT]
+    facts = error_facts(error)
+    kind, message = facts["type"], facts["message"]
+    return kind if message == kind else f"{kind}: {message}"
 
 
 # --- as plain JSON -------------------------------------------------------------------------------
@@ -191,7 +230,6 @@ def _attempt_facts(attempt: ExecutionAttempt) -> dict[str, Any]:
 
 def _round_facts(failed: FailedRound) -> dict[str, Any]:
     result = failed.result
-    report = replace(failed.report, details=str(failed.report.details)[:_LONGEST_TEXT])
     return {
         "execution_id": result.execution_id,
         "name": result.task_name,
@@ -199,7 +237,7 @@ def _round_facts(failed: FailedRound) -> dict[str, Any]:
         "status": result.final_status.value,
         "seconds": result.total_duration_seconds,
         "tokens": result.total_tokens_used,
-        "report": report.to_dict(),
+        "report": failed.report.to_dict(),
         "wait": failed.wait.to_facts() if failed.wait else None,
     }
 
@@ -223,8 +261,15 @@ def _round_from(entry: Entry) -> FailedRound:
 
 
 def report_from(facts: Mapping[str, Any]) -> FailureReport:
-    """Return the report that was written down."""
-    return FailureReport(**{**facts, "context": list(facts["context"])})
+    """Return the report that was written down, or is to be: its texts are texts, and no novels."""
+    fix = facts["suggested_fix"]
+    texts = {name: _text(facts[name]) for name in ("failed_persona", "error_category", "details")}
+    plain = {**copy.deepcopy(dict(facts)), **texts}  # others read the same facts
+    return FailureReport(**{**plain, "suggested_fix": _text(fix) if fix else None})
+
+
+def _text(value: object) -> str:
+    return str(value)[:_LONGEST_TEXT]
 
 
 def _attempt_from(facts: Mapping[str, Any]) -> ExecutionAttempt:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
+import copy
 import random
 import threading
 import weakref
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.maestro.state.opened import borrow_memory_store, borrow_store, return_store
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.unified_execution import settings
 from maestro_hive.unified_execution.breaker import CircuitBreaker, CircuitState
 from maestro_hive.unified_execution.config import ExecutionConfig, get_execution_config
 from maestro_hive.unified_execution.escalation import (
@@ -33,7 +35,7 @@ from maestro_hive.unified_execution.results import Level2Result
 from maestro_hive.unified_execution.retry_policy import delay_before
 from maestro_hive.unified_execution.state_persistence import StatePersistence
 from maestro_hive.unified_execution.steps import UNNAMED
-from maestro_hive.unified_execution.wrapped_call import understand
+from maestro_hive.unified_execution.wrapped_call import WrappedCall, understand, warn_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +80,9 @@ class SafetyRetryWrapper:
         self._held = _Held(self.config, workflow_id, store, needed=self._given is None)
         self._name = self._given.name if self._given else _checked_name(breaker)
         self._latest = self._name or DEFAULT_BREAKER
+        self._retry = False
+        self._warned: set[str] = set()
+        self._lent_by: Self | None = None
         self._random = random.Random(self.config.level2.jitter_seed)  # noqa: S311 - for jitter
         self._finalizer = weakref.finalize(self, _close_quietly, self._held)
         self._finalizer.atexit = False  # the stores themselves close then
@@ -121,6 +126,17 @@ class SafetyRetryWrapper:
 
     # --- execution ---
 
+    def options(self, *, retry: bool = False) -> Self:
+        """Return this wrapper with other options for its calls.
+
+        ``retry`` gives a call that ended with ``HelpNeeded`` all of its rounds again, and the
+        executor's step new attempts.
+        """
+        other = copy.copy(self)
+        other._retry = settings.flag("the option retry", retry)  # noqa: SLF001 - it is one of us
+        other._lent_by = self  # noqa: SLF001 - what is held is let go when the last of us ends
+        return other
+
     async def execute_safe(
         self,
         executor_func: Callable[..., Any],
@@ -130,23 +146,36 @@ class SafetyRetryWrapper:
     ) -> Level2Result:
         """Call ``executor_func`` until it succeeds or the rounds are used up.
 
-        ``PersonaExecutor.execute`` is told the ``task_name``. Raises ``CircuitBreakerOpen`` before
-        anything is called, and ``HelpNeeded`` at the end; what must not be retried is raised as it
-        is.
+        ``PersonaExecutor.execute`` is told the ``task_name``; then all that follows the task is the
+        task's own. Without it the name follows the task, as in ``execute``. A function that is not
+        async is called in a thread. Raises ``CircuitBreakerOpen`` before anything is called, and
+        ``HelpNeeded`` at the end; what must not be retried is raised as it is.
         """
         call = understand(executor_func, args, kwargs, task_name)
+        if self._retry:
+            call = call.starting_over()
         name = self._name or call.persona or DEFAULT_BREAKER
         if not self._held.ready:
             await asyncio.to_thread(self._held.open)
         self._latest = name
+        run = self._held.run()
+        identity = self._identity(call) if run is not None else b""
         level2 = Level2(
             config=self.config.level2,
             breaker=self._breaker(name),
-            run=self._held.run(),
+            run=run,
             escalation=self._escalation,
             random=self._random,
         )
-        return await Level2Execution(level2, call).result()
+        return await Level2Execution(level2, call, identity).result()
+
+    def _identity(self, call: WrappedCall) -> bytes:
+        """Return what tells a call from others; say so, once for a name, if that may not do."""
+        identity, doubt = call.identity()
+        if doubt is not None and call.name not in self._warned:
+            self._warned.add(call.name)
+            warn_of(call.name, doubt)
+        return identity
 
     # --- what it holds ---
 

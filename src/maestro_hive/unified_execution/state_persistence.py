@@ -13,7 +13,6 @@ import logging
 import os
 import secrets
 import time
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -366,7 +365,8 @@ class StatePersistence:
         self.shutdown()
 
 
-_open_states: weakref.WeakSet[StatePersistence] = weakref.WeakSet()
+#: Not weakly: one that nobody shut down still holds its run, and its copy is written at the end.
+_open_states: set[StatePersistence] = set()
 
 
 os.register_at_fork(after_in_child=_open_states.clear)  # the parent's to shut down

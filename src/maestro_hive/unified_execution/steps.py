@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
 from maestro_hive.maestro.state import codec
 from maestro_hive.unified_execution import retry_policy
-from maestro_hive.unified_execution.exceptions import UnrecoverableError
+from maestro_hive.unified_execution.exceptions import (
+    FailureReport,
+    UnrecoverableError,
+    parts_of,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,12 +55,11 @@ class Planner:
         *,
         key: str | None,
         store_input: bool,
+        quiet: bool = False,
     ) -> Plan:
         """Work out a step's identity."""
-        if name not in self._kinds:
-            self._kinds[name] = self._kind(name)
-        start, facts, family = self._kinds[name]
-        given = self._encode(name, args, kwargs, quiet=key is not None)
+        start, facts, family = self._kind(name)
+        given = self._encode(name, args, kwargs, quiet=quiet or key is not None)
         digest = start.copy()
         if key is not None:
             digest.update(b"key" + key.encode())
@@ -65,13 +69,16 @@ class Planner:
 
     def _kind(self, name: str) -> tuple[Any, bytes, str]:
         given: object = name
+        if isinstance(given, str) and given in self._kinds:
+            return self._kinds[given]
         if not isinstance(given, str) or given in ("", UNNAMED):
             raise ConfigurationError(
                 f"a step that is kept needs a name to be found by, and {name!r} is none;"
                 " give execute() a task_name"
             )
         facts = codec.encode({"name": name, "persona": self._persona}, "step").data
-        return hashlib.sha256(facts), facts, f"{self._persona}/{name}"
+        self._kinds[name] = hashlib.sha256(facts), facts, f"{self._persona}/{name}"
+        return self._kinds[name]
 
     def _encode(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, quiet: bool
@@ -118,11 +125,9 @@ def error_facts(error: BaseException) -> dict[str, Any]:
     """Return an error as plain JSON, also one that cannot show itself."""
     cause = error.original_error if isinstance(error, UnrecoverableError) else None
     kind = type(error).__name__
-    try:
-        message = str(error) or kind
-    except Exception:  # noqa: BLE001 - an error of the user's making
-        message = f"{kind}, which cannot show itself"
-    category = retry_policy.classify(cause or error) if isinstance(error, Exception) else "UNKNOWN"
+    message = text_of(error) or kind
+    looked_at = cause if isinstance(cause, BaseException) else error
+    category = retry_policy.classify(looked_at) if isinstance(error, Exception) else "UNKNOWN"
     try:
         frames = _own_frames(error)
         trace = "".join(traceback.format_exception(type(error), error, frames, limit=-_FRAMES))
@@ -130,7 +135,7 @@ def error_facts(error: BaseException) -> dict[str, Any]:
         trace = message
     facts = {
         "type": kind,
-        "message": _writable(message)[:_MESSAGE_LENGTH],
+        "message": message[:_MESSAGE_LENGTH],
         "category": str(category),
         "traceback": _writable(trace)[-_TRACEBACK_LENGTH:],
     }
@@ -139,12 +144,13 @@ def error_facts(error: BaseException) -> dict[str, Any]:
 
 def is_unrecoverable(error: BaseException) -> bool:
     """Tell whether a task says that another attempt is pointless; one of a group says it too."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(is_unrecoverable(part) for part in error.exceptions)
-    if not isinstance(error, UnrecoverableError):
-        return False
+    return any(_is_final(part) for part in parts_of(error) if isinstance(part, UnrecoverableError))
+
+
+def _is_final(error: UnrecoverableError) -> bool:
     # An executor inside the task that has used up its attempts gets new ones in the next round.
-    return error.failure_report is None or not error.failure_report.recoverable
+    report: object = error.failure_report
+    return not isinstance(report, FailureReport) or not report.recoverable
 
 
 def _own_frames(error: BaseException) -> TracebackType | None:

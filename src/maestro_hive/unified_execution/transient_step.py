@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import secrets
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from maestro_hive.unified_execution.steps import metrics_of
 from maestro_hive.unified_execution.waits import Wait
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.run_state import StepState
     from maestro_hive.unified_execution.steps import Failure
@@ -27,6 +30,8 @@ class Persona:
     history: list[Any] = field(default_factory=list)
     tokens: int = 0
     usd: float = 0.0
+    #: What is held while something of it is changed, or something of one of its steps.
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 _numbers = itertools.count(1)
@@ -149,33 +154,42 @@ class TransientStep:
 
     # --- the notebook of its context ---
 
-    def save_progress(self, progress: dict[str, Any]) -> None:
-        """Remember half-done work."""
-        self._progress = copy.deepcopy(progress)
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """What is held while something is changed."""
+        return self._persona.lock
+
+    def change_progress(self, changed: dict[str, Any]) -> None:
+        """Change fields of its half-done work; what its other threads changed meanwhile stays."""
+        with self.lock:
+            self._progress = self._progress | copy.deepcopy(changed)
 
     def change_memory(self, changed: dict[str, Any], gone: set[str]) -> dict[str, Any]:
         """Change the persona's memory; what its other steps changed meanwhile stays."""
-        kept = {key: value for key, value in self._persona.memory.items() if key not in gone}
-        self._persona.memory = kept | copy.deepcopy(changed)
-        return self.memory()
+        with self.lock:
+            kept = {key: value for key, value in self._persona.memory.items() if key not in gone}
+            self._persona.memory = kept | copy.deepcopy(changed)
+            return self._persona.memory
 
     def add_history(self, item: Any) -> None:
         """Add to the persona's history."""
-        self._persona.history.append(copy.deepcopy(item))
+        with self.lock:
+            self._persona.history.append(copy.deepcopy(item))
 
     def spend(self, attempt: int, tokens: int, usd: float) -> None:
         """Count what was spent."""
-        self._persona.tokens += tokens
-        self._persona.usd += usd
-        self._tokens[attempt] = self._tokens.get(attempt, 0) + tokens
+        with self.lock:
+            self._persona.tokens += tokens
+            self._persona.usd += usd
+            self._tokens[attempt] = self._tokens.get(attempt, 0) + tokens
 
     def progress(self) -> dict[str, Any]:
-        """Return what it last saved of its work."""
+        """Return what it last saved of its work; a copy."""
         return copy.deepcopy(self._progress)
 
     def memory(self) -> dict[str, Any]:
-        """Return the persona's memory."""
-        return copy.deepcopy(self._persona.memory)
+        """Return the persona's memory; its values are nobody's to change, for others have them."""
+        return self._persona.memory
 
     def history(self) -> list[Any]:
         """Return the persona's history."""
