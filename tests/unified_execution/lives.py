@@ -87,7 +87,7 @@ class Lives:
         assert self._memory is not None, "only in memory can a test outlive its process"
         self._memory.abandon()
         for executor in self._executors:
-            state_persistence._open_states.discard(executor.state_persistence)  # type: ignore[arg-type]
+            state_persistence._open_states.discard(executor.state_persistence)
         self._executors.clear()
         self._begin()
 
