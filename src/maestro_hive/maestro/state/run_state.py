@@ -44,6 +44,13 @@ def facts_of(entry: Entry) -> Mapping[str, Any]:
     return _parsed(entry.facts) if entry.facts else {}
 
 
+@lru_cache(maxsize=4096)
+def _whose(facts: bytes) -> tuple[str, str]:
+    """Return a step's name and persona: worked out once for all steps that are alike."""
+    parsed = _parsed(facts)
+    return str(parsed.get("name", "")), str(parsed.get("persona", ""))
+
+
 @dataclass(slots=True)
 class StepState:
     """One step: what it is, how often it was tried, and its result if it is finished.
@@ -189,7 +196,8 @@ class RunState:
         self.seq = entry.seq
         self.updated_at = entry.at
         # A run restored from a copy began when the copied entries did.
-        self.created_at = min(self.created_at or entry.at, entry.at)
+        if entry.at < self.created_at or not self.created_at:
+            self.created_at = entry.at
 
 
 def fold(entries: list[Entry], load: Callable[[Entry], bytes | None]) -> RunState:
@@ -214,8 +222,7 @@ def _begun(state: RunState, entry: Entry) -> None:
 
 
 def _new_step(state: RunState, entry: Entry) -> StepState:
-    facts = facts_of(entry)
-    name, persona = str(facts.get("name", "")), str(facts.get("persona", ""))
+    name, persona = _whose(entry.facts) if entry.facts else ("", "")
     step = state.steps[entry.step] = StepState(entry.step, entry.identity, entry, name, persona)
     state.last_step = max(state.last_step, entry.step)
     state.unfinished[name] = state.unfinished.get(name, 0) + 1
