@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import threading
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ from maestro_hive.maestro.state.sqlite_store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from maestro_hive.maestro.state.store import Hold, Store
     from maestro_hive.unified_execution.state_folders import StateFolders
@@ -137,7 +138,8 @@ class HeldRun:
         with self.mutex:
             self.check_open()
             self.fresh = False
-            self.state = fold(self.store.entries(self.hold.run), self.store.load)
+            with _without_collecting():
+                self.state = fold(self.store.entries(self.hold.run), self.store.load)
 
     def start_afresh(self) -> None:
         """Let what the journal has of the run count no more, from the next change on."""
@@ -202,6 +204,18 @@ class HeldRun:
             with contextlib.suppress(StorageError):  # a failed store holds nothing any more
                 self.store.release_run(self.hold)
             _return(self.store)
+
+
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Make many objects that all stay, without looking for garbage among them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 _mutex = threading.RLock()
