@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from maestro_hive.unified_execution import retry_policy
 from maestro_hive.unified_execution.attempt import StepContext, run_attempt
 from maestro_hive.unified_execution.config import ErrorCategory, ExecutionConfig, RecoveryStrategy
+from maestro_hive.unified_execution.durable_step import DurableStep
 from maestro_hive.unified_execution.exceptions import (
     FailureReport,
     TokenBudgetExceeded,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.unified_execution.call_options import CallOptions
-    from maestro_hive.unified_execution.durable_step import DurableStep
     from maestro_hive.unified_execution.retry_policy import Dice, Move
     from maestro_hive.unified_execution.transient_step import TransientStep
 
@@ -45,8 +45,20 @@ class Latest:
     """What an executor, and those made from it by ``options``, did last."""
 
     def __init__(self) -> None:
-        self.attempts: list[ExecutionAttempt] = []
         self.status = ExecutionStatus.PENDING
+        self._attempts: list[ExecutionAttempt] | ExecutionResult = []
+
+    @property
+    def attempts(self) -> list[ExecutionAttempt]:
+        """Every attempt of it, up to now."""
+        told = self._attempts
+        return told if isinstance(told, list) else told.attempts
+
+    def show(
+        self, status: ExecutionStatus, attempts: list[ExecutionAttempt] | ExecutionResult
+    ) -> None:
+        """Take note of where it stands; of a result only the attempts count."""
+        self.status, self._attempts = status, attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,18 +294,16 @@ class Call:
 
     def result(self, status: ExecutionStatus, output: Any = None) -> ExecutionResult:
         """Return what the call came to."""
-        attempts = self.step.attempts()
-        if attempts and status.done:
-            attempts[-1].output = output
-        self._show(status, attempts)
-        return make_result(self.step, self.name, self.terms.persona_id, status, attempts, output)
+        step = self.step
+        if status.done and isinstance(step, DurableStep):
+            result = step.kept_result(self.name, status, output)
+        else:
+            result = make_result(step, self.name, self.terms.persona_id, status, output)
+        self.terms.latest.show(status, result)
+        return result
 
-    def _show(
-        self, status: ExecutionStatus, attempts: list[ExecutionAttempt] | None = None
-    ) -> None:
-        latest = self.terms.latest
-        latest.status = status
-        latest.attempts = self.step.attempts() if attempts is None else attempts
+    def _show(self, status: ExecutionStatus) -> None:
+        self.terms.latest.show(status, self.step.attempts())
 
 
 def make_result(
@@ -301,10 +311,12 @@ def make_result(
     name: str,
     persona_id: str,
     status: ExecutionStatus,
-    attempts: list[ExecutionAttempt],
     output: Any = None,
 ) -> ExecutionResult:
     """Return the result of a step, as its attempts tell it."""
+    attempts = step.attempts()
+    if attempts and status.done:
+        attempts[-1].output = output
     seconds = 0.0
     if attempts and attempts[-1].ended_at is not None:
         seconds = max(0.0, (attempts[-1].ended_at - attempts[0].started_at).total_seconds())

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
 from maestro_hive.maestro.state.run_state import StepState, facts_of
-from maestro_hive.unified_execution.results import ExecutionAttempt, ExecutionStatus
+from maestro_hive.unified_execution.results import (
+    ExecutionAttempt,
+    ExecutionResult,
+    ExecutionStatus,
+    LateResult,
+)
 from maestro_hive.unified_execution.steps import metrics_of
 from maestro_hive.unified_execution.waits import Wait
 
@@ -109,7 +115,26 @@ class DurableStep:
     def attempts(self) -> list[ExecutionAttempt]:
         """Return every attempt there was, with what came of it."""
         state = self.state
-        return attempts_of(state) if state else []
+        return _attempts(state.number, state.log, state.kept, state.tokens) if state else []
+
+    def kept_result(self, name: str, status: ExecutionStatus, output: Any) -> ExecutionResult:
+        """Return the result of a finished step; its attempts are told when somebody looks."""
+        state = self.state
+        assert state is not None
+        begun, kept = state.log[0] if state.log else state.begun, state.kept
+        result = LateResult(
+            execution_id=self.run_id,
+            task_name=name,
+            persona_id=self._persona,
+            final_status=status,
+            total_duration_seconds=max(0.0, (kept.at - begun.at) / 1e6) if kept else 0.0,
+            total_tokens_used=sum(state.tokens.values()) if state.tokens else 0,
+            final_output=output,
+            recovery_applied=status is ExecutionStatus.RECOVERED,
+        )
+        # Of the log as it is: what starts over gets a new one.
+        result.tell_late(partial(_attempts, state.number, state.log, kept, state.tokens, output))
+        return result
 
     def tokens(self) -> int:
         """Return the tokens that all its attempts spent."""
@@ -293,28 +318,35 @@ def _sentence(entry: Entry) -> str:
     return f"Attempt {entry.attempt} failed: {what}"
 
 
-def attempts_of(step: StepState) -> list[ExecutionAttempt]:
+def _attempts(
+    step: int,
+    log: list[Entry],
+    kept: Entry | None,
+    tokens: dict[int, int] | None,
+    output: Any = None,
+) -> list[ExecutionAttempt]:
     """Return the attempts that a step's entries tell of."""
     attempts: list[ExecutionAttempt] = []
-    for entry in step.log:
+    for entry in log:
         if entry.kind == _BEGUN:
             if attempts and attempts[-1].ended_at is None:
                 attempts[-1].status = ExecutionStatus.INTERRUPTED
-            attempts.append(_begun_attempt(step, entry))
+            attempts.append(_begun_attempt(step, entry, tokens))
         else:
             _end_attempt(attempts[-1], entry)
-    if step.kept is not None and attempts:
+    if kept is not None and attempts:
         attempts[-1].status = ExecutionStatus.SUCCESS
-        attempts[-1].ended_at = from_micros(step.kept.at)
+        attempts[-1].ended_at = from_micros(kept.at)
+        attempts[-1].output = output
     return attempts
 
 
-def _begun_attempt(step: StepState, entry: Entry) -> ExecutionAttempt:
+def _begun_attempt(step: int, entry: Entry, tokens: dict[int, int] | None) -> ExecutionAttempt:
     return ExecutionAttempt(
-        attempt_id=f"{step.number}.{entry.attempt}",
+        attempt_id=f"{step}.{entry.attempt}",
         attempt_number=entry.attempt,
         started_at=from_micros(entry.at),
-        tokens_used=step.tokens.get(entry.attempt, 0) if step.tokens else 0,
+        tokens_used=tokens.get(entry.attempt, 0) if tokens else 0,
     )
 
 

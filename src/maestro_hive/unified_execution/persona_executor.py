@@ -232,20 +232,18 @@ class PersonaExecutor:
         if self._options.force:
             return None
         state = step.state
+        status = ExecutionStatus.SUCCESS
         if state is not None and state.kept is not None:
-            output = step.output(state.kept)
+            if was_healed(state):
+                status = ExecutionStatus.RECOVERED
+            result = step.kept_result(name, status, step.output(state.kept))
         elif self._run is not None and name in self._run.state.completed:
             output = self._artifacts(self._run, name)
+            result = make_result(step, name, self.persona_id, status, output)
         else:
             return None
-        attempts = step.attempts()
-        if attempts:
-            attempts[-1].output = output
-        healed = state is not None and was_healed(state)
-        status = ExecutionStatus.RECOVERED if healed else ExecutionStatus.SUCCESS
-        latest = self._terms.latest
-        latest.status, latest.attempts = status, attempts
-        return make_result(step, name, self.persona_id, status, attempts, output)
+        self._terms.latest.show(status, result)
+        return result
 
     @staticmethod
     def _artifacts(run: HeldRun, name: str) -> Any:
@@ -296,8 +294,7 @@ class PersonaExecutor:
             return
         tool = getattr(call.task, "__name__", call.name)
         agent = AgentContext(agent_id=self.persona_id, role=self.persona_role)
-        latest = self._terms.latest
-        latest.status, latest.attempts = ExecutionStatus.FAILED, []  # unless it is allowed
+        self._terms.latest.show(ExecutionStatus.FAILED, [])  # unless it is allowed
         enforce(self.enforcer, agent, tool, call.arguments(), self.audit_log_path, self._clock)
 
     # --- tokens ---

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from maestro_hive.unified_execution.exceptions import FailureReport
 
 
@@ -127,6 +129,31 @@ class ExecutionResult:
             "failure_report": self.failure_report.to_dict() if self.failure_report else None,
             "created_at": self.created_at.isoformat(),
         }
+
+
+class LateResult(ExecutionResult):
+    """A result whose attempts are told when somebody looks: most want the output alone."""
+
+    __slots__ = ("_attempts", "_tell")
+
+    def tell_late(self, tell: Callable[[], list[ExecutionAttempt]]) -> None:
+        """Take the attempts from ``tell``, when they are asked for."""
+        self._tell: Callable[[], list[ExecutionAttempt]] | None = tell
+
+    @property
+    def attempts(self) -> list[ExecutionAttempt]:
+        """Every attempt there was."""
+        if self._tell is not None:
+            self._attempts, self._tell = self._tell(), None
+        return self._attempts
+
+    @attempts.setter
+    def attempts(self, attempts: list[ExecutionAttempt]) -> None:
+        self._attempts, self._tell = attempts, None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy it as a result that has been told."""
+        return ExecutionResult, tuple(getattr(self, each.name) for each in fields(self))
 
 
 @dataclass(slots=True)

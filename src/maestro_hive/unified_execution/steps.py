@@ -84,7 +84,7 @@ class Planner:
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, quiet: bool
     ) -> codec.Encoded | None:
         try:
-            return codec.encode({"args": list(args), "kwargs": kwargs}, "input")
+            return codec.encode_call(args, kwargs)
         except EncodeError as error:
             if not quiet and name not in self._warned:
                 self._warned.add(name)

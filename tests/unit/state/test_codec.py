@@ -852,3 +852,20 @@ def test_no_tree_of_tags_brings_anything_but_a_value_or_our_error(tree: Any) -> 
 def test_bytes_are_written_as_base64() -> None:
     written = json.loads(encode(b"\x00\xff").data)
     assert base64.b64decode(written["v"]) == b"\x00\xff"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(), (1,), ("ä\n", None, True), (1, 2.5), ([1],), ({"a": 1},), (float(3),)],
+    ids=repr,
+)
+@pytest.mark.parametrize("kwargs", [{}, {"b": 1, "a": [2]}], ids=repr)
+def test_a_call_is_encoded_as_its_arguments_are(args: Any, kwargs: Any) -> None:
+    whole = codec.encode({"args": list(args), "kwargs": kwargs}, "input")
+    assert codec.encode_call(args, kwargs) == whole
+
+
+@pytest.mark.parametrize("bad", ["\ud800", 10**5000, object()], ids=["text", "number", "object"])
+def test_an_argument_that_cannot_be_written_is_named(bad: object) -> None:
+    with pytest.raises(EncodeError, match=r"input\.args\[1\]"):
+        codec.encode_call((1, bad), {})

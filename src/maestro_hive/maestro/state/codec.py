@@ -42,6 +42,7 @@ __all__ = [
     "decode",
     "dump_canonical",
     "encode",
+    "encode_call",
     "parse",
     "revive",
 ]
@@ -74,6 +75,19 @@ def encode(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> Enc
         ) from None
     if len(data) > MAX_BYTES:
         raise EncodeError(path, f"{len(data):,} bytes is over the limit of {MAX_BYTES:,}")
+    return Encoded(data, hashlib.sha256(data).digest())
+
+
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], path: str = "input") -> Encoded:
+    """Return what ``encode`` makes of a call's arguments; plain ones need no second look."""
+    if kwargs or not PLAIN_SCALARS.issuperset(map(type, args)):
+        return encode({"args": list(args), "kwargs": kwargs}, path)
+    try:
+        data = b'{"args":%b,"kwargs":{}}' % to_text(args).encode()
+    except ValueError:
+        data = b""
+    if not data or len(data) > MAX_BYTES:  # it says which of them cannot be written, and why
+        return encode({"args": list(args), "kwargs": kwargs}, path)
     return Encoded(data, hashlib.sha256(data).digest())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel.errors import CorruptionError, MaestroError
@@ -15,7 +16,7 @@ from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Entry, EntryKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 #: The fields of a run that may be set by name, and what they are to begin with.
 FIELDS: dict[str, Callable[[], Any]] = {
@@ -177,34 +178,48 @@ class RunState:
 
     def add(self, entry: Entry, load: Callable[[Entry], bytes | None]) -> None:
         """Take one more entry into account; values are loaded only where they matter."""
-        handler = _HANDLERS.get(entry.kind)
+        self.add_all((entry,), load)
+
+    def add_all(self, entries: Sequence[Entry], load: Callable[[Entry], bytes | None]) -> None:
+        """Take entries into account, in order: a long run's in one go, for there are many."""
+        handlers = _HANDLERS
+        entry = None
         try:
-            if handler is not None:
-                handler(self, entry)
-            else:
-                _add_field_entry(self, entry, load)
+            for entry in entries:
+                handler = handlers.get(entry[1])
+                if handler is not None:
+                    handler(self, entry)
+                else:
+                    _add_field_entry(self, entry, load)
         except MaestroError:
             raise  # some are a ValueError too, and say already what is wrong
         except KeyError as error:
-            raise CorruptionError(
-                f"entry {entry.seq} of the run speaks of {error}, which is not there"
-            ) from error
+            raise _not_ours(entry, f"speaks of {error}, which is not there") from error
         except (TypeError, ValueError, AttributeError) as error:
-            raise CorruptionError(
-                f"entry {entry.seq} of the run is not one of ours: {error}"
-            ) from error
-        self.seq = entry.seq
-        self.updated_at = entry.at
+            raise _not_ours(entry, f"is not one of ours: {error}") from error
+        if entry is not None:
+            self._note_times(entries, entry)
+
+    def _note_times(self, entries: Sequence[Entry], last: Entry) -> None:
+        self.seq = last.seq
+        self.updated_at = last.at
         # A run restored from a copy began when the copied entries did.
-        if entry.at < self.created_at or not self.created_at:
-            self.created_at = entry.at
+        first = min(map(_AT, entries))
+        if first < self.created_at or not self.created_at:
+            self.created_at = first
+
+
+_AT = attrgetter("at")
+
+
+def _not_ours(entry: Entry | None, what: str) -> CorruptionError:
+    return CorruptionError(f"entry {entry.seq if entry else '?'} of the run {what}")
 
 
 def fold(entries: list[Entry], load: Callable[[Entry], bytes | None]) -> RunState:
     """Return what these entries add up to."""
     state = RunState()
-    for entry in entries:
-        state.add(entry, load)
+    state.add_all(entries, load)
     return state
 
 
@@ -214,20 +229,24 @@ def _begun(state: RunState, entry: Entry) -> None:
         step = _new_step(state, entry)
     else:
         state.restarts[step.persona] = state.restarts.get(step.persona, 0) + 1
-    step.starts += 1
-    step.open_attempt = step.last_attempt = entry.attempt
-    step.seq = entry.seq
-    step.log.append(entry)
+        step.starts += 1
+        step.open_attempt = step.last_attempt = entry.attempt
+        step.seq = entry.seq
+        step.log.append(entry)
     state.latest[step.persona] = step
 
 
 def _new_step(state: RunState, entry: Entry) -> StepState:
-    name, persona = _whose(entry.facts) if entry.facts else ("", "")
-    step = state.steps[entry.step] = StepState(entry.step, entry.identity, entry, name, persona)
-    state.last_step = max(state.last_step, entry.step)
+    # By position: a long run has tens of thousands, and names would cost half as much again.
+    seq, _, number, attempt, _, facts, _, _, _, identity = entry
+    name, persona = _whose(facts) if facts else ("", "")
+    step = state.steps[number] = StepState(
+        number, identity, entry, name, persona, 1, 0, 0, attempt, attempt, seq, log=[entry]
+    )
+    state.last_step = max(state.last_step, number)
     state.unfinished[name] = state.unfinished.get(name, 0) + 1
-    if entry.identity is not None:
-        state.by_identity[entry.identity] = step
+    if identity is not None:
+        state.by_identity[identity] = step
     return step
 
 

@@ -7,14 +7,15 @@ a commit touches one page: no second tree has to be kept in step (docs/adr/0002)
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from maestro_hive.kernel.errors import CorruptionError
 from maestro_hive.maestro.state.payloads import INLINE_BYTES, Payloads, family_key
 from maestro_hive.maestro.state.records import Entry, StoredValue, to_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import apsw
 
@@ -49,6 +50,10 @@ _USED_VALUES = (
 )
 _VALUES_OF_RUN = f"{_USED_VALUES} SELECT id FROM used ORDER BY id"  # noqa: S608
 _DELETE_UNUSED = f"{_USED_VALUES} DELETE FROM payloads WHERE id NOT IN (SELECT id FROM used)"  # noqa: S608
+
+
+#: Makes an entry of a row as it is: half of what calling the class takes, for tens of thousands.
+_as_entry = cast("Callable[[Iterable[Any]], Entry]", partial(tuple.__new__, Entry))
 
 
 class Entries:
@@ -133,7 +138,7 @@ class Entries:
     def read(self, run: int, after: int) -> list[Entry]:
         """Return a run's entries in order, making sure that none is missing."""
         rows = self._file.rows(_READ, _keys(run, after))
-        entries = [Entry(*row) for row in rows]
+        entries = list(map(_as_entry, rows))
         if entries and entries[-1].seq != after + len(entries):
             raise CorruptionError(f"{self._file.path}: entries of run number {run} are missing")
         return entries
