@@ -53,6 +53,8 @@ _LOOK_AT_LOG_EVERY = 32
 _LOG_BYTES_MOST = 16 * 1024 * 1024
 
 _BUSY_SECONDS = 30.0
+#: How long readers may keep the log from being emptied, and writers waiting meanwhile.
+_EMPTYING_MILLISECONDS = 1000
 
 
 class JournalFile:
@@ -137,6 +139,7 @@ class JournalFile:
         db.pragma("wal_autocheckpoint", 0)
         db.pragma("journal_size_limit", _LOG_BYTES_MOST)
         db.pragma("cache_size", -16_000)
+        db.pragma("secure_delete", 1)  # what is purged must not be found in free pages
         return db
 
     def _keep_log_without_database(self, keep_damaged_log: Callable[[str], Damage]) -> None:
@@ -321,6 +324,24 @@ class JournalFile:
         except apsw.Error as error:
             raise self._explain(error, writing=True) from error
         self.log_pages = 0
+
+    def empty_log(self) -> bool:
+        """Copy the log into the database and cut it to nothing; False if somebody reads from it."""
+        with self._mutex:
+            self._check_usable()
+            self._enter_queue()
+            try:
+                self._db.set_busy_timeout(_EMPTYING_MILLISECONDS)
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except apsw.BusyError:
+                return False
+            except apsw.Error as error:
+                raise self._explain(error, writing=True) from error
+            finally:
+                self._db.set_busy_timeout(int(self._busy_seconds * 1000))
+                self._queue.release()
+        self.log_pages = 0
+        return True
 
     def copy_to(self, target: Path) -> None:
         """Write a consistent copy of the live file to ``target``, a new one, or nothing."""

@@ -33,7 +33,7 @@ from maestro_hive.maestro.state.records import (
 from maestro_hive.maestro.state.store import LEASE_SECONDS, Append, Change, Hold
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from maestro_hive.maestro.state.codec import Encoded
@@ -184,13 +184,15 @@ class MemoryStore:
         self._check_open()
         return iter(())
 
-    def purge_run(self, name: str) -> bool:
+    def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
         """Forget a run and its entries."""
         with self._alone():
             record = self.run(name)
             if record is None:
                 return False
             lease = self.take_lease(f"run/{name}")
+            if first is not None:
+                first()
             del self._data.runs[name]
             del self._data.entries[record.id]
             self.release_lease(lease)

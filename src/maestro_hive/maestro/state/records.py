@@ -62,6 +62,20 @@ class EntryKind(IntEnum):
     #: What failed may be tried again; identity: of one step, or none for all; facts: forget (the
     #: result too).
     RETRIED = 16
+    #: A workflow's run begins; identity: of workflow and input; facts: workflow, and where they are
+    #: so: parent (a run's name), forked_from, from_step; value: the input.
+    RUN_BEGUN = 17
+    #: A workflow's run is over; facts: status (success, failed, cancelled), and error as in
+    #: ATTEMPT_FAILED, or reason; value: the result.
+    RUN_ENDED = 18
+    #: The workflow waits; identity: of the wait; facts: name, what (sleep, answer), and where they
+    #: are so: wait (how long at most), shape (of the answer).
+    WAIT_BEGUN = 19
+    #: A wait is over; identity: of the wait; facts: name, how (over, answered, timeout), and where
+    #: they are so: answer (its id), by; value: the answer.
+    WAIT_ENDED = 20
+    #: The workflow started another as its child; identity: of the call; facts: run_id, workflow.
+    CHILD_BEGUN = 21
 
 
 class Entry(NamedTuple):

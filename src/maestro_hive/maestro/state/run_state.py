@@ -141,6 +141,13 @@ class RunState:
     spent: dict[str, tuple[int, float]] = field(default_factory=dict)
     rounds: dict[bytes, list[Entry]] = field(default_factory=dict)
     escalated: dict[bytes, Entry] = field(default_factory=dict)
+    #: How a workflow's run began, and how it ended; None where no workflow drives the run.
+    begun: Entry | None = None
+    ended: Entry | None = None
+    #: What the workflow waits for, or waited for, and how that ended; by identity.
+    waits: dict[bytes, Entry] = field(default_factory=dict)
+    answers: dict[bytes, Entry] = field(default_factory=dict)
+    children: dict[bytes, Entry] = field(default_factory=dict)
     #: The fencing number that the run's files had reached when this journal began.
     fence_floor: int = 0
 
@@ -327,6 +334,8 @@ def _retried(state: RunState, entry: Entry) -> None:
             _start_over(state, step, entry, forget=forget)
         state.rounds.clear()
         state.escalated.clear()
+        if state.ended is not None and facts_of(state.ended).get("status") != "success":
+            state.ended = None
         return
     if entry.identity in state.by_identity:
         _start_over(state, state.by_identity[entry.identity], entry, forget=forget)
@@ -342,6 +351,26 @@ def _start_over(state: RunState, step: StepState, entry: Entry, *, forget: bool)
         state.unfinished[step.name] += 1
 
 
+def _run_begun(state: RunState, entry: Entry) -> None:
+    state.begun, state.ended = entry, None
+
+
+def _run_ended(state: RunState, entry: Entry) -> None:
+    state.ended = entry
+
+
+def _wait_begun(state: RunState, entry: Entry) -> None:
+    state.waits[_identity(entry)] = entry
+
+
+def _wait_ended(state: RunState, entry: Entry) -> None:
+    state.answers[_identity(entry)] = entry
+
+
+def _child_begun(state: RunState, entry: Entry) -> None:
+    state.children[_identity(entry)] = entry
+
+
 _HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {
     EntryKind.ATTEMPT_BEGUN: _begun,
     EntryKind.ATTEMPT_FAILED: _failed,
@@ -353,6 +382,11 @@ _HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {
     EntryKind.ROUND_FAILED: _round_failed,
     EntryKind.ESCALATED: _escalated,
     EntryKind.RETRIED: _retried,
+    EntryKind.RUN_BEGUN: _run_begun,
+    EntryKind.RUN_ENDED: _run_ended,
+    EntryKind.WAIT_BEGUN: _wait_begun,
+    EntryKind.WAIT_ENDED: _wait_ended,
+    EntryKind.CHILD_BEGUN: _child_begun,
 }
 
 

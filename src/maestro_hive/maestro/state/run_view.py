@@ -76,6 +76,8 @@ def show_fields(state: RunState, load: Load, known: Known | None = None) -> dict
     """Return the fields of a run by name, with what its steps add to them."""
     value = (known or Known()).remembered(load)
     fields = state.fields()
+    if state.begun is not None:
+        fields["status"] = run_status(state)
     done, waiting = _tasks_of(state)
     fields["completed_tasks"] = list(dict.fromkeys([*state.completed, *done]))
     fields["pending_tasks"] = [
@@ -88,6 +90,24 @@ def show_fields(state: RunState, load: Load, known: Known | None = None) -> dict
     for persona in filter(None, state.latest):
         fields["persona_states"][persona] = _persona_fields(state, persona, value)
     return fields
+
+
+def run_status(state: RunState) -> str:
+    """Return where a run stands; without a workflow, what was set by hand."""
+    if state.ended is not None:
+        return str(facts_of(state.ended).get("status", "failed"))
+    if state.begun is None:
+        return state.status
+    return "waiting" if open_waits(state) else "running"
+
+
+def open_waits(state: RunState) -> list[Entry]:
+    """Return what the workflow waits for that somebody must answer."""
+    return [
+        entry
+        for identity, entry in state.waits.items()
+        if identity not in state.answers and facts_of(entry).get("what") == "answer"
+    ]
 
 
 def without_what_steps_say(state: RunState, changes: dict[str, Any]) -> dict[str, Any]:

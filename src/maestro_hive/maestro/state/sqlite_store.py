@@ -206,13 +206,15 @@ class SqliteStore:
         """Yield a run's large values as they are stored."""
         return self._entries.values_of(run)
 
-    def purge_run(self, name: str) -> bool:
+    def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
         """Forget a run, its entries, and the values only it referred to."""
         record = self.run(name)
         if record is None:
             return False
         lease = self.take_lease(f"run/{name}")
         try:
+            if first is not None:
+                first()
             _, ticket = self._file.write(lambda db: self._forget_run(db, record.id))
             self._file.sync(ticket)
         finally:
@@ -310,6 +312,10 @@ class SqliteStore:
     def checkpoint(self) -> None:
         """Copy the write-ahead log into the database file."""
         self._file.checkpoint()
+
+    def empty_log(self) -> bool:
+        """Leave nothing in the write-ahead log; False if somebody is reading from it just now."""
+        return self._file.empty_log()
 
     def check(self) -> list[str]:
         """Read every page, entry, value and document."""

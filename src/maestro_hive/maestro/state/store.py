@@ -141,8 +141,11 @@ class Store(Protocol):
         """Yield a run's large values as they are stored, each after the one it builds on."""
         ...
 
-    def purge_run(self, name: str) -> bool:
-        """Forget a run and its entries; False if there is none, ``RunHeldError`` if it is held."""
+    def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
+        """Forget a run and its entries; False if there is none, ``RunHeldError`` if it is held.
+
+        ``first`` is called before that, with the run held, so that nobody begins it meanwhile.
+        """
         ...
 
     # --- documents ---
