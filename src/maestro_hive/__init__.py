@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.late_names import load_late
 
 if TYPE_CHECKING:
+    from maestro_hive.hive.errors import RunCancelledError, RunFailedError
+    from maestro_hive.hive.hive import Hive
     from maestro_hive.kernel.errors import MaestroError
     from maestro_hive.maestro.state.checkpoint import CheckpointManager
     from maestro_hive.maestro.state.state_manager import StateManager
@@ -23,8 +25,11 @@ __all__ = [
     "CheckpointManager",
     "ExecutionConfig",
     "ExecutionState",
+    "Hive",
     "MaestroError",
     "PersonaExecutor",
+    "RunCancelledError",
+    "RunFailedError",
     "SafetyRetryWrapper",
     "StateManager",
     "StatePersistence",
@@ -37,6 +42,8 @@ __getattr__, __dir__ = load_late(
     __name__,
     globals(),
     {
+        "maestro_hive.hive.errors": ("RunCancelledError", "RunFailedError"),
+        "maestro_hive.hive.hive": ("Hive",),
         "maestro_hive.kernel.errors": ("MaestroError",),
         "maestro_hive.maestro.state.checkpoint": ("CheckpointManager",),
         "maestro_hive.maestro.state.state_manager": ("StateManager",),

@@ -343,3 +343,42 @@ def test_giving_back_a_lease_that_was_taken_over_does_nothing(
     second = other.take_lease("the door", 60)
     store.release_lease(first)
     assert other.lease("the door") == second
+
+
+# --- all of them at once -----------------------------------------------------------------------
+
+
+def test_nobody_holds_a_run_to_begin_with(store: Store) -> None:
+    assert store.held_runs() == {}
+
+
+def test_held_runs_are_listed_with_their_holders(store: Store, other: Store) -> None:
+    first, second = store.hold_run("run-1"), other.hold_run("run-2")
+    store.take_lease("the door")
+    store.release_run(store.hold_run("free"))
+    for looker in (store, other):
+        assert looker.held_runs() == {"run-1": first.lease, "run-2": second.lease}
+
+
+def test_a_run_whose_holder_died_is_not_held(stores: Stores, store: Store) -> None:
+    kept = store.hold_run("kept")
+    process = stores.process_holding("run-1")
+    assert store.held_runs()["run-1"].holder.pid == process.pid
+    process.kill()
+    assert store.held_runs() == {"kept": kept.lease}
+
+
+def test_a_run_is_held_by_who_is_late_until_somebody_takes_it(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    late = store.hold_run("run-1")
+    clock.advance(LEASE + 1)
+    assert other.held_runs() == {"run-1": late.lease}
+    taken = other.hold_run("run-1")
+    assert store.held_runs() == {"run-1": taken.lease}
+
+
+def test_after_a_reboot_no_run_is_held(store: Store, other: Store, clock: ManualClock) -> None:
+    store.hold_run("run-1")
+    clock.reboot()
+    assert other.held_runs() == {}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.unified_execution.call_options import CallOptions
+    from maestro_hive.unified_execution.call_options import CallOptions, Gate
     from maestro_hive.unified_execution.retry_policy import Dice, Move
     from maestro_hive.unified_execution.transient_step import TransientStep
 
@@ -91,34 +91,43 @@ class Call:
 
     async def run(self) -> ExecutionResult:
         """Return the result of the first attempt that succeeds; raise when none will."""
-        step, checks_source = self.step, self.terms.config.level1.enable_syntax_validation
+        gate = self.options.gate
         try:
             while True:
                 self._check_budget()
-                await self._begin()
-                context = self._context()
-                try:
-                    output = await run_attempt(
-                        context, self.timeout, self.task, self.args, self.kwargs
-                    )
-                    if checks_source and type(output) is str:
-                        check_source(output)
-                    encoded = step.encode(output)
-                except Exception as error:  # noqa: BLE001 - whatever the task raises
-                    skipped = await self._failed(error)
-                    if skipped is not None:
-                        return skipped
-                except BaseException as error:
-                    self._stopped(error, asked=context.was_asked_to_stop(error))
-                    raise
-                else:
-                    await step.keep(encoded)
-                    return self.result(self._success(), output)
-                await step.wait()
+                result = await (self._attempt() if gate is None else self._attempt_behind(gate))
+                if result is not None:
+                    return result
+                await self.step.wait()
         except BaseException as error:
             if self.terms.latest.status in _UNDER_WAY:
                 self._show(status_of(error))
             raise
+
+    async def _attempt_behind(self, gate: Gate) -> ExecutionResult | None:
+        leave = await gate.enter()
+        try:
+            return await self._attempt()
+        finally:
+            leave()
+
+    async def _attempt(self) -> ExecutionResult | None:
+        """Return what an attempt came to; None if there will be another one."""
+        step = self.step
+        await self._begin()
+        context = self._context()
+        try:
+            output = await run_attempt(context, self.timeout, self.task, self.args, self.kwargs)
+            if type(output) is str and self.terms.config.level1.enable_syntax_validation:
+                check_source(output)
+            encoded = step.encode(output)
+        except Exception as error:  # noqa: BLE001 - whatever the task raises
+            return await self._failed(error)
+        except BaseException as error:
+            self._stopped(error, asked=context.was_asked_to_stop(error))
+            raise
+        await step.keep(encoded)
+        return self.result(self._success(), output)
 
     def _check_budget(self) -> None:
         try:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.unified_execution import settings
 from maestro_hive.unified_execution.retry_policy import RetryOn, check_retry_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@runtime_checkable
+class Gate(Protocol):
+    """Lets attempts begin, one by one or some at a time, now or later."""
+
+    async def enter(self) -> Callable[[], None]:
+        """Wait until an attempt may begin; return what says that it has ended."""
+        ...
+
 
 Ambiguous = Literal["rerun", "ask", "fail"]
 
@@ -35,6 +48,10 @@ class CallOptions:
     on_ambiguous: Ambiguous = "rerun"
     #: Whether the input is kept, or its digest alone.
     store_input: bool = True
+    #: Which of several equal calls it is: the second is another step than the first.
+    occurrence: int = 1
+    #: What every attempt has to pass before it begins; its time limit does not run meanwhile.
+    gate: Gate | None = None
 
     def changed(self, given: dict[str, Any]) -> Self:
         """Return these options with some of them replaced, all of them checked."""
@@ -65,6 +82,12 @@ def _check_ambiguous(name: str, value: object) -> str:
     return str(value)
 
 
+def _check_gate(name: str, value: object) -> object:
+    if not isinstance(value, Gate):
+        raise settings.refused(name, value, "something with a method enter()")
+    return value
+
+
 _CHECKS: dict[str, Any] = {
     "force": settings.flag,
     "retry": settings.flag,
@@ -75,6 +98,8 @@ _CHECKS: dict[str, Any] = {
     "retry_on": settings.optional(lambda _, value: check_retry_on(value)),
     "on_ambiguous": _check_ambiguous,
     "store_input": settings.flag,
+    "occurrence": settings.whole(1),
+    "gate": settings.optional(_check_gate),
 }
 
 assert set(_CHECKS) == {each.name for each in fields(CallOptions)}

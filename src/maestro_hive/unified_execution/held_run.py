@@ -38,10 +38,10 @@ class HeldRun:
     next append says so first.
     """
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, run_id: str, workflow: str = "") -> None:
         self.run_id = run_id
         self.store = store
-        self.hold: Hold = store.hold_run(run_id)
+        self.hold: Hold = store.hold_run(run_id, workflow)
         self.mutex = threading.RLock()
         self.state = RunState()
         self.fresh = False
@@ -222,7 +222,7 @@ _mutex = threading.RLock()
 _held: dict[tuple[int, str], HeldRun] = {}
 
 
-def open_run(folders: StateFolders, run_id: str) -> HeldRun:
+def open_run(folders: StateFolders, run_id: str, workflow: str = "") -> HeldRun:
     """Return the run, taken for this process; everybody here who opens it gets the same."""
     with _mutex:
         store: Store = (
@@ -236,7 +236,7 @@ def open_run(folders: StateFolders, run_id: str) -> HeldRun:
                 held.users += 1
                 _return(store)
                 return held
-            held = _held[id(store), run_id] = HeldRun(store, run_id)
+            held = _held[id(store), run_id] = HeldRun(store, run_id, workflow)
         except BaseException:
             _return(store)
             raise

@@ -138,7 +138,8 @@ class PersonaExecutor:
         """Return this executor with other options for its calls.
 
         ``force``, ``retry``, ``key``, ``timeout``, ``max_attempts``, ``max_elapsed_seconds``,
-        ``retry_on``, ``on_ambiguous`` and ``store_input``: see ``CallOptions``.
+        ``retry_on``, ``on_ambiguous``, ``store_input``, ``occurrence`` and ``gate``: see
+        ``CallOptions``.
         """
         other = copy.copy(self)
         other._options = self._options.changed(given)  # noqa: SLF001 - it is one of us
@@ -224,8 +225,16 @@ class PersonaExecutor:
     def _plan(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, quiet: bool = False
     ) -> Plan:
-        key, store_input = self._options.key, self._options.store_input
-        return self._planner.plan(name, args, kwargs, key=key, store_input=store_input, quiet=quiet)
+        options = self._options
+        return self._planner.plan(
+            name,
+            args,
+            kwargs,
+            key=options.key,
+            store_input=options.store_input,
+            occurrence=options.occurrence,
+            quiet=quiet,
+        )
 
     def _find(self, step: DurableStep, name: str) -> ExecutionResult | None:
         """Return what is kept of a step, if it is finished and may be used."""

@@ -90,7 +90,8 @@ class StatePersistence:
 
     A process holds a run: while it does, no other may write to it (``RunHeldError`` names the
     holder). With ``auto_restore=False`` the execution starts afresh, unless ``restore`` or
-    ``restore_latest`` is called before the first change.
+    ``restore_latest`` is called before the first change. ``workflow`` is what listings say that a
+    new run belongs to.
     """
 
     def __init__(
@@ -98,13 +99,15 @@ class StatePersistence:
         config: ExecutionConfig | None = None,
         workflow_id: str | None = None,
         auto_restore: bool = True,
+        *,
+        workflow: str = "",
     ) -> None:
         self.config = (config or get_execution_config()).frozen()
         self.workflow_id = f"wf_{secrets.token_hex(8)}" if workflow_id is None else workflow_id
         self.restored: Restored | None = None
         folders = self.config.state.resolve()
         self._is_shut = False
-        self._run = open_run(folders, self.workflow_id)
+        self._run = open_run(folders, self.workflow_id, workflow)
         self._mutex = self._run.mutex
         self._shown = ShownState(self.workflow_id)
         try:

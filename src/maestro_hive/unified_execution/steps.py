@@ -55,9 +55,10 @@ class Planner:
         *,
         key: str | None,
         store_input: bool,
+        occurrence: int = 1,
         quiet: bool = False,
     ) -> Plan:
-        """Work out a step's identity."""
+        """Work out a step's identity; of equal calls, each ``occurrence`` has its own."""
         start, facts, family = self._kind(name)
         given = self._encode(name, args, kwargs, quiet=quiet or key is not None)
         digest = start.copy()
@@ -65,6 +66,10 @@ class Planner:
             digest.update(b"key" + key.encode())
         elif given is not None:
             digest.update(given.sha256)
+        if occurrence > 1:
+            digest.update(b"#%d" % occurrence)
+            told = {"name": name, "occurrence": occurrence, "persona": self._persona}
+            facts = codec.dump_canonical(told)
         return Plan(digest.digest(), facts, family, given if store_input else None)
 
     def _kind(self, name: str) -> tuple[Any, bytes, str]:

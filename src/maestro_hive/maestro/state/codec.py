@@ -43,6 +43,7 @@ __all__ = [
     "dump_canonical",
     "encode",
     "encode_call",
+    "encoded",
     "parse",
     "revive",
 ]
@@ -75,6 +76,11 @@ def encode(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> Enc
         ) from None
     if len(data) > MAX_BYTES:
         raise EncodeError(path, f"{len(data):,} bytes is over the limit of {MAX_BYTES:,}")
+    return Encoded(data, hashlib.sha256(data).digest())
+
+
+def encoded(data: bytes) -> Encoded:
+    """Return canonical bytes, made elsewhere, with their digest."""
     return Encoded(data, hashlib.sha256(data).digest())
 
 

@@ -15,16 +15,18 @@ from maestro_hive.kernel.locks import FileLock, is_locked
 from maestro_hive.maestro.state.records import Holder, Lease, from_micros, to_micros
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     import apsw
 
     from maestro_hive.kernel.clock import Clock
 
-FIND_LEASE = (
-    "SELECT id, name, fence, holder, host, pid, since, boot, expires FROM leases"
-    " WHERE name = ? AND holder <> ''"
+_TAKEN = (
+    "SELECT id, name, fence, holder, host, pid, since, boot, expires FROM leases WHERE holder <> ''"
 )
+FIND_LEASE = f"{_TAKEN} AND name = ?"
+FIND_RUN_LEASES = f"{_TAKEN} AND name GLOB 'run/*'"
 
 
 class Presence:
@@ -135,6 +137,18 @@ class Leases:
         """Return a lease that was not given back."""
         row = db.execute(FIND_LEASE, (name,)).fetchone()
         return read_lease(row) if row else None
+
+    def held_runs(self, rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
+        """Return the runs of these leases whose holders live; one look at each holder."""
+        living: dict[str, bool] = {}
+        held: dict[str, Lease] = {}
+        for lease in map(read_lease, rows):
+            holder = lease.holder.id
+            if holder not in living:
+                living[holder] = self._is_alive(lease)
+            if living[holder]:
+                held[lease.name.removeprefix("run/")] = lease
+        return held
 
     def check(self, db: apsw.Connection, lease: Lease) -> FencedError | None:
         """Return the reason why writing under this lease must be refused, if there is one."""

@@ -287,11 +287,13 @@ class MemoryStore:
             return lease
 
     def _stands(self, lease: Lease) -> bool:
+        return self._is_held(lease) and self.clock.awake_seconds() < lease.expires
+
+    def _is_held(self, lease: Lease) -> bool:
         return (
             lease.name not in self._data.given_back
             and lease.boot == self.clock.boot_id()
             and lease.holder.id in self._data.living
-            and self.clock.awake_seconds() < lease.expires
         )
 
     def _refusal(self, lease: Lease) -> FencedError | None:
@@ -321,6 +323,16 @@ class MemoryStore:
         """Return a lease as it stands."""
         self._check_open()
         return None if name in self._data.given_back else self._data.leases.get(name)
+
+    def held_runs(self) -> dict[str, Lease]:
+        """Return who holds which runs."""
+        with self._alone():
+            held = [lease for lease in self._data.leases.values() if self._is_held(lease)]
+        return {
+            lease.name.removeprefix("run/"): lease
+            for lease in held
+            if lease.name.startswith("run/")
+        }
 
     # --- the whole ---
 

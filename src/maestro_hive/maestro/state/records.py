@@ -62,8 +62,8 @@ class EntryKind(IntEnum):
     #: What failed may be tried again; identity: of one step, or none for all; facts: forget (the
     #: result too).
     RETRIED = 16
-    #: A workflow's run begins; identity: of workflow and input; facts: workflow, and where they are
-    #: so: parent (a run's name), forked_from, from_step; value: the input.
+    #: A workflow's run begins; identity: of workflow and input; facts: workflow, parameters, and where
+    #: they are so: parent (a run's name), forked_from, from_step; value: the input.
     RUN_BEGUN = 17
     #: A workflow's run is over; facts: status (success, failed, cancelled), and error as in
     #: ATTEMPT_FAILED, or reason; value: the result.

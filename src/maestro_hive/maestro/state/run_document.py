@@ -7,6 +7,7 @@ it. Large values are written as the journal has them: whole, or as what was adde
 from __future__ import annotations
 
 import hashlib
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.errors import CorruptionError, DecodeError, DocumentCorruptError
@@ -16,7 +17,7 @@ from maestro_hive.maestro.state.run_state import FIELDS, RunState
 from maestro_hive.maestro.state.run_view import show_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from maestro_hive.maestro.state.codec import Json
     from maestro_hive.maestro.state.store import Hold, Store
@@ -37,26 +38,43 @@ class RunCopy(NamedTuple):
 
 def write_run(store: Store, hold: Hold, fields: dict[str, Any], saved_at: str, fence: int) -> bytes:
     """Return a run as canonical JSON members; ``fields`` is what people want to see first."""
-    entries = b",".join(_entry_text(entry) for entry in _that_count(store.entries(hold.run)))
+    entries = store.entries(hold.run)
+    return write_snapshot(store, hold.run, hold.name, entries, fields, saved_at, fence)
+
+
+def write_snapshot(
+    store: Store,
+    run: int,
+    name: str,
+    entries: list[Entry],
+    fields: dict[str, Any],
+    saved_at: str,
+    fence: int,
+) -> bytes:
+    """Return what ``write_run`` does, of all entries up to some moment; nobody has to hold the run.
+
+    Entries are only ever added, so the values that these refer to are still there.
+    """
+    texts = b",".join(_entry_text(entry) for entry in that_count(entries))
     values = b",".join(
         b'"%s":%s' % (value.sha256.hex().encode(), _value_text(value.base, value.data))
-        for value in store.values_of(hold.run)
+        for value in store.values_of(run)
     )
     return (
         b'{"entries":[%s],"fence":%d,"saved_at":"%s","seq":%d,"state":%s,"values":{%s},'
         b'"workflow_id":"%s"}'
     ) % (
-        entries,
+        texts,
         fence,
         saved_at.encode(),
-        hold.seq,
+        entries[-1].seq if entries else 0,
         codec.encode(fields, "state", depth=codec.WHOLE_DEPTH).data,
         values,
-        hold.name.encode(),
+        name.encode(),
     )
 
 
-def _that_count(entries: list[Entry]) -> list[Entry]:
+def that_count(entries: list[Entry]) -> list[Entry]:
     """Return the entries since the run last started again; the earlier ones would only pile up."""
     for number in range(len(entries), 0, -1):
         if entries[number - 1].kind == EntryKind.RESTORED:
@@ -93,8 +111,10 @@ def _value_text(base: bytes | None, data: bytes) -> bytes:
     return b'{"base":"%s","pieces":%s}' % (base.hex().encode(), data)
 
 
-def read_run(source: str, body: dict[str, Json]) -> RunCopy:
-    """Check that a document's members are those of a run."""
+def read_run(
+    source: str, body: dict[str, Json], load: Callable[[Entry], bytes | None] = attrgetter("value")
+) -> RunCopy:
+    """Check that a document's members are those of a run, whose values ``load`` gives."""
     match body:
         case {
             "workflow_id": str(),
@@ -107,19 +127,19 @@ def read_run(source: str, body: dict[str, Json]) -> RunCopy:
             copy = RunCopy(source, saved_at, fence, seq, body)
         case _:
             raise DocumentCorruptError(source, "it lacks members that every run has")
-    _rehearse(copy)
+    _rehearse(copy, load)
     return copy
 
 
-def _rehearse(copy: RunCopy) -> None:
+def _rehearse(copy: RunCopy, load: Callable[[Entry], bytes | None]) -> None:
     """Add the entries up, so that nothing is resumed from that could not be opened again."""
     state = RunState()
     try:
         for seq, new in enumerate(CopiedEntries(copy), start=1):
             data, sha256 = new.value or (None, None)
             rest = (new.step, new.attempt, new.at or 0, new.facts, data, None, sha256, new.identity)
-            state.add(Entry(seq, new.kind, *rest), lambda entry: entry.value)
-        shown = show_run(state, "", lambda entry: entry.value)
+            state.add(Entry(seq, new.kind, *rest), load)
+        shown = show_run(state, "", load)
     except DocumentCorruptError:
         raise
     except (CorruptionError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -20,6 +20,7 @@ from maestro_hive.maestro.state.damage import DamagedJournalWarning, keep_damage
 from maestro_hive.maestro.state.journal_file import CHECKPOINT_PAGES, JournalFile
 from maestro_hive.maestro.state.leases import (
     FIND_LEASE,
+    FIND_RUN_LEASES,
     HolderLateError,
     Leases,
     Presence,
@@ -301,6 +302,10 @@ class SqliteStore:
         """Return a lease as it stands."""
         rows = self._file.rows(FIND_LEASE, (name,))
         return read_lease(rows[0]) if rows else None
+
+    def held_runs(self) -> dict[str, Lease]:
+        """Return who holds which runs."""
+        return self._leases.held_runs(self._file.rows(FIND_RUN_LEASES))
 
     # --- the whole ---
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.store import Store
 
 WORKFLOWS = "workflows"
+#: Namespaces that begin with it are the journal's own: neither shown nor cleared here.
+OWN = "$"
 _WINDOWS = {
     WORKFLOWS: "StatePersistence",
     BREAKERS: "CircuitBreaker",
@@ -211,6 +213,7 @@ class StateManager(metaclass=_OnePerFolder):
     def get_namespaces(self) -> list[str]:
         """Return the namespaces that have something in them."""
         names = {document.namespace for document in self._store.documents()}
+        names = {name for name in names if not name.startswith(OWN)}
         if self._store.runs(limit=1):
             names.add(WORKFLOWS)
         return sorted(names)
@@ -347,6 +350,10 @@ class StateManager(metaclass=_OnePerFolder):
             )
         _check_text("key", key)
         _check_text("namespace", namespace)
+        if namespace.startswith(OWN):
+            raise ConfigurationError(
+                f"namespace {namespace!r} is not yours to set: those with {OWN!r} are the journal's"
+            )
 
 
 os.register_at_fork(after_in_child=StateManager.start_anew)

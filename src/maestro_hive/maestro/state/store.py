@@ -188,6 +188,10 @@ class Store(Protocol):
         """Return a lease as it stands, whoever has it; None if it is free."""
         ...
 
+    def held_runs(self) -> dict[str, Lease]:
+        """Return who holds which runs, by name: processes that live, also one that is late."""
+        ...
+
     # --- the whole ---
 
     def collect(self) -> int:

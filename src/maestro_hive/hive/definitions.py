@@ -1,0 +1,189 @@
+"""The steps and workflows that are defined on a hive."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+
+from maestro_hive.hive.step_function import StepFunction
+from maestro_hive.hive.step_terms import StepTerms, function_name
+from maestro_hive.hive.workflow_function import WorkflowFunction
+from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from maestro_hive.hive.live_run import LiveRun
+    from maestro_hive.hive.rates import Rate
+    from maestro_hive.hive.step_terms import Key
+    from maestro_hive.unified_execution.call_options import Ambiguous
+    from maestro_hive.unified_execution.retry_policy import RetryOn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class StepDecorator(Protocol):
+    """What ``hive.step(…)`` returns: makes a step of an async function, or of a plain one."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> StepFunction[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> StepFunction[P, R]: ...
+
+
+class WorkflowDecorator(Protocol):
+    """What ``hive.workflow(…)`` returns: makes a workflow of an async function."""
+
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> WorkflowFunction[P, R]:
+        """Make the workflow."""
+        ...
+
+
+class Definitions(ABC):
+    """What ``@hive.step`` and ``@hive.workflow`` made, by name."""
+
+    def __init__(self) -> None:
+        self._workflows: dict[str, WorkflowFunction[..., Any]] = {}
+        self._steps: dict[tuple[str, str], StepFunction[..., Any]] = {}
+
+    @abstractmethod
+    async def run_child(
+        self,
+        parent: LiveRun,
+        workflow: WorkflowFunction[..., R],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
+        """Run a workflow that another one called."""
+
+    @overload
+    def step(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> StepFunction[P, R]: ...
+    @overload
+    def step(self, function: Callable[P, R], /) -> StepFunction[P, R]: ...
+    @overload
+    def step(
+        self,
+        *,
+        persona: str = ...,
+        name: str | None = ...,
+        max_attempts: int | None = ...,
+        timeout: float | None = ...,
+        retry_on: RetryOn | None = ...,
+        breaker: str | None = ...,
+        max_concurrency: int | None = ...,
+        rate: str | Rate | None = ...,
+        key: Key | None = ...,
+        on_ambiguous: Ambiguous = ...,
+        store_input: bool = ...,
+        budget: int | None = ...,
+    ) -> StepDecorator: ...
+    def step(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        persona: str = "default",
+        name: str | None = None,
+        max_attempts: int | None = None,
+        timeout: float | None = None,
+        retry_on: RetryOn | None = None,
+        breaker: str | None = None,
+        max_concurrency: int | None = None,
+        rate: str | Rate | None = None,
+        key: Key | None = None,
+        on_ambiguous: Ambiguous = "rerun",
+        store_input: bool = True,
+        budget: int | None = None,
+    ) -> Any:
+        """Make a durable step of a function, async or not.
+
+        ``persona`` does the work: memory, history and tokens are its own, and so is the breaker
+        unless ``breaker`` names one to share, such as the provider's. ``max_attempts``,
+        ``timeout`` (seconds for one attempt) and ``retry_on`` (errors, or a function that answers
+        yes, no, or seconds) override the configuration. ``max_concurrency`` and ``rate``
+        ("60/min") hold for all processes on the folder together. ``key`` gives the identity by
+        hand: a text such as "invoice-{number}", or a function of the arguments. ``on_ambiguous``
+        says what happens to an attempt that began and whose end nobody recorded: "rerun", "ask"
+        or "fail". ``store_input=False`` keeps only the digest of the input. ``budget`` limits the
+        tokens of the persona.
+        """
+
+        def decorate(function: Callable[..., Any]) -> StepFunction[..., Any]:
+            _check_function("step", function)
+            terms = StepTerms.checked(
+                function,
+                name=name,
+                persona=persona,
+                max_attempts=max_attempts,
+                timeout=timeout,
+                retry_on=retry_on,
+                breaker=breaker,
+                max_concurrency=max_concurrency,
+                rate=rate,
+                key=key,
+                on_ambiguous=on_ambiguous,
+                store_input=store_input,
+                budget=budget,
+            )
+            return self._add_step(StepFunction(function, terms))
+
+        return decorate if function is None else decorate(function)
+
+    def _add_step(self, step: StepFunction[..., Any]) -> StepFunction[..., Any]:
+        place = (step.terms.persona, step.terms.name)
+        known = self._steps.get(place)
+        if known is not None and _origin(known.function) != _origin(step.function):
+            raise ConfigurationError(
+                f"there are two steps {place[1]!r} of {place[0]!r}, {_shown(known.function)} and"
+                f" {_shown(step.function)}, which could not be told apart; give one of them name="
+            )
+        self._steps[place] = step
+        return step
+
+    @overload
+    def workflow(self, function: Callable[P, Awaitable[R]], /) -> WorkflowFunction[P, R]: ...
+    @overload
+    def workflow(self, *, name: str | None = ...) -> WorkflowDecorator: ...
+    def workflow(
+        self, function: Callable[..., Any] | None = None, *, name: str | None = None
+    ) -> Any:
+        """Make a workflow of an async function; its runs are found again by its name."""
+
+        def decorate(function: Callable[..., Any]) -> WorkflowFunction[..., Any]:
+            _check_function("workflow", function)
+            own = files.check_identifier(name or function_name(function), "workflow")
+            known = self._workflows.get(own)
+            if known is not None and _origin(known.function) != _origin(function):
+                raise ConfigurationError(
+                    f"there are two workflows {own!r}, {_shown(known.function)} and"
+                    f" {_shown(function)}; give one of them name="
+                )
+            made = WorkflowFunction(function, own, self)
+            self._workflows[own] = made
+            return made
+
+        return decorate if function is None else decorate(function)
+
+    def _known(self, workflow: Callable[..., Awaitable[R]]) -> WorkflowFunction[..., R]:
+        if isinstance(workflow, WorkflowFunction):
+            return workflow
+        raise ConfigurationError(
+            f"{_shown(workflow)} is not a workflow; put @hive.workflow above it"
+        )
+
+
+def _check_function(what: str, function: object) -> None:
+    if isinstance(function, StepFunction | WorkflowFunction):
+        raise ConfigurationError(f"{function!r} cannot be made a {what} as well")
+    if not callable(function) or isinstance(function, type):
+        raise ConfigurationError(f"a {what} is made of a function, not of {function!r}")
+
+
+def _origin(function: Callable[..., Any]) -> tuple[str, str]:
+    """Tell where a function comes from; one that is defined anew there is the same."""
+    return getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+
+
+def _shown(function: object) -> str:
+    return str(getattr(function, "__qualname__", None) or repr(function))

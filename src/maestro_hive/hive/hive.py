@@ -1,0 +1,396 @@
+"""Hive: steps, workflows and runs over one state folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import secrets
+import threading
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
+
+from maestro_hive.hive import orders, waiting
+from maestro_hive.hive.definitions import Definitions
+from maestro_hive.hive.errors import UnknownRunError
+from maestro_hive.hive.following import follow
+from maestro_hive.hive.forks import fork
+from maestro_hive.hive.handle import RunHandle, any_handle
+from maestro_hive.hive.limits import Limit
+from maestro_hive.hive.live_run import Staff
+from maestro_hive.hive.run_entries import child_begun, make_input, read_input
+from maestro_hive.hive.run_reading import list_runs, read_run
+from maestro_hive.hive.runner import Runner
+from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import ConfigurationError, StoreClosedError
+from maestro_hive.kernel.signals import stop_politely
+from maestro_hive.maestro.state.opened import borrow_memory_store, borrow_store, return_store
+from maestro_hive.maestro.state.run_state import facts_of
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.unified_execution.config import ExecutionConfig, get_execution_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from maestro_hive.hive.live_run import LiveRun
+    from maestro_hive.hive.run_entries import Input
+    from maestro_hive.hive.run_reading import RunInfo
+    from maestro_hive.hive.step_terms import StepTerms
+    from maestro_hive.hive.workflow_function import WorkflowFunction
+    from maestro_hive.maestro.state.run_events import RunEvent
+    from maestro_hive.maestro.state.store import Store
+    from maestro_hive.unified_execution.call_options import Gate
+    from maestro_hive.unified_execution.escalation import Escalation
+    from maestro_hive.unified_execution.governance import Enforcer
+    from maestro_hive.unified_execution.healing import Healer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Hive(Definitions):
+    """Durable steps and workflows over one state folder; a context manager, sync or async.
+
+    ``folder`` keeps everything, checkpoints included; without it, that of the configuration.
+    Nothing is opened before it is needed. The folder is let go by ``close``, at the end of a
+    ``with`` block, or with the process.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        config: ExecutionConfig | None = None,
+        *,
+        healing_engine: Healer | None = None,
+        enforcer: Enforcer | None = None,
+        escalation: Escalation | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = _config_for(folder, config)
+        self._helpers = {"healer": healing_engine, "enforcer": enforcer, "escalation": escalation}
+        self._limits: dict[str, Limit] = {}
+        self._store: Store | None = None
+        self._runner: Runner | None = None
+        self._is_closed = False
+        self._mutex = threading.RLock()
+
+    # --- running ---
+
+    async def run(
+        self,
+        workflow: Callable[..., Awaitable[R]],
+        *args: Any,
+        run_id: str | None = None,
+        **kwargs: Any,
+    ) -> R:
+        """Run a workflow and return its result; the same ``run_id`` goes on where it stopped.
+
+        Finished, it returns the kept result; failed, it raises the kept failure until ``retry``.
+        While it runs, the first Ctrl+C or SIGTERM stops it politely: what is under way is
+        recorded, and the process ends as it would have.
+        """
+        made = self._known(workflow)
+        given = self._input(made, args, kwargs)
+        name = _new_id(made.name) if run_id is None else files.check_identifier(run_id, "run id")
+        return await self._run(made, given, name)
+
+    def run_sync(
+        self,
+        workflow: Callable[..., Awaitable[R]],
+        *args: Any,
+        run_id: str | None = None,
+        **kwargs: Any,
+    ) -> R:
+        """Run a workflow from a program without an event loop."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise ConfigurationError(
+                "run_sync() was called where an event loop is running; use `await hive.run(…)`"
+            )
+        return asyncio.run(self.run(workflow, *args, run_id=run_id, **kwargs))
+
+    def start(
+        self,
+        workflow: Callable[..., Awaitable[R]],
+        *args: Any,
+        run_id: str | None = None,
+        **kwargs: Any,
+    ) -> RunHandle[R]:
+        """Start a run on this event loop, beside whatever else runs there; see its handle."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigurationError(
+                "start() was called where no event loop is running; use run_sync()"
+            ) from None
+        made = self._known(workflow)
+        given = self._input(made, args, kwargs)
+        name = _new_id(made.name) if run_id is None else files.check_identifier(run_id, "run id")
+        task = asyncio.create_task(self._runs.run(made, given, name), name=f"handle of {name}")
+        _keep_until_done(task)
+        return RunHandle(self._open(), name, task)
+
+    async def resume(self, run_id: str) -> Any:
+        """Go on with a run as it was begun: its workflow and arguments are in the journal."""
+        made, given = self._as_begun(run_id)
+        return await self._run(made, given, run_id)
+
+    async def _run(self, workflow: WorkflowFunction[..., R], given: Input, run_id: str) -> R:
+        stop = stop_politely()
+        try:
+            async with stop:
+                return await self._runs.run(workflow, given, run_id)
+        except asyncio.CancelledError:
+            if stop.signal is None:
+                raise
+        if stop.signal.name == "SIGINT":
+            raise KeyboardInterrupt
+        raise SystemExit(128 + stop.signal)
+
+    async def run_child(
+        self,
+        parent: LiveRun,
+        workflow: WorkflowFunction[..., R],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> R:
+        """Run a workflow as a child of another run; called by the workflow itself."""
+        given = make_input(workflow.name, args, kwargs, _parameters(workflow))
+        identity = parent.told_apart("child", given.identity)
+        known = parent.held.state.children.get(identity)
+        if known is not None:
+            run_id = str(facts_of(known)["run_id"])
+        else:
+            run_id = _child_id(parent.run_id, workflow.name, identity)
+            await parent.held.record(child_begun(identity, run_id, workflow.name), sync=False)
+        result: R = await parent.owning(lambda: self._runs.run(workflow, given, run_id, parent))
+        return result
+
+    # --- inside a workflow ---
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep in a workflow; a restart sleeps only for what is left. Holds no thread."""
+        await waiting.sleep(seconds)
+
+    @overload
+    async def wait_for(
+        self,
+        name: str,
+        *,
+        timeout: float | None = ...,  # noqa: ASYNC109 - it outlives the process
+        type: type[T],
+    ) -> T: ...
+    @overload
+    async def wait_for(
+        self,
+        name: str,
+        *,
+        timeout: float | None = ...,  # noqa: ASYNC109 - it outlives the process
+        type: Any = ...,
+    ) -> Any: ...
+    async def wait_for(
+        self,
+        name: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - it outlives the process
+        type: Any = None,  # noqa: A002 - that is what it is
+    ) -> Any:
+        """Wait in a workflow until somebody answers: ``hive.answer``, or ``maestro answer``.
+
+        The answer is kept. ``type`` says what it must be: an answer of another kind is refused
+        where it is given. After ``timeout`` seconds, those before a restart included, TimeoutError.
+        """
+        return await waiting.wait_for(name, timeout, type)
+
+    # --- from outside ---
+
+    def answer(self, run_id: str, name: str, value: Any = None, *, by: str | None = None) -> None:
+        """Answer what a run waits for, or will wait for; from any process."""
+        orders.answer(self._open(), run_id, name, value, by=by)
+
+    def retry(self, run_id: str, step: str | int | None = None) -> None:
+        """Let what failed be tried again; ``run`` or ``resume`` then goes on with it."""
+        orders.retry(self._open(), run_id, step)
+
+    def cancel(self, run_id: str, reason: str = "") -> bool:
+        """End a run and what it started, wherever it is executed; False if it is over already."""
+        return orders.cancel(self._open(), run_id, reason)
+
+    def fork(
+        self,
+        run_id: str,
+        *,
+        from_step: str | int | None = None,
+        new_run_id: str | None = None,
+        **changed_inputs: Any,
+    ) -> str:
+        """Begin a new run with what another has kept; return its id, for ``resume``.
+
+        ``from_step`` (a name, ``name#2``, or a number) is executed anew. Steps before it are kept,
+        and those after it run again exactly when their input changes. ``changed_inputs`` replace
+        arguments of the workflow.
+        """
+        return fork(
+            self._open(), run_id, from_step=from_step, changed=changed_inputs, new_id=new_run_id
+        )
+
+    def runs(
+        self, status: str | None = None, workflow: str | None = None, limit: int | None = None
+    ) -> list[RunInfo]:
+        """List runs, newest first."""
+        return list_runs(self._open(), status, workflow, limit)
+
+    def handle(self, run_id: str) -> RunHandle[Any]:
+        """Return a handle of a run, wherever it is executed."""
+        return any_handle(self._open(), run_id)
+
+    def events(
+        self, run_id: str, *, after: int = 0, follow: bool = True
+    ) -> AsyncIterator[RunEvent]:
+        """Yield what happens in a run, from its beginning or after an event's ``seq``.
+
+        It goes on while somebody executes the run, here or elsewhere; without ``follow``, it ends
+        with what there is.
+        """
+        return _follow(self._open(), run_id, after, follow)
+
+    # --- what is held ---
+
+    def close(self) -> None:
+        """Let the folder go; twice is no error."""
+        with self._mutex:
+            store, self._store, self._runner = self._store, None, None
+            self._is_closed = True
+        if isinstance(store, SqliteStore):
+            return_store(store)
+
+    def __enter__(self) -> Self:
+        """Use it in a ``with`` statement."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the folder go at the end of it."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Use it in an ``async with`` statement."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let the folder go at the end of it."""
+        await asyncio.to_thread(self.close)
+
+    def _open(self) -> Store:
+        """Return the store, opened when first needed, and again after it failed."""
+        with self._mutex:
+            if self._is_closed:
+                raise StoreClosedError("this Hive was closed; make another one to go on")
+            if isinstance(self._store, SqliteStore) and not self._store.usable:
+                return_store(self._store)
+                self._store = self._runner = None
+                self._limits.clear()
+            if self._store is None:
+                folders = self.config.state.resolve()
+                borrow = borrow_store if folders.persistent else borrow_memory_store
+                self._store = borrow(folders.state)
+            return self._store
+
+    @property
+    def _runs(self) -> Runner:
+        with self._mutex:
+            store = self._open()
+            if self._runner is None:
+                staff = Staff(config=self.config, gate=self._gate, **self._helpers)  # type: ignore[arg-type]
+                self._runner = Runner(staff, store)
+            return self._runner
+
+    def _gate(self, terms: StepTerms) -> Gate | None:
+        if terms.rate is None and terms.max_concurrency is None:
+            return None
+        with self._mutex:
+            found = self._limits.get(terms.name)
+            if found is None:
+                found = self._limits[terms.name] = Limit(
+                    self._open(),
+                    terms.name,
+                    rate=terms.rate,
+                    max_concurrency=terms.max_concurrency,
+                )
+            return found
+
+    # --- finding workflows ---
+
+    def _input(
+        self, workflow: WorkflowFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Input:
+        bound_args, bound_kwargs = workflow.bind(args, kwargs)
+        return make_input(workflow.name, bound_args, bound_kwargs, _parameters(workflow))
+
+    def _as_begun(self, run_id: str) -> tuple[WorkflowFunction[..., Any], Input]:
+        store = self._open()
+        begun = read_run(store, run_id).begun
+        if begun is None:
+            raise UnknownRunError(run_id, f"{store.location} that a workflow began")
+        given = read_input(begun, store.load)
+        found = self._workflows.get(given.workflow)
+        if found is None:
+            known = ", ".join(sorted(self._workflows)) or "none"
+            raise ConfigurationError(
+                f"run {run_id!r} belongs to the workflow {given.workflow!r}, which this Hive does"
+                f" not have (it has: {known}); import the module that defines it"
+            )
+        return found, given
+
+
+async def _follow(store: Store, run_id: str, after: int, wait: bool) -> AsyncIterator[RunEvent]:
+    async for event in follow(store, run_id, after=after, wait=wait):
+        yield event
+
+
+def _config_for(folder: str | Path | None, config: ExecutionConfig | None) -> ExecutionConfig:
+    if isinstance(folder, str) and "://" in folder:
+        raise ConfigurationError(
+            f"Hive({folder!r}): this version keeps state in a folder, and knows no such address"
+        )
+    if folder is None:
+        return (config or get_execution_config()).frozen()
+    given: object = folder
+    if not isinstance(given, str | PathLike) or not str(given):
+        raise ConfigurationError(f"Hive({folder!r}): a state folder is named by a text or a Path")
+    base = ExecutionConfig() if config is None else config
+    place = Path(folder).expanduser().absolute()  # now: the program may go elsewhere
+    state = replace(base.state, state_dir=str(place), checkpoint_dir=str(place / "checkpoints"))
+    return replace(base, state=state).frozen()
+
+
+def _parameters(workflow: WorkflowFunction[..., Any]) -> tuple[str, ...]:
+    """Return the names of a workflow's parameters; ``**`` if it takes any other."""
+    kinds = inspect.Parameter
+    names = []
+    for parameter in workflow.signature.parameters.values():
+        if parameter.kind is kinds.VAR_KEYWORD:
+            names.append("**")
+        elif parameter.kind is not kinds.VAR_POSITIONAL:
+            names.append(parameter.name)
+    return tuple(names)
+
+
+def _new_id(workflow: str) -> str:
+    return f"{workflow[:100]}-{secrets.token_hex(6)}"
+
+
+def _child_id(parent: str, workflow: str, identity: bytes) -> str:
+    name = f"{parent}.{workflow}-{identity.hex()[:8]}"
+    return name if len(name) <= 128 else f"{parent[:95]}.{identity.hex()[:32]}"
+
+
+#: A loop keeps its tasks weakly.
+_started: set[asyncio.Task[Any]] = set()
+
+
+def _keep_until_done(task: asyncio.Task[Any]) -> None:
+    _started.add(task)
+    task.add_done_callback(_started.discard)

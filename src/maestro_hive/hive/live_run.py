@@ -1,0 +1,259 @@
+"""A run that this process executes: its steps, its waits, and being cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.hive import run_entries as entries
+from maestro_hive.hive.errors import OutsideRunError
+from maestro_hive.hive.run_entries import identity_of
+from maestro_hive.hive.tracebacks import with_own_lines
+from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.maestro.state.records import EntryKind
+from maestro_hive.maestro.state.run_view import open_waits
+from maestro_hive.unified_execution.persona_executor import PersonaExecutor
+from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from maestro_hive.hive.step_terms import Key, Step, StepTerms
+    from maestro_hive.maestro.state.records import NewEntry
+    from maestro_hive.unified_execution.call_options import Gate
+    from maestro_hive.unified_execution.config import ExecutionConfig
+    from maestro_hive.unified_execution.escalation import Escalation
+    from maestro_hive.unified_execution.governance import Enforcer
+    from maestro_hive.unified_execution.healing import Healer
+    from maestro_hive.unified_execution.state_persistence import StatePersistence
+
+_live: ContextVar[LiveRun | None] = ContextVar("live_run", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staff:
+    """What the steps of every run work with."""
+
+    config: ExecutionConfig
+    #: Returns what the attempts of a step have to pass; None where nothing limits them.
+    gate: Callable[[StepTerms], Gate | None]
+    healer: Healer | None = None
+    enforcer: Enforcer | None = None
+    escalation: Escalation | None = None
+
+
+class LiveRun:
+    """A run under way. ``cancelled_because`` is set once somebody wants its end."""
+
+    def __init__(self, staff: Staff, state: StatePersistence, parent: LiveRun | None) -> None:
+        self.run_id = state.workflow_id
+        self.state = state
+        self.held = state.held_run
+        self.parent = parent
+        self.children: set[LiveRun] = set()
+        self.cancelled_because: str | None = None
+        self.questions: dict[bytes, asyncio.Future[None]] = {}
+        #: Asks for letters to be looked for at once; set by whoever looks for them.
+        self.look_for_letters: Callable[[], None] = _nobody_looks
+        self.loop = asyncio.get_running_loop()
+        self._staff = staff
+        self._tasks: Counter[asyncio.Task[Any]] = Counter()
+        self._calls: Counter[bytes] = Counter()
+        self._executors: dict[Step, PersonaExecutor] = {}
+        self._wrappers: dict[str | None, SafetyRetryWrapper] = {}
+
+    # --- being the one under way ---
+
+    async def drive(self, body: Callable[[], Any]) -> Any:
+        """Return what a workflow's function returns; what it started and left behind is stopped."""
+        token = _live.set(self)
+        try:
+            return await self.owning(body)
+        finally:
+            _live.reset(token)
+            await self._stop_leftovers()
+
+    async def owning(self, call: Callable[[], Any]) -> Any:
+        """Await a call as part of this run: cancelling the run cancels it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.check_going()
+        self._tasks[task] += 1
+        try:
+            return await call()
+        finally:
+            self._tasks[task] -= 1
+            if not self._tasks[task]:
+                del self._tasks[task]
+
+    async def _stop_leftovers(self) -> None:
+        left = [task for task in self._tasks if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+
+    def check_going(self) -> None:
+        """Raise if the run was cancelled: nothing more shall begin."""
+        if self.cancelled_because is not None:
+            raise asyncio.CancelledError(f"run {self.run_id!r} was cancelled")
+
+    def cancel(self, reason: str) -> None:
+        """Cancel it, its children, and all that they are busy with; from any thread."""
+        self.loop.call_soon_threadsafe(self._cancel, reason)
+
+    def _cancel(self, reason: str) -> None:
+        tasks = {task for run in self._family() for task in run._tasks}  # noqa: SLF001 - of ours
+        for run in self._family():
+            run.cancelled_because = run.cancelled_because or reason
+        for task in tasks:
+            task.cancel()
+
+    def _family(self) -> list[LiveRun]:
+        found = [self]
+        for run in found:
+            found.extend(run.children)
+        return found
+
+    def close(self) -> None:
+        """Let go of what its steps needed; the run itself is its opener's to let go."""
+        for wrapper in self._wrappers.values():
+            wrapper.close()
+
+    # --- which of several equal calls ---
+
+    def occurrence(self, identity: bytes) -> int:
+        """Count the calls that are equal, since the run was opened."""
+        self._calls[identity] += 1
+        return self._calls[identity]
+
+    def told_apart(self, *parts: str | bytes) -> bytes:
+        """Return an identity for one more call that these parts describe."""
+        identity = identity_of(*parts)
+        number = self.occurrence(identity)
+        return identity if number == 1 else hashlib.sha256(identity + b"#%d" % number).digest()
+
+    # --- steps ---
+
+    async def call(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return a step's result: from the journal if it is there, else through both levels."""
+        executor = self._executor(step)
+        terms, function = step.terms, step.function
+        if terms.key is not None:
+            executor = executor.options(key=_key_of(step, terms.key, args, kwargs))
+        else:
+            identity = executor.step_identity(function, terms.name, *args, **kwargs)
+            assert identity is not None
+            number = self.occurrence(identity)
+            if number > 1:
+                executor = executor.options(occurrence=number)
+        kept = executor.kept_result(function, terms.name, *args, **kwargs)
+        if kept is not None:
+            return kept.final_output
+        wrapper = self._wrapper(terms.breaker)
+        try:
+            done = await self.owning(
+                lambda: wrapper.execute_safe(
+                    executor.execute, function, *args, task_name=terms.name, **kwargs
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - whatever the step raised
+            raise with_own_lines(error)  # noqa: B904 - it is the same error
+        return done.level1_results[-1].final_output
+
+    def _executor(self, step: Step) -> PersonaExecutor:
+        found = self._executors.get(step)
+        if found is None:
+            found = self._executors[step] = self._new_executor(step.terms)
+        return found
+
+    def _new_executor(self, terms: StepTerms) -> PersonaExecutor:
+        config = self._staff.config
+        if terms.budget is not None:
+            tokens = replace(config.tokens, max_tokens_per_persona=terms.budget)
+            config = replace(config, tokens=tokens)
+        executor = PersonaExecutor(
+            config,
+            terms.persona,
+            self._staff.healer,
+            state_persistence=self.state,
+            enforcer=self._staff.enforcer,
+        )
+        options = terms.options
+        return executor.options(
+            max_attempts=options.max_attempts,
+            timeout=options.timeout,
+            retry_on=options.retry_on,
+            on_ambiguous=options.on_ambiguous,
+            store_input=options.store_input,
+            gate=self._staff.gate(terms),
+        )
+
+    def _wrapper(self, breaker: str | None) -> SafetyRetryWrapper:
+        found = self._wrappers.get(breaker)
+        if found is None:
+            found = self._wrappers[breaker] = SafetyRetryWrapper(
+                self._staff.config,
+                workflow_id=self.run_id,
+                breaker=breaker,
+                store=self.held.store,
+                escalation=self._staff.escalation,
+            )
+        return found
+
+    # --- what is recorded of the run itself ---
+
+    async def record(self, entry: NewEntry, *, sync: bool = True) -> None:
+        """Record an entry, and let listings show where the run stands after it."""
+        status = self._status_with(entry)
+        await self.held.record(entry, sync=sync, status=status)
+
+    def _status_with(self, entry: NewEntry) -> str:
+        """Return the run's status once the entry is written."""
+        asked = {each.identity for each in open_waits(self.held.state)}
+        match entry.kind:
+            case EntryKind.WAIT_BEGUN if entries.asks_a_person(entry):
+                asked.add(entry.identity)
+            case EntryKind.WAIT_ENDED:
+                asked.discard(entry.identity)
+            case _:
+                pass
+        return entries.WAITING if asked else entries.RUNNING
+
+
+def _nobody_looks() -> None:
+    """There is nobody to be asked yet."""
+
+
+def _key_of(step: Step, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the key that a step was given by hand, for these arguments."""
+    if callable(key):
+        return key(*args, **kwargs)
+    bound = step.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    try:
+        return key.format(**bound.arguments)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ConfigurationError(
+            f"the key {key!r} of step {step.terms.name!r} cannot be made of its arguments"
+            f" ({', '.join(bound.arguments)}): {error!r}"
+        ) from error
+
+
+def live_run(what: str) -> LiveRun:
+    """Return the run that is under way here; ``what`` needs one."""
+    found = _live.get()
+    if found is None:
+        raise OutsideRunError(
+            f"{what} was called outside a run: call it from a workflow that hive.run executes"
+        )
+    return found
+
+
+def live_run_or_none() -> LiveRun | None:
+    """Return the run that is under way here, if there is one."""
+    return _live.get()

@@ -1,0 +1,150 @@
+"""What may be asked of a run from outside: an answer, a retry, an end, a fork.
+
+All of it is durable when it returns, and needs the store alone: so the command line can do what a
+program can, without its code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.hive import run_entries as entries
+from maestro_hive.hive import watch
+from maestro_hive.hive.mail import Mail
+from maestro_hive.hive.run_reading import OVER, find_run, read_run
+from maestro_hive.hive.waiting import fitting
+from maestro_hive.kernel.errors import ConfigurationError, FencedError, RunHeldError
+from maestro_hive.maestro.state.records import EntryKind, NewEntry
+from maestro_hive.maestro.state.run_state import facts_of
+from maestro_hive.maestro.state.run_view import open_waits, run_status
+from maestro_hive.maestro.state.store import Append
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from maestro_hive.maestro.state.run_state import RunState, StepState
+    from maestro_hive.maestro.state.store import Store
+
+_PENDING = "pending"
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def answer(
+    store: Store, run_id: str, name: str, value: Any, *, by: str | None = None, early: bool = True
+) -> None:
+    """Answer a question of a run; with ``early``, also one that it has not asked yet.
+
+    The n-th answer is for its n-th question of that name. One that is not of the kind that was
+    asked for is refused here, where it can be mended.
+    """
+    state = read_run(store, run_id)
+    if state.ended is not None:
+        raise ConfigurationError(
+            f"run {run_id!r} is over ({run_status(state)}), and waits for no answer"
+        )
+    asked = [each for each in open_waits(state) if facts_of(each).get("name") == name]
+    if not asked and not early:
+        raise ConfigurationError(f"run {run_id!r} does not wait for {name!r}{_what_instead(state)}")
+    tree = fitting(asked[0] if asked else None, name, value)
+    Mail(store).answer(run_id, name, tree, by)
+    watch.look_soon(store)
+
+
+def _what_instead(state: RunState) -> str:
+    names = [str(facts_of(each).get("name")) for each in open_waits(state)]
+    return f"; it waits for {', '.join(map(repr, names))}" if names else ", nor for anything else"
+
+
+# --- trying again ---------------------------------------------------------------------------------
+
+
+def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
+    """Let what failed be tried again, in the run and its children, or one step alone.
+
+    What is kept stays kept. The run goes on when somebody resumes it.
+    """
+    state = read_run(store, run_id)
+    if run_status(state) == entries.SUCCESS:
+        raise ConfigurationError(f"run {run_id!r} has succeeded: there is nothing to retry")
+    identity = None if step is None else find_step(state, run_id, step).identity
+    retried = [NewEntry(EntryKind.RETRIED, identity=identity)]
+    if identity is not None and state.ended is not None:
+        raise ConfigurationError(
+            f"run {run_id!r} is over ({run_status(state)}): retry the whole of it"
+        )
+    for child in state.children.values():
+        _retry_child(store, str(facts_of(child).get("run_id")))
+    Mail(store).throw_away_request(run_id)
+    _append(store, run_id, retried, _PENDING if state.begun is not None else None)
+
+
+def _retry_child(store: Store, run_id: str) -> None:
+    record = store.run(run_id)
+    if record is not None and record.status != entries.SUCCESS:
+        retry(store, run_id)
+
+
+def find_step(state: RunState, run_id: str, wanted: str | int) -> StepState:
+    """Return a step by its number, its name, or ``name#2``: the second of that name."""
+    if isinstance(wanted, int) or wanted.isdigit():
+        found = state.steps.get(int(wanted))
+    else:
+        name, _, number = wanted.partition("#")
+        named = [step for step in state.steps.values() if step.name == name]
+        at = int(number) - 1 if number.isdigit() and int(number) else 0
+        found = named[at] if at < len(named) else None
+    if found is None:
+        names = ", ".join(dict.fromkeys(step.name for step in state.steps.values())) or "none"
+        raise ConfigurationError(f"run {run_id!r} has no step {wanted!r}; it has: {names}")
+    return found
+
+
+# --- an end ---------------------------------------------------------------------------------------
+
+
+def cancel(store: Store, run_id: str, reason: str = "") -> bool:
+    """End a run and what it started; False if it is over already.
+
+    A process that executes it is asked to, and will record it; otherwise it is recorded here.
+    """
+    record = find_run(store, run_id)
+    if record.status in OVER:
+        return False
+    state = read_run(store, run_id)
+    try:
+        _end(store, run_id, reason, begun=state.begun is not None)
+    except RunHeldError:
+        Mail(store).cancel(run_id, reason)
+        watch.look_soon(store)
+        return True
+    for child in state.children.values():
+        name = str(facts_of(child).get("run_id"))
+        if store.run(name) is not None:
+            cancel(store, name, reason)
+    return True
+
+
+def _end(store: Store, run_id: str, reason: str, *, begun: bool) -> None:
+    if not begun:
+        raise ConfigurationError(
+            f"run {run_id!r} is no workflow's, and no process executes it: there is nothing to end"
+        )
+    ended = entries.ended(entries.CANCELLED, reason=reason or None)
+    _append(store, run_id, [ended], entries.CANCELLED)
+    Mail(store).throw_away(run_id)
+
+
+def _append(store: Store, run_id: str, new: Iterable[NewEntry], status: str | None) -> None:
+    """Write to a run that nobody holds; ``RunHeldError`` says who does."""
+    hold = store.hold_run(run_id)
+    try:
+        if hold.users > 1:
+            holder = hold.lease.holder
+            raise RunHeldError(run_id, host=holder.host, pid=holder.pid, since=holder.since)
+        (written,) = store.append([Append(hold, list(new), status)])
+        if isinstance(written, FencedError):
+            raise written
+    finally:
+        store.release_run(hold)

@@ -1,0 +1,263 @@
+"""Executes runs: opens them, lets their workflows go on, and records how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from maestro_hive.hive import run_entries as entries
+from maestro_hive.hive.errors import (
+    RunCancelledError,
+    RunFailedError,
+    RunLeftError,
+    RunMismatchError,
+)
+from maestro_hive.hive.live_run import LiveRun, live_run_or_none
+from maestro_hive.hive.run_reading import ended_state, outcome
+from maestro_hive.hive.tracebacks import with_own_lines
+from maestro_hive.hive.watch import Watch
+from maestro_hive.kernel.errors import (
+    ConfigurationError,
+    CorruptionError,
+    FencedError,
+    RunHeldError,
+    StorageError,
+)
+from maestro_hive.maestro.state import codec
+from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen, parts_of
+from maestro_hive.unified_execution.state_persistence import StatePersistence
+from maestro_hive.unified_execution.steps import error_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from maestro_hive.hive.live_run import Staff
+    from maestro_hive.hive.run_entries import Input
+    from maestro_hive.hive.workflow_function import WorkflowFunction
+    from maestro_hive.maestro.state.records import Entry
+    from maestro_hive.maestro.state.store import Store
+
+R = TypeVar("R")
+
+#: How many more times a task may be cancelled while its run is let go.
+_CANCELLATIONS = 100
+
+#: What says nothing about the workflow: the run is left as it is, and goes on at its next start.
+_NO_END = (CircuitBreakerOpen, StorageError, FencedError, RunHeldError, CorruptionError)
+
+
+class Runner:
+    """Executes the runs of one hive."""
+
+    def __init__(self, staff: Staff, store: Store) -> None:
+        self._staff = staff
+        self._store = store
+        self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
+
+    async def run(
+        self,
+        workflow: WorkflowFunction[..., R],
+        given: Input,
+        run_id: str,
+        parent: LiveRun | None = None,
+    ) -> R:
+        """Return the result of a run, from wherever it stands; what is kept of it without holding.
+
+        Whoever asks for a run that this process executes already waits for that one.
+        """
+        over = ended_state(self._store, run_id)
+        if over is not None and over.begun is not None and over.ended is not None:
+            _check_same(run_id, over.begun, given, self._store)
+            kept: R = outcome(run_id, over.ended, self._store.load)
+            return kept
+        _refuse_itself(run_id)
+        mine, other = _enter(self._store, run_id, given)
+        if other is not None:
+            _check_equal(run_id, other.given, given)
+            joined: R = await asyncio.shield(asyncio.wrap_future(other.done))
+            return joined
+        # A task of its own: cancelling the run must not cancel its caller.
+        name = f"run {run_id}"
+        task = asyncio.create_task(self._execute(workflow, given, run_id, parent), name=name)
+        task.add_done_callback(lambda done: _leave(self._store, run_id, mine, done))
+        return await task
+
+    async def _execute(
+        self,
+        workflow: WorkflowFunction[..., R],
+        given: Input,
+        run_id: str,
+        parent: LiveRun | None,
+    ) -> R:
+        state = await self._opened(run_id, workflow.name)
+        try:
+            live = LiveRun(self._staff, state, parent)
+            try:
+                return await self._go_on(live, workflow, given)
+            finally:
+                live.close()
+        finally:
+            await _in_any_case(asyncio.to_thread(state.shutdown))
+
+    async def _opened(self, run_id: str, workflow: str) -> StatePersistence:
+        """Open a run in a thread; if nobody waits for it any more, it is let go again."""
+        make = lambda: StatePersistence(self._staff.config, run_id, workflow=workflow)  # noqa: E731
+        opening = asyncio.ensure_future(asyncio.to_thread(make))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_let_go)
+            raise
+
+    async def _go_on(self, live: LiveRun, workflow: WorkflowFunction[..., R], given: Input) -> R:
+        state, store = live.held.state, self._store
+        if state.begun is None:
+            parent = live.parent.run_id if live.parent is not None else None
+            await live.record(entries.begun(given, parent=parent))
+        else:
+            _check_same(live.run_id, state.begun, given, store)
+        if state.ended is not None:
+            kept: R = outcome(live.run_id, state.ended, store.load)
+            return kept
+        watch = self._watch()
+        live.cancelled_because = watch.mail.letters(live.run_id).cancel
+        family = live.parent.children if live.parent is not None else set()
+        family.add(live)
+        watch.add(live)
+        try:
+            return await self._drive(live, workflow, given)
+        finally:
+            watch.remove(live)
+            family.discard(live)
+
+    async def _drive(self, live: LiveRun, workflow: WorkflowFunction[..., R], given: Input) -> R:
+        """Let the workflow go on to its end, and record it."""
+        try:
+            result = await live.drive(lambda: workflow.function(*given.args, **given.kwargs))
+            live.check_going()
+            value = codec.encode(result, f"the result of run {live.run_id}")
+        except asyncio.CancelledError:
+            self._end_if_cancelled(live)
+            raise
+        except Exception as error:
+            self._end_if_cancelled(live)
+            if any(isinstance(part, _NO_END) for part in parts_of(error)):
+                raise with_own_lines(error)  # noqa: B904 - the same error
+            facts = error_facts(with_own_lines(error))
+            await self._end(live, entries.ended(entries.FAILED, error=facts), entries.FAILED)
+            raise RunFailedError(live.run_id, facts) from error
+        await self._end(live, entries.ended(entries.SUCCESS, value=value), entries.SUCCESS)
+        done: R = result
+        return done
+
+    async def _end(self, live: LiveRun, ended: Any, status: str) -> None:
+        await live.held.record(ended, sync=True, status=status)
+        self._watch().mail.throw_away(live.run_id)
+
+    def _end_if_cancelled(self, live: LiveRun) -> None:
+        """Record that the run was cancelled, and say so; at once: it may be cancelled once more."""
+        reason = live.cancelled_because
+        if reason is None:
+            return
+        live.held.append([entries.ended(entries.CANCELLED, reason=reason)], entries.CANCELLED)
+        self._watch().mail.throw_away(live.run_id)
+        raise RunCancelledError(live.run_id, reason) from None
+
+    def _watch(self) -> Watch:
+        loop = asyncio.get_running_loop()
+        found = self._watches.get(loop)
+        if found is None:
+            self._watches = {loop: each for loop, each in self._watches.items() if each.runs}
+            found = self._watches[loop] = Watch(self._store)
+        return found
+
+
+def _check_same(run_id: str, begun: Entry, given: Input, store: Store) -> None:
+    """Raise if a run was begun by another workflow, or with other arguments."""
+    if begun.identity != given.identity:
+        _check_equal(run_id, entries.read_input(begun, store.load), given)
+
+
+def _check_equal(run_id: str, kept: Input, given: Input) -> None:
+    if kept.workflow != given.workflow:
+        raise RunMismatchError(
+            f"run {run_id!r} belongs to the workflow {kept.workflow!r}, not to {given.workflow!r};"
+            " give this one another run_id"
+        )
+    if kept.identity != given.identity:
+        before, now = (_short(each.encoded.data.decode()) for each in (kept, given))
+        raise RunMismatchError(
+            f"run {run_id!r} was begun with other arguments: {before}, and now it is given {now};"
+            " give this call another run_id, or fork the run"
+        )
+
+
+def _refuse_itself(run_id: str) -> None:
+    around = live_run_or_none()
+    while around is not None:
+        if around.run_id == run_id:
+            raise ConfigurationError(f"run {run_id!r} runs itself, and would wait for ever")
+        around = around.parent
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+async def _in_any_case(work: Coroutine[Any, Any, None]) -> None:
+    """Await something short to its end, however often this task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    for _ in range(_CANCELLATIONS):
+        try:
+            await asyncio.shield(task)
+            break
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def _let_go(opening: asyncio.Future[StatePersistence]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().shutdown()
+
+
+# --- runs that this process executes -----------------------------------------------------------------
+
+_mutex = threading.Lock()
+_under_way: dict[tuple[int, str], _UnderWay] = {}
+
+
+class _UnderWay(NamedTuple):
+    given: Input
+    done: Future[Any]
+
+
+def _enter(store: Store, run_id: str, given: Input) -> tuple[Future[Any], _UnderWay | None]:
+    """Return what the result is put into, and if somebody here executes the run, theirs."""
+    mine = _UnderWay(given, Future())
+    with _mutex:
+        other = _under_way.setdefault((id(store), run_id), mine)
+    return mine.done, None if other is mine else other
+
+
+def _leave(store: Store, run_id: str, mine: Future[Any], done: asyncio.Task[Any]) -> None:
+    """Tell those who waited for the run here how it ended."""
+    with _mutex:
+        del _under_way[id(store), run_id]
+    if done.cancelled():
+        mine.set_exception(RunLeftError(run_id))
+    elif (error := done.exception()) is not None:
+        mine.set_exception(error)
+    else:
+        mine.set_result(done.result())
+
+
+def is_under_way_here(store: Store, run_id: str) -> Future[Any] | None:
+    """Return what the result of a run will be put into, if this process executes it."""
+    with _mutex:
+        found = _under_way.get((id(store), run_id))
+    return found.done if found is not None else None

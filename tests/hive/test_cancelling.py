@@ -1,0 +1,166 @@
+"""Ending a run: durable, wherever it is executed, and with all that it started."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive import Hive, RunCancelledError
+from maestro_hive.hive import UnknownRunError
+from tests.hive.conftest import quick_config
+from tests.hive.test_waits import status, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Work:
+    """Steps that take long, and tell how they ended."""
+
+    def __init__(self, hive: Hive) -> None:
+        self.told: list[str] = []
+        self.hive = hive
+
+        @hive.step
+        async def slow(name: str) -> str:
+            self.told.append(f"{name} begun")
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                self.told.append(f"{name} cancelled")
+                raise
+            return name
+
+        @hive.workflow
+        async def child(name: str) -> str:
+            return await slow(name)
+
+        @hive.workflow
+        async def parent() -> tuple[str, str, str]:
+            self.detached = asyncio.create_task(slow("detached"))
+            return await asyncio.gather(slow("step"), child("child"), child("other"))
+
+        self.slow, self.child, self.parent = slow, child, parent
+
+    async def begun(self, count: int) -> None:
+        await until(lambda: len(self.told) == count)
+
+
+def test_cancelling_a_run_cancels_its_steps_its_children_and_what_it_detached(hive: Hive) -> None:
+    work = Work(hive)
+
+    async def main() -> None:
+        running = asyncio.create_task(hive.run(work.parent, run_id="r"))
+        await work.begun(4)
+        assert hive.cancel("r", "enough")
+        with pytest.raises(RunCancelledError, match="enough"):
+            await running
+        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+
+    asyncio.run(main())
+    assert sorted(work.told[4:]) == [
+        f"{name} cancelled" for name in ("child", "detached", "other", "step")
+    ]
+    assert {info.status for info in hive.runs()} == {"cancelled"}
+    assert len(hive.runs()) == 3
+
+
+def test_a_cancelled_run_stays_so_in_another_process_of_the_folder(folder: Path) -> None:
+    async def main() -> None:
+        with Hive(folder, quick_config()) as hive:
+            work = Work(hive)
+            handle = hive.start(work.parent, run_id="r")
+            await work.begun(4)
+            handle.cancel()
+            with pytest.raises(RunCancelledError):
+                await handle.result()
+
+    asyncio.run(main())
+    with Hive(folder, quick_config()) as hive:
+        work = Work(hive)
+        with pytest.raises(RunCancelledError):
+            hive.run_sync(work.parent, run_id="r")
+        assert not work.told
+
+
+def test_a_workflow_cannot_refuse_to_be_cancelled(hive: Hive) -> None:
+    work = Work(hive)
+
+    @hive.workflow
+    async def stubborn() -> str:
+        try:
+            await work.slow("one")
+        except asyncio.CancelledError:
+            await work.slow("two")
+        return "done"
+
+    @hive.workflow
+    async def deaf() -> str:
+        try:
+            await work.slow("three")
+        except asyncio.CancelledError:
+            return "done all the same"
+        return "done"
+
+    async def main(workflow: Any, run_id: str) -> None:
+        running = asyncio.create_task(hive.run(workflow, run_id=run_id))
+        await until(lambda: status(hive, run_id) == "running" and len(work.told) % 2 == 1)
+        hive.cancel(run_id)
+        with pytest.raises(RunCancelledError):
+            await running
+
+    asyncio.run(main(stubborn, "a"))
+    asyncio.run(main(deaf, "b"))
+    assert work.told == ["one begun", "one cancelled", "three begun", "three cancelled"]
+
+
+def test_a_run_that_nobody_executes_is_cancelled_at_once_with_its_children(folder: Path) -> None:
+    async def main() -> None:
+        with Hive(folder, quick_config()) as hive:
+            work = Work(hive)
+            running = asyncio.create_task(hive.run(work.parent, run_id="r"))
+            await work.begun(4)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert {info.status for info in hive.runs()} == {"stopped"}
+
+    asyncio.run(main())
+    with Hive(folder, quick_config()) as hive:
+        assert hive.cancel("r", "by hand")
+        assert {info.status for info in hive.runs()} == {"cancelled"}
+
+
+def test_cancelling_no_run_says_so(hive: Hive) -> None:
+    with pytest.raises(UnknownRunError, match="'nobody'"):
+        hive.cancel("nobody")
+
+
+def test_a_run_that_waits_can_be_cancelled(hive: Hive) -> None:
+    @hive.workflow
+    async def asking() -> Any:
+        return await hive.wait_for("x")
+
+    async def main() -> None:
+        running = asyncio.create_task(hive.run(asking, run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        hive.cancel("r")
+        with pytest.raises(RunCancelledError):
+            await running
+
+    asyncio.run(main())
+
+
+def test_leaving_a_run_is_not_cancelling_it(folder: Path) -> None:
+    async def main() -> None:
+        with Hive(folder, quick_config()) as hive:
+            work = Work(hive)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await hive.run(work.child, "x", run_id="r")
+            assert status(hive) == "stopped"
+            assert work.told == ["x begun", "x cancelled"]
+
+    asyncio.run(main())

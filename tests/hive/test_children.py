@@ -1,0 +1,86 @@
+"""Workflows that call workflows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from maestro_hive import Hive, RunFailedError
+from tests.hive.conftest import quick_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Family:
+    """A parent with children, one of which fails while ``broken``."""
+
+    def __init__(self, hive: Hive, broken: bool = False) -> None:
+        self.calls: Counter[str] = Counter()
+        self.hive = hive
+        self.broken = broken
+
+        @hive.step(max_attempts=1)
+        async def work(name: str) -> str:
+            self.calls[name] += 1
+            if self.broken and name == "b":
+                raise ValueError("no")
+            return name.upper()
+
+        @hive.workflow
+        async def child(name: str) -> str:
+            self.calls[f"child {name}"] += 1
+            return await work(name)
+
+        @hive.workflow
+        async def parent(names: list[str]) -> list[str]:
+            self.calls["parent"] += 1
+            return list(await asyncio.gather(*(child(name) for name in names)))
+
+        self.child, self.parent = child, parent
+
+
+def test_a_child_is_a_run_of_its_own(hive: Hive) -> None:
+    family = Family(hive)
+    assert hive.run_sync(family.parent, ["a", "b", "a"], run_id="r") == ["A", "B", "A"]
+    infos = {info.run_id: info for info in hive.runs()}
+    assert len(infos) == 4
+    assert [info.workflow for name, info in infos.items() if name != "r"] == ["child"] * 3
+    assert all(name == "r" or name.startswith("r.child-") for name in infos)
+    assert {info.status for info in infos.values()} == {"success"}
+
+
+def test_the_failure_of_a_child_is_kept_and_retried_with_its_parent(folder: Path) -> None:
+    with Hive(folder, quick_config()) as hive:
+        family = Family(hive, broken=True)
+        with pytest.raises(RunFailedError, match=r"run 'r' failed: RunFailedError: run 'r\.child-"):
+            hive.run_sync(family.parent, ["a", "b"], run_id="r")
+    with Hive(folder, quick_config()) as hive:
+        family = Family(hive)
+        hive.retry("r")
+        assert hive.run_sync(family.parent, ["a", "b"], run_id="r") == ["A", "B"]
+        assert family.calls["a"] == 0
+        assert family.calls["child a"] <= 1
+        assert family.calls["b"] == 1
+
+
+def test_a_parent_may_catch_what_its_child_raises(hive: Hive) -> None:
+    family = Family(hive, broken=True)
+
+    @hive.workflow
+    async def forgiving() -> str:
+        try:
+            return await family.child("b")
+        except RunFailedError as error:
+            return error.error_type
+
+    assert hive.run_sync(forgiving) == "HelpNeeded"
+
+
+def test_children_of_long_names_have_short_ones(hive: Hive) -> None:
+    family = Family(hive)
+    assert hive.run_sync(family.parent, ["a"], run_id="r" * 128) == ["A"]
+    assert all(len(info.run_id) <= 128 for info in hive.runs())

@@ -1,0 +1,177 @@
+"""A run begun from another: what is kept, and what runs again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive import Hive, PersonaExecutor, RunFailedError, current
+from maestro_hive.hive import UnknownRunError
+from maestro_hive.kernel.errors import ConfigurationError
+from tests.hive.conftest import quick_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = [f"step{number}" for number in range(1, 11)]
+
+
+class Chain:
+    """Ten steps, each fed with the one before; the seventh looks at an argument, too."""
+
+    def __init__(self, hive: Hive) -> None:
+        self.called: list[str] = []
+        self.hive = hive
+        self.sevens: dict[str, int] = {}
+
+        def make(name: str) -> Any:
+            @hive.step(name=name, persona="worker")
+            async def step(value: int, factor: int = 1) -> int:
+                self.called.append(name)
+                current().memory[name] = len(self.called)
+                return value * factor + 1
+
+            return step
+
+        steps = {name: make(name) for name in STEPS}
+
+        @hive.workflow
+        async def chain(start: int, factor: int = 1, *, even: bool = False) -> int:
+            value = start
+            for name in STEPS:
+                value = (
+                    await steps[name](value, factor)
+                    if name == "step7"
+                    else await steps[name](value)
+                )
+                if name == "step7" and even:
+                    value -= value % 2
+            return value
+
+        self.chain = chain
+
+
+@pytest.fixture
+def chain(hive: Hive) -> Chain:
+    made = Chain(hive)
+    assert hive.run_sync(made.chain, 0, run_id="r") == 10
+    assert made.called == STEPS
+    made.called.clear()
+    return made
+
+
+def resumed(chain: Chain, run_id: str) -> Any:
+    return asyncio.run(chain.hive.resume(run_id))
+
+
+def test_steps_before_are_kept_and_those_after_run_again_if_their_input_changed(
+    chain: Chain,
+) -> None:
+    new = chain.hive.fork("r", from_step="step7", factor=2)
+    assert resumed(chain, new) == 16
+    assert chain.called == STEPS[6:]
+
+
+def test_steps_after_are_kept_if_their_input_came_out_the_same(chain: Chain) -> None:
+    new = chain.hive.fork("r", from_step=7)
+    assert resumed(chain, new) == 10
+    assert chain.called == ["step7"]
+
+
+def test_a_changed_input_that_no_step_sees_runs_nothing_again(chain: Chain) -> None:
+    new = chain.hive.fork("r", new_run_id="copy", even=False)
+    assert new == "copy"
+    assert resumed(chain, "copy") == 10
+    assert chain.called == []
+
+
+def test_the_original_stays_as_it_is(chain: Chain) -> None:
+    new = chain.hive.fork("r", from_step="step1")
+    resumed(chain, new)
+    chain.called.clear()
+    assert chain.hive.run_sync(chain.chain, 0, run_id="r") == 10
+    assert chain.called == []
+
+
+def test_a_fork_can_be_run_with_its_changed_arguments_and_only_with_those(chain: Chain) -> None:
+    new = chain.hive.fork("r", from_step="step7", factor=2)
+    with pytest.raises(ConfigurationError, match="other arguments"):
+        chain.hive.run_sync(chain.chain, 0, run_id=new)
+    assert chain.hive.run_sync(chain.chain, 0, 2, run_id=new) == 16
+
+
+def test_memory_is_what_it_was_before_the_step(chain: Chain) -> None:
+    new = chain.hive.fork("r", from_step="step4")
+    with PersonaExecutor(chain.hive.config, "worker", workflow_id=new) as worker:
+        state = worker._load_state()
+    assert state is not None
+    assert state["persona_states"]["worker"]["memory"] == {"step1": 1, "step2": 2, "step3": 3}
+
+
+def test_a_failed_run_can_be_forked_and_its_failures_are_not_taken_along(folder: Path) -> None:
+    with Hive(folder, quick_config()) as hive:
+        calls: list[str] = []
+
+        @hive.step(max_attempts=1)
+        async def maybe(good: bool) -> str:
+            calls.append(str(good))
+            if not good:
+                raise ValueError("no")
+            return "yes"
+
+        @hive.workflow
+        async def work(good: bool) -> str:
+            await maybe(True)
+            return await maybe(good) if not good else "fine"
+
+        with pytest.raises(RunFailedError):
+            hive.run_sync(work, False, run_id="r")
+        assert asyncio.run(hive.resume(hive.fork("r", good=True))) == "fine"
+        assert calls.count("True") == 1
+
+
+def test_children_that_succeeded_are_kept(hive: Hive) -> None:
+    calls: list[int] = []
+
+    @hive.workflow
+    async def child(number: int) -> int:
+        calls.append(number)
+        return number * 2
+
+    @hive.step
+    async def add(one: int, two: int) -> int:
+        return one + two
+
+    @hive.workflow
+    async def parent(number: int) -> int:
+        return await add(await child(1), number)
+
+    assert hive.run_sync(parent, 5, run_id="r") == 7
+    assert asyncio.run(hive.resume(hive.fork("r", number=6))) == 8
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"from_step": "step77"}, r"has no step 'step77'; it has: step1, step2"),
+        ({"from_step": "step7#2"}, r"has no step 'step7#2'"),
+        ({"from_step": 99}, r"has no step 99"),
+        ({"speed": 3}, r"has no parameter speed; it has: start, factor, even"),
+        ({"new_run_id": "r"}, r"there is a run 'r' already"),
+        ({"new_run_id": "../r"}, r"cannot be used as a name"),
+    ],
+)
+def test_a_fork_that_cannot_be_is_refused_and_leaves_nothing(
+    chain: Chain, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        chain.hive.fork("r", **options)
+    assert len(chain.hive.runs()) == 1
+
+
+def test_a_fork_of_no_run_says_so(hive: Hive) -> None:
+    with pytest.raises(UnknownRunError, match="'nobody'"):
+        hive.fork("nobody")

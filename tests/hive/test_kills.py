@@ -1,0 +1,272 @@
+"""Real processes that are killed, stopped, answered and cancelled from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive import Hive
+from maestro_hive.kernel.errors import RunHeldError
+from tests.hive.conftest import quick_config
+from tests.hive.test_waits import status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_PATIENCE = 60.0
+
+_PRELUDE = """
+    import asyncio, os, sys, time
+    from pathlib import Path
+    from maestro_hive import ExecutionConfig, Hive, current
+    from maestro_hive.unified_execution import Level1Config, Level2Config
+
+    folder = Path(sys.argv[1])
+    log = os.open(folder / "log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+
+    def say(*words):
+        os.write(log, (" ".join(map(str, words)) + "\\n").encode())
+
+    config = ExecutionConfig(
+        level1=Level1Config(base_delay_seconds=0, max_interruptions=1000),
+        level2=Level2Config(base_delay_seconds=0),
+    )
+    hive = Hive(folder / "state", config)
+"""
+
+_CROWD = """
+    def megabytes():
+        return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    finished = []
+
+    @hive.step(persona="worker")
+    async def work(number, step):
+        say("begun", number, step)
+        await asyncio.sleep(0)
+        return step
+
+    @hive.workflow
+    async def twenty(number):
+        total = 0
+        for step in range(0, 20, 4):
+            for done in await asyncio.gather(*(work(number, step + n) for n in range(4))):
+                say("kept", number, done)
+                total += done
+        return total
+
+    async def one(number):
+        assert await hive.run(twenty, number, run_id=f"w{number}") == 190
+        finished.append(number)
+        if len(finished) in (100, 200):
+            print(len(finished), megabytes(), flush=True)
+
+    async def main():
+        await asyncio.gather(*(one(number) for number in range(200)))
+
+    asyncio.run(main())
+    say("all")
+"""
+
+_WAITING = """
+    @hive.step
+    async def slow():
+        say("slow begun", current().attempt)
+        await asyncio.sleep(float(sys.argv[2]))
+        return "done"
+
+    @hive.workflow
+    async def ask():
+        say("asking")
+        answer = await hive.wait_for("approve", type=bool)
+        say("answered", answer)
+        return [answer, await slow()]
+
+    print(hive.run_sync(ask, run_id="r"), flush=True)
+"""
+
+
+class Program:
+    """A program that uses a hive, in a process of its own."""
+
+    def __init__(self, folder: Path, text: str, *words: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                textwrap.dedent(_PRELUDE) + textwrap.dedent(text),
+                str(folder),
+                *words,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=_PATIENCE)
+        return self.process.returncode, out, err
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while not condition():
+            assert self.process.poll() is None, self.end()
+            assert time.monotonic() < deadline, "it takes too long"
+            time.sleep(0.01)
+
+
+def said(folder: Path) -> list[list[str]]:
+    log = folder / "log"
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def kept_steps(folder: Path) -> int:
+    log = folder / "log"
+    return log.read_bytes().count(b"kept") if log.exists() else 0
+
+
+def has_said(folder: Path, *words: str) -> Callable[[], bool]:
+    return lambda: any(line[: len(words)] == list(words) for line in said(folder))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Any:
+    started: list[Program] = []
+
+    def start(text: str, *words: str) -> Program:
+        started.append(Program(tmp_path, text, *words))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.kill()
+
+
+def test_two_hundred_workflows_at_once_survive_ten_kills_and_need_no_more_memory(
+    tmp_path: Path, program: Any
+) -> None:
+    dice = random.Random(4)
+    for kill in range(10):
+        life = program(_CROWD)
+        enough = 300 * kill + dice.randrange(1, 300)  # of the 4,000 steps that are to be kept
+        life.wait_for(lambda enough=enough: kept_steps(tmp_path) >= enough)
+        life.kill()
+    code, out, err = program(_CROWD).end()
+    assert code == 0, err
+    assert said(tmp_path)[-1] == ["all"]
+    acknowledged: set[tuple[str, ...]] = set()
+    starts: Counter[tuple[str, ...]] = Counter()
+    for word, *rest in said(tmp_path)[:-1]:
+        if word == "kept":
+            acknowledged.add(tuple(rest))
+        else:
+            assert tuple(rest) not in acknowledged, f"{rest} was kept, and started again"
+            starts[tuple(rest)] += 1
+    assert len(starts) == 200 * 20
+    assert sum(starts.values()) > 200 * 20, "no kill came in the middle of a step"
+    memory = [float(line.split()[1]) for line in out.splitlines()]
+    if len(memory) == 2:  # fewer than 100 were left for the last life
+        assert memory[1] - memory[0] < 30, memory
+
+
+def test_memory_does_not_grow_with_the_workflows_that_are_done(
+    tmp_path: Path, program: Any
+) -> None:
+    code, out, err = program(_CROWD).end()
+    assert code == 0, err
+    (_, first), (_, last) = (line.split() for line in out.splitlines())
+    assert float(last) - float(first) < 30, out
+
+
+def test_a_waiting_run_is_killed_answered_by_another_process_and_resumed(
+    tmp_path: Path, program: Any
+) -> None:
+    life = program(_WAITING, "0")
+    life.wait_for(has_said(tmp_path, "asking"))
+    with Hive(tmp_path / "state", quick_config()) as hive:
+        life.wait_for(lambda: status(hive) == "waiting")
+        life.kill()
+        assert status(hive) == "waiting"
+        hive.answer("r", "approve", True)
+    code, out, err = program(_WAITING, "0").end()
+    assert (code, out) == (0, "[True, 'done']\n"), err
+    assert said(tmp_path).count(["answered", "True"]) == 1
+
+
+def test_a_living_run_is_answered_and_cancelled_from_another_process(
+    tmp_path: Path, program: Any
+) -> None:
+    life = program(_WAITING, "60")
+    life.wait_for(has_said(tmp_path, "asking"))
+    with Hive(tmp_path / "state", quick_config()) as hive:
+
+        @hive.workflow
+        async def ask() -> None: ...
+
+        life.wait_for(lambda: status(hive) == "waiting")
+        with pytest.raises(RunHeldError, match=f"process {life.process.pid}"):
+            hive.run_sync(ask, run_id="r")
+        hive.answer("r", "approve", False)
+        life.wait_for(has_said(tmp_path, "slow", "begun"))
+        assert status(hive) == "running"
+        assert hive.cancel("r", "from outside")
+        code, _, err = life.end()
+        assert code == 1
+        assert "RunCancelledError: run 'r' was cancelled (from outside)" in err
+        assert status(hive) == "cancelled"
+        with pytest.raises(Exception, match="from outside"):
+            asyncio.run(hive.handle("r").result())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_stop_is_no_failure_and_ends_the_process_as_usual(
+    tmp_path: Path, program: Any, number: signal.Signals
+) -> None:
+    life = program(_WAITING, "60")
+    with Hive(tmp_path / "state", quick_config()) as hive:
+        life.wait_for(has_said(tmp_path, "asking"))
+        hive.answer("r", "approve", True)
+        life.wait_for(has_said(tmp_path, "slow", "begun"))
+        os.kill(life.process.pid, number)
+        code, _, err = life.end()
+        assert code == {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 143}[number], err
+        assert status(hive) == "stopped"
+    code, out, err = program(_WAITING, "0").end()
+    assert (code, out) == (0, "[True, 'done']\n"), err
+
+
+def test_events_of_a_run_in_another_process_are_followed_to_its_end(
+    tmp_path: Path, program: Any
+) -> None:
+    life = program(_WAITING, "0.3")
+    life.wait_for(has_said(tmp_path, "asking"))
+
+    async def follow() -> list[str]:
+        names = []
+        with Hive(tmp_path / "state", quick_config()) as hive:
+            async for event in hive.events("r"):
+                names.append(type(event).__name__)
+                if names[-1] == "WaitBegun":
+                    hive.answer("r", "approve", True)
+        return names
+
+    names = asyncio.run(follow())
+    assert names == ["RunBegun", "WaitBegun", "WaitEnded", "StepBegun", "StepKept", "RunEnded"]
+    assert life.end()[0] == 0

@@ -1,0 +1,478 @@
+"""What a workflow's run keeps, and what its run_id means."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive import Hive, RunCancelledError, RunFailedError, current
+from maestro_hive.hive import OutsideRunError, RunMismatchError, UnknownRunError
+from maestro_hive.kernel.errors import (
+    ConfigurationError,
+    EncodeError,
+    InvalidIdentifierError,
+    StoreClosedError,
+)
+from maestro_hive.unified_execution.exceptions import HelpNeeded
+from tests.hive.conftest import quick_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    size: int
+
+
+class Factory:
+    """A workflow of some steps, counting how often each is really called."""
+
+    def __init__(self, hive: Hive) -> None:
+        self.calls: Counter[str] = Counter()
+        self.broken = False
+        self.hive = hive
+
+        @hive.step(persona="architect")
+        async def design(feature: str) -> list[Part]:
+            self.calls["design"] += 1
+            return [Part(f"{feature}-{each}", each) for each in range(3)]
+
+        @hive.step(persona="developer", max_attempts=2)
+        async def implement(part: Part) -> str:
+            self.calls[part.name] += 1
+            if self.broken and part.size == 1:
+                raise ValueError(f"{part.name} does not fit")
+            return part.name.upper()
+
+        @hive.workflow
+        async def build(feature: str, *, loud: bool = False) -> list[str]:
+            """Build a feature."""
+            self.calls["build"] += 1
+            made = await asyncio.gather(*(implement(part) for part in await design(feature)))
+            return [f"{each}!" for each in made] if loud else made
+
+        self.design, self.implement, self.build = design, implement, build
+
+
+def run(factory: Factory, *args: Any, **kwargs: Any) -> Any:
+    return factory.hive.run_sync(factory.build, *args, **kwargs)
+
+
+def test_a_workflow_returns_what_its_function_returns(hive: Hive) -> None:
+    assert run(Factory(hive), "page") == ["PAGE-0", "PAGE-1", "PAGE-2"]
+
+
+def test_a_finished_run_returns_its_kept_result_and_calls_nothing(folder: Path) -> None:
+    with Hive(folder, quick_config()) as hive:
+        first = run(Factory(hive), "page", run_id="r")
+    with Hive(folder, quick_config()) as hive:
+        again = Factory(hive)
+        assert run(again, "page", run_id="r") == first
+        assert not again.calls
+
+
+def test_without_a_run_id_each_run_is_another(hive: Hive) -> None:
+    factory = Factory(hive)
+    run(factory, "page")
+    run(factory, "page")
+    assert factory.calls["design"] == 2
+    assert len({info.run_id for info in hive.runs()}) == 2
+
+
+def test_a_failed_run_raises_its_kept_failure_until_it_is_retried(folder: Path) -> None:
+    with Hive(folder, quick_config()) as hive:
+        factory = Factory(hive)
+        factory.broken = True
+        with pytest.raises(RunFailedError, match="page-1 does not fit") as caught:
+            run(factory, "page", run_id="r")
+        assert isinstance(caught.value.__cause__, HelpNeeded)
+        assert factory.calls["page-1"] == 4  # two rounds of two attempts
+    with Hive(folder, quick_config()) as hive:
+        factory = Factory(hive)
+        with pytest.raises(RunFailedError, match="maestro retry r") as again:
+            run(factory, "page", run_id="r")
+        assert again.value.error_type == "HelpNeeded"
+        assert "test_runs.py" in again.value.error_traceback
+        assert not factory.calls
+        hive.retry("r")
+        assert [info.status for info in hive.runs()] == ["pending"]
+        assert run(factory, "page", run_id="r") == ["PAGE-0", "PAGE-1", "PAGE-2"]
+        assert factory.calls == {"build": 1, "page-1": 1}
+
+
+@pytest.mark.parametrize("args, kwargs", [(("other",), {}), (("page",), {"loud": True})])
+def test_a_run_id_with_other_arguments_is_refused(
+    hive: Hive, args: tuple[str], kwargs: dict[str, bool]
+) -> None:
+    factory = Factory(hive)
+    run(factory, "page", run_id="r")
+    with pytest.raises(RunMismatchError, match=r"other arguments.*page"):
+        run(factory, *args, run_id="r", **kwargs)
+
+
+def test_the_same_arguments_by_name_or_by_place_are_the_same(hive: Hive) -> None:
+    factory = Factory(hive)
+    first = run(factory, "page", run_id="r")
+    assert run(factory, feature="page", run_id="r") == first
+
+
+def test_a_run_id_of_another_workflow_is_refused(hive: Hive) -> None:
+    @hive.workflow
+    async def other(feature: str) -> None: ...
+
+    run(Factory(hive), "page", run_id="r")
+    with pytest.raises(RunMismatchError, match="belongs to the workflow 'build', not to 'other'"):
+        hive.run_sync(other, "page", run_id="r")
+
+
+def test_resume_needs_the_run_id_alone(folder: Path) -> None:
+    with Hive(folder, quick_config()) as hive:
+        factory = Factory(hive)
+        factory.broken = True
+        with pytest.raises(RunFailedError):
+            run(factory, "page", run_id="r", loud=True)
+        hive.retry("r")
+    with Hive(folder, quick_config()) as hive:
+        Factory(hive)
+        assert asyncio.run(hive.resume("r")) == ["PAGE-0!", "PAGE-1!", "PAGE-2!"]
+
+
+def test_resume_of_an_unknown_run_or_workflow_says_so(folder: Path) -> None:
+    with Hive(folder, quick_config()) as hive:
+        run(Factory(hive), "page", run_id="r")
+    with Hive(folder, quick_config()) as hive:
+        with pytest.raises(UnknownRunError, match="no run 'nobody'"):
+            asyncio.run(hive.resume("nobody"))
+        with pytest.raises(ConfigurationError, match="workflow 'build', which this Hive does not"):
+            asyncio.run(hive.resume("r"))
+
+
+def test_retry_of_a_run_that_succeeded_is_refused(hive: Hive) -> None:
+    run(Factory(hive), "page", run_id="r")
+    with pytest.raises(ConfigurationError, match="has succeeded"):
+        hive.retry("r")
+
+
+@pytest.mark.parametrize("run_id", ["../x", "", "a/b", "x" * 129])
+def test_a_run_id_that_is_no_safe_name_is_refused(hive: Hive, run_id: str) -> None:
+    with pytest.raises(InvalidIdentifierError):
+        run(Factory(hive), "page", run_id=run_id)
+
+
+# --- which step is which --------------------------------------------------------------------------
+
+
+def test_equal_calls_are_told_apart_by_their_order(folder: Path) -> None:
+    calls = []
+
+    def rolls(hive: Hive) -> list[int]:
+        @hive.step
+        async def roll(sides: int) -> int:
+            calls.append(sides)
+            return len(calls)
+
+        @hive.workflow
+        async def game(last: bool) -> list[int]:
+            first = [await roll(6), await roll(6), await roll(8)]
+            return [*first, *(await asyncio.gather(roll(6), roll(6)) if last else [])]
+
+        return hive.run_sync(game, True, run_id="r")
+
+    with Hive(folder, quick_config()) as hive:
+        first = rolls(hive)
+        hive.fork("r", new_run_id="s")
+    assert first == [1, 2, 3, 4, 5]
+    with Hive(folder, quick_config()) as hive:
+        rolls(hive)
+        assert asyncio.run(hive.resume("s")) == first
+        assert len(calls) == 5
+
+
+def test_a_key_gives_the_identity_by_hand(hive: Hive) -> None:
+    calls = []
+
+    @hive.step(key="invoice-{number}")
+    async def pay(number: int, note: str) -> str:
+        calls.append(number)
+        return note
+
+    @hive.step(key=lambda number: f"n{number % 10}")
+    def last_digit(number: int) -> int:
+        calls.append(number)
+        return number
+
+    @hive.workflow
+    async def month() -> list[Any]:
+        paid = [await pay(1, "a"), await pay(1, note="b"), await pay(2, "c")]
+        return [*paid, await last_digit(11), await last_digit(21)]
+
+    assert hive.run_sync(month) == ["a", "a", "c", 11, 11]
+    assert calls == [1, 2, 11]
+
+
+def test_a_key_that_cannot_be_made_names_the_step(hive: Hive) -> None:
+    @hive.step(key="{missing}")
+    async def pay(number: int) -> None: ...
+
+    @hive.workflow
+    async def month() -> None:
+        await pay(1)
+
+    with pytest.raises(RunFailedError, match=r"'\{missing\}' of step 'pay'"):
+        hive.run_sync(month)
+
+
+def test_steps_work_in_task_groups_loops_and_branches(hive: Hive) -> None:
+    @hive.step
+    def double(number: int) -> int:
+        return number * 2
+
+    @hive.workflow
+    async def work(numbers: list[int]) -> int:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(double(each)) for each in numbers]
+        total = sum(task.result() for task in tasks)
+        while total < 1000:
+            total = await double(total) if total % 2 == 0 else total + 1
+        return total
+
+    assert hive.run_sync(work, [1, 2, 3]) == 1536
+
+
+def test_plain_functions_are_steps_too_and_know_their_context(hive: Hive) -> None:
+    @hive.step(persona="clerk")
+    def note(text: str) -> tuple[str, int]:
+        current().memory["last"] = text
+        return current().persona_id, current().attempt
+
+    @hive.workflow
+    async def work() -> tuple[str, int]:
+        return await note("x")
+
+    assert hive.run_sync(work) == ("clerk", 1)
+
+
+# --- what is said where ------------------------------------------------------------------------------
+
+
+def test_a_step_outside_a_run_says_what_to_do(hive: Hive) -> None:
+    factory = Factory(hive)
+    with pytest.raises(OutsideRunError, match="step 'design' was called outside a run"):
+        asyncio.run(factory.design("page"))
+    with pytest.raises(OutsideRunError, match="workflow 'build' was called outside a run"):
+        asyncio.run(factory.build("page"))
+    assert len(asyncio.run(factory.design.function("page"))) == 3
+
+
+def test_a_wrong_call_fails_at_once_and_is_not_an_attempt(hive: Hive) -> None:
+    factory = Factory(hive)
+
+    @hive.workflow
+    async def careless() -> None:
+        await factory.design()  # type: ignore[call-arg]
+
+    with pytest.raises(RunFailedError, match="missing a required argument: 'feature'"):
+        hive.run_sync(careless)
+    with pytest.raises(TypeError, match=r"build\(feature: .*missing a required argument"):
+        hive.run_sync(factory.build)
+    assert not factory.calls
+
+
+def test_what_is_no_workflow_cannot_be_run(hive: Hive) -> None:
+    async def plain() -> None: ...
+
+    factory = Factory(hive)
+    with pytest.raises(ConfigurationError, match="plain is not a workflow"):
+        hive.run_sync(plain)
+    with pytest.raises(ConfigurationError, match="is not a workflow"):
+        hive.run_sync(factory.design, "page")
+
+
+def test_a_workflow_that_is_not_async_is_refused_where_it_stands(hive: Hive) -> None:
+    with pytest.raises(ConfigurationError, match="'plain' is not an async function"):
+
+        @hive.workflow  # type: ignore[arg-type]
+        def plain() -> None: ...
+
+
+def test_two_steps_that_could_not_be_told_apart_are_refused(hive: Hive) -> None:
+    @hive.step
+    async def one() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="two steps 'one' of 'default'"):
+
+        @hive.step(name="one")
+        async def two() -> None: ...
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"rate": "often"}, "often"),
+        ({"max_concurrency": 0}, "max_concurrency"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"timeout": -1}, "timeout"),
+        ({"persona": ""}, "persona"),
+        ({"on_ambiguous": "guess"}, "on_ambiguous"),
+        ({"key": 3}, "key"),
+        ({"budget": -1}, "budget"),
+        ({"retry_on": 7}, "retry_on"),
+    ],
+)
+def test_bad_settings_of_a_step_are_named_where_it_stands(
+    hive: Hive, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+
+        @hive.step(**options)
+        async def step() -> None: ...
+
+
+def test_arguments_and_results_that_have_no_form_are_named(hive: Hive) -> None:
+    @hive.workflow
+    async def echo(value: Any) -> Any:
+        return object() if value == "bad" else value
+
+    with pytest.raises(EncodeError, match="the input of echo"):
+        hive.run_sync(echo, object())
+    with pytest.raises(RunFailedError, match="the result of run"):
+        hive.run_sync(echo, "bad")
+
+
+def test_an_address_is_refused_and_so_is_a_closed_hive(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="keeps state in a folder"):
+        Hive("postgresql://localhost/x")
+    with pytest.raises(ConfigurationError, match="named by a text or a Path"):
+        Hive(3)  # type: ignore[arg-type]
+    hive = Hive(folder)
+    hive.close()
+    hive.close()
+    with pytest.raises(StoreClosedError, match="was closed"):
+        hive.runs()
+
+
+def test_run_sync_inside_a_loop_says_what_to_do_instead(hive: Hive) -> None:
+    factory = Factory(hive)
+
+    async def main() -> None:
+        hive.run_sync(factory.build, "page")
+
+    with pytest.raises(ConfigurationError, match=r"await hive\.run"):
+        asyncio.run(main())
+
+
+def test_making_a_hive_opens_nothing(folder: Path) -> None:
+    Hive(folder)
+    assert not folder.exists()
+
+
+def test_everything_is_under_the_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAESTRO_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
+    with Hive(folder) as hive:
+        run(Factory(hive), "page")
+        assert hive.config.state.checkpoint_dir == str(folder / "checkpoints")
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+# --- the same run twice at once ------------------------------------------------------------------------
+
+
+def test_who_asks_for_a_run_under_way_waits_for_that_one(hive: Hive) -> None:
+    factory = Factory(hive)
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(hive.run(factory.build, "p", run_id="r") for _ in range(3)))
+
+    first, *others = asyncio.run(main())
+    assert others == [first, first]
+    assert factory.calls["build"] == 1
+
+
+def test_who_asks_for_a_run_under_way_with_other_arguments_is_refused(hive: Hive) -> None:
+    factory = Factory(hive)
+
+    async def main() -> tuple[Any, Any]:
+        return await asyncio.gather(
+            hive.run(factory.build, "p", run_id="r"),
+            hive.run(factory.build, "q", run_id="r"),
+            return_exceptions=True,
+        )
+
+    first, second = asyncio.run(main())
+    assert first == ["P-0", "P-1", "P-2"]
+    assert isinstance(second, RunMismatchError)
+
+
+def test_a_run_that_runs_itself_is_refused(hive: Hive) -> None:
+    @hive.workflow
+    async def again() -> None:
+        await hive.run(again, run_id="r")
+
+    with pytest.raises(RunFailedError, match="runs itself"):
+        hive.run_sync(again, run_id="r")
+
+
+# --- handles --------------------------------------------------------------------------------------------
+
+
+def test_a_handle_has_the_result_and_the_status(hive: Hive) -> None:
+    factory = Factory(hive)
+
+    async def main() -> None:
+        handle = hive.start(factory.build, "p", run_id="r")
+        assert handle.status in ("pending", "running")
+        assert await handle.result() == ["P-0", "P-1", "P-2"]
+        assert handle.status == "success"
+        assert await hive.handle("r").result() == ["P-0", "P-1", "P-2"]
+        assert not handle.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_handle_of_no_run_says_so(hive: Hive) -> None:
+    with pytest.raises(UnknownRunError, match="'nobody'"):
+        hive.handle("nobody")
+
+
+def test_start_without_a_loop_says_what_to_do(hive: Hive) -> None:
+    with pytest.raises(ConfigurationError, match="run_sync"):
+        hive.start(Factory(hive).build, "p")
+
+
+def test_runs_are_listed_newest_first_by_status_and_workflow(hive: Hive) -> None:
+    factory = Factory(hive)
+    run(factory, "p", run_id="a")
+    factory.broken = True
+    with pytest.raises(RunFailedError):
+        run(factory, "q", run_id="b")
+    assert [(info.run_id, info.workflow, info.status) for info in hive.runs()] == [
+        ("b", "build", "failed"),
+        ("a", "build", "success"),
+    ]
+    assert [info.run_id for info in hive.runs("failed")] == ["b"]
+    assert [info.run_id for info in hive.runs(status="success", workflow="build")] == ["a"]
+    assert hive.runs(workflow="other") == []
+    assert len(hive.runs(limit=1)) == 1
+
+
+def test_a_cancelled_run_stays_cancelled_until_it_is_retried(hive: Hive) -> None:
+    factory = Factory(hive)
+    factory.broken = True
+    with pytest.raises(RunFailedError):
+        run(factory, "p", run_id="r")
+    hive.retry("r")
+    assert hive.cancel("r", "not needed")
+    assert not hive.cancel("r")
+    factory.broken = False
+    with pytest.raises(RunCancelledError, match="not needed"):
+        run(factory, "p", run_id="r")
+    hive.retry("r")
+    assert run(factory, "p", run_id="r") == ["P-0", "P-1", "P-2"]

@@ -1,0 +1,102 @@
+"""Errors show the user's lines, not ours."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive import Hive, RunFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def lines_of(error: BaseException | None) -> Iterator[tuple[str, str]]:
+    """Yield the file and function of every line of a traceback and of its causes'."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            yield frame.f_globals["__name__"], frame.f_code.co_name
+        error = error.__cause__
+
+
+def broken(part: str) -> None:
+    raise ValueError(f"{part} does not fit")
+
+
+def ours(error: BaseException) -> list[tuple[str, str]]:
+    return [line for line in lines_of(error) if line[0].startswith(("maestro_hive", "asyncio"))]
+
+
+@pytest.fixture
+def workflow(hive: Hive) -> Any:
+    @hive.step(max_attempts=1)
+    async def implement(part: str) -> None:
+        broken(part)
+
+    @hive.workflow
+    async def build(part: str) -> None:
+        await implement(part)
+
+    return build
+
+
+def test_the_cause_of_a_failed_run_shows_the_users_lines_alone(hive: Hive, workflow: Any) -> None:
+    with pytest.raises(RunFailedError) as caught:
+        hive.run_sync(workflow, "p", run_id="r")
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert ours(cause) == []
+    assert [name for _, name in lines_of(cause)] == ["build", "implement", "broken"]
+    shown = "".join(traceback.format_exception(cause))
+    assert 'raise ValueError(f"{part} does not fit")' in shown
+    assert "await implement(part)" in shown
+
+
+def test_what_a_workflow_catches_points_at_the_step(hive: Hive, workflow: Any) -> None:
+    seen: list[list[str]] = []
+
+    @hive.step(max_attempts=1)
+    async def fail() -> None:
+        broken("q")
+
+    @hive.workflow
+    async def careful() -> None:
+        try:
+            await fail()
+        except Exception as error:  # noqa: BLE001 - looked at
+            seen.append([name for _, name in lines_of(error.__cause__)])
+
+    hive.run_sync(careful)
+    assert seen == [["fail", "broken"]]
+
+
+def test_the_kept_failure_tells_the_lines_in_a_note(hive: Hive, workflow: Any) -> None:
+    with pytest.raises(RunFailedError):
+        hive.run_sync(workflow, "p", run_id="r")
+    with pytest.raises(RunFailedError) as caught:
+        hive.run_sync(workflow, "p", run_id="r")
+    (note,) = caught.value.__notes__
+    assert "in broken" in note
+    assert "maestro_hive/" not in note
+
+
+def test_errors_of_a_group_are_shown_the_same_way(hive: Hive) -> None:
+    @hive.step(max_attempts=1)
+    async def implement(part: str) -> None:
+        broken(part)
+
+    @hive.workflow
+    async def build() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(implement("a"))
+            group.create_task(implement("b"))
+
+    with pytest.raises(RunFailedError) as caught:
+        hive.run_sync(build)
+    group = caught.value.__cause__
+    assert isinstance(group, ExceptionGroup)
+    for part in group.exceptions:
+        assert ours(part) == []

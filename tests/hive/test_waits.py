@@ -1,0 +1,293 @@
+"""Durable sleeps, and questions that somebody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from maestro_hive import Hive, RunFailedError
+from maestro_hive.hive import OutsideRunError, UnknownRunError
+from maestro_hive.hive.shapes import ShapeError
+from maestro_hive.kernel.errors import ConfigurationError
+from tests.hive.conftest import quick_config
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+
+class Verdict(Enum):
+    YES = "yes"
+    NO = "no"
+
+
+@dataclass(frozen=True)
+class Approval:
+    amount: float
+    note: str = ""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so, for a few seconds at most."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what changes is in a journal
+            await asyncio.sleep(0.01)
+
+
+def status(hive: Hive, run_id: str = "r") -> str:
+    return next((info.status for info in hive.runs() if info.run_id == run_id), "none")
+
+
+async def leave(running: asyncio.Task[Any]) -> None:
+    """Leave a run in the middle, as Ctrl+C would."""
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+def test_a_run_sleeps_once_and_only_for_what_is_left(folder: Path) -> None:
+    begun: list[float] = []
+
+    def sleeper(hive: Hive) -> Callable[..., Awaitable[str]]:
+        @hive.workflow
+        async def nap() -> str:
+            begun.append(time.monotonic())
+            await hive.sleep(0.6)
+            return "awake"
+
+        return nap
+
+    async def first() -> None:
+        with Hive(folder, quick_config()) as hive:
+            running = asyncio.create_task(hive.run(sleeper(hive), run_id="r"))
+            await asyncio.sleep(0.4)
+            await leave(running)
+            assert status(hive) == "stopped"
+
+    async def second() -> None:
+        with Hive(folder, quick_config()) as hive:
+            nap = sleeper(hive)
+            assert await hive.run(nap, run_id="r") == "awake"
+            assert await hive.run(nap, run_id="r") == "awake"
+
+    asyncio.run(first())
+    again = time.monotonic()
+    asyncio.run(second())
+    assert time.monotonic() - again < 0.5
+    assert time.monotonic() - begun[0] >= 0.6
+
+
+def test_sleeps_of_equal_length_are_different_sleeps(hive: Hive) -> None:
+    @hive.workflow
+    async def naps() -> None:
+        await asyncio.gather(hive.sleep(0.1), hive.sleep(0.1))
+        await hive.sleep(0.1)
+
+    started = time.monotonic()
+    hive.run_sync(naps)
+    assert time.monotonic() - started >= 0.2
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "long"])
+def test_a_sleep_that_is_no_number_is_refused(hive: Hive, seconds: Any) -> None:
+    @hive.workflow
+    async def nap() -> None:
+        await hive.sleep(seconds)
+
+    with pytest.raises(RunFailedError, match="the seconds to sleep"):
+        hive.run_sync(nap)
+
+
+def ask(hive: Hive, name: str = "approve", **options: Any) -> Callable[..., Awaitable[Any]]:
+    @hive.workflow(name="ask")
+    async def asking() -> Any:
+        return await hive.wait_for(name, **options)
+
+    return asking
+
+
+def test_an_answer_in_the_same_process_arrives_at_once(hive: Hive) -> None:
+    async def main() -> Any:
+        running = asyncio.create_task(hive.run(ask(hive), run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        hive.answer("r", "approve", {"by": "me"})
+        asked = time.monotonic()
+        result = await running
+        assert time.monotonic() - asked < 0.15
+        return result
+
+    assert asyncio.run(main()) == {"by": "me"}
+    assert status(hive) == "success"
+
+
+def test_a_waiting_run_can_be_left_and_answered_while_nobody_runs_it(folder: Path) -> None:
+    async def first() -> None:
+        with Hive(folder, quick_config()) as hive:
+            running = asyncio.create_task(hive.run(ask(hive), run_id="r"))
+            await until(lambda: status(hive) == "waiting")
+            await leave(running)
+
+    asyncio.run(first())
+    with Hive(folder, quick_config()) as hive:
+        assert status(hive) == "waiting"
+        hive.answer("r", "approve", 7)
+    with Hive(folder, quick_config()) as hive:
+        asking = ask(hive)
+        assert hive.run_sync(asking, run_id="r") == 7
+        assert hive.run_sync(asking, run_id="r") == 7
+
+
+def test_an_answer_may_come_before_the_question(hive: Hive) -> None:
+    gate = asyncio.Event()
+
+    @hive.workflow
+    async def later() -> Any:
+        await gate.wait()
+        return [await hive.wait_for("n"), await hive.wait_for("n"), await hive.wait_for("m")]
+
+    async def main() -> Any:
+        running = asyncio.create_task(hive.run(later, run_id="r"))
+        await until(lambda: status(hive) == "running")
+        for name, value in [("n", 1), ("m", 3), ("n", 2)]:
+            hive.answer("r", name, value)
+        gate.set()
+        return await running
+
+    assert asyncio.run(main()) == [1, 2, 3]
+
+
+def test_nobody_answering_in_time_is_a_timeout_that_is_kept(folder: Path) -> None:
+    outcomes = []
+
+    def impatient(hive: Hive) -> Callable[..., Awaitable[str]]:
+        @hive.workflow
+        async def asking() -> str:
+            try:
+                return str(await hive.wait_for("approve", timeout=0.2))
+            except TimeoutError as error:
+                outcomes.append(str(error))
+            await hive.wait_for("more")
+            return "never"
+
+        return asking
+
+    async def once(seconds: float) -> None:
+        with Hive(folder, quick_config()) as hive:
+            running = asyncio.create_task(hive.run(impatient(hive), run_id="r"))
+            await asyncio.sleep(seconds)
+            await leave(running)
+
+    asyncio.run(once(0.5))
+    asyncio.run(once(0.15))  # it does not wait again
+    assert outcomes == ["nobody answered 'approve' of run 'r' in time"] * 2
+
+
+TYPED: list[tuple[Any, Any, Any]] = [
+    (bool, True, "maybe"),
+    (int, 3, True),
+    (str, "x", 3),
+    (Verdict, "YES", "PERHAPS"),
+    (Literal["a", "b"], "a", "c"),
+    (Approval, {"amount": 3.5}, {"amount": "much"}),
+    (list[int], [1, 2], [1, "x"]),
+]
+
+
+@pytest.mark.parametrize("kind, good, bad", TYPED, ids=[str(each[0]) for each in TYPED])
+def test_an_answer_of_another_kind_is_refused_where_it_is_given(
+    hive: Hive, kind: Any, good: Any, bad: Any
+) -> None:
+    async def main() -> Any:
+        running = asyncio.create_task(hive.run(ask(hive, type=kind), run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        with pytest.raises(ShapeError, match="the answer to 'approve'"):
+            hive.answer("r", "approve", bad)
+        assert status(hive) == "waiting"
+        hive.answer("r", "approve", good)
+        return await running
+
+    result = asyncio.run(main())
+    if kind is Verdict:
+        assert result is Verdict.YES
+    elif kind is Approval:
+        assert result == Approval(3.5)
+    else:
+        assert result == good
+
+
+@pytest.mark.parametrize("value", [Verdict.NO, "NO", "no"])
+def test_a_member_of_an_enum_is_answered_as_itself_or_by_name_or_value(
+    hive: Hive, value: Any
+) -> None:
+    async def main() -> Any:
+        running = asyncio.create_task(hive.run(ask(hive, type=Verdict), run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        hive.answer("r", "approve", value)
+        return await running
+
+    assert asyncio.run(main()) is Verdict.NO
+
+
+def test_an_early_answer_of_the_wrong_kind_is_dropped_out_loud(
+    hive: Hive, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = asyncio.Event()
+
+    @hive.workflow
+    async def later() -> int:
+        await gate.wait()
+        return await hive.wait_for("n", type=int)
+
+    async def main() -> int:
+        running = asyncio.create_task(hive.run(later, run_id="r"))
+        await until(lambda: status(hive) == "running")
+        hive.answer("r", "n", "many")
+        gate.set()
+        await until(lambda: bool(caplog.records))
+        hive.answer("r", "n", 5)
+        return await running
+
+    assert asyncio.run(main()) == 5
+    assert "run r still waits: the answer to 'n' is 'many'" in caplog.text
+
+
+def test_an_answer_to_no_run_or_to_one_that_is_over_is_refused(hive: Hive) -> None:
+    @hive.workflow
+    async def quick() -> None: ...
+
+    hive.run_sync(quick, run_id="r")
+    with pytest.raises(UnknownRunError, match="'nobody'"):
+        hive.answer("nobody", "approve")
+    with pytest.raises(ConfigurationError, match="is over"):
+        hive.answer("r", "approve")
+
+
+def test_sleep_and_wait_outside_a_workflow_say_so(hive: Hive) -> None:
+    with pytest.raises(OutsideRunError, match=r"hive\.sleep\(\) was called outside a run"):
+        asyncio.run(hive.sleep(1))
+    with pytest.raises(OutsideRunError, match=r"hive\.wait_for\(\)"):
+        asyncio.run(hive.wait_for("x"))
+
+
+def test_many_waits_hold_no_thread(hive: Hive) -> None:
+    import threading  # noqa: PLC0415 - only here
+
+    @hive.workflow
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(hive.wait_for(f"q{number}") for number in range(200)))
+
+    async def main() -> list[Any]:
+        running = asyncio.create_task(hive.run(many, run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        await asyncio.sleep(0.3)
+        assert threading.active_count() < 20
+        for number in range(200):
+            hive.answer("r", f"q{number}", number)
+        return await running
+
+    assert asyncio.run(main()) == list(range(200))
