@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maestro_hive.hive.rates import Beginnings, Moment, Rate, RateLog
@@ -83,6 +83,7 @@ def test_no_stretch_has_more_beginnings_than_the_rate(
         assert last - first >= seconds * (1 - 1e-9)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from([0.0, 0.0, 0.0001, 0.003, 0.02]), min_size=400, max_size=400))
 def test_a_high_rate_that_is_remembered_in_groups_is_never_exceeded_either(
     pauses: list[float],

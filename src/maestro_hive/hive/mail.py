@@ -7,6 +7,7 @@ the letters from it, records what they say, and only then throws them away.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,16 @@ NAMESPACE = "$mail"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer that waits to be taken; ``value`` is plain JSON with tags."""
+    """An answer that waits to be taken; ``value`` is plain JSON with tags.
+
+    Where somebody typed it before it was known what kind is asked for, it is ``words``.
+    """
 
     id: str
     name: str
     value: Json
     by: str | None = None
+    words: bool = False
 
 
 @dataclass(slots=True)
@@ -45,7 +50,13 @@ class Letters:
         """Return what a document says."""
         found = codec.parse(data, "mail", depth=codec.DOCUMENT_DEPTH) if data else {}
         answers = [
-            Answer(id=each["id"], name=each["name"], value=each["value"], by=each.get("by"))
+            Answer(
+                id=each["id"],
+                name=each["name"],
+                value=each["value"],
+                by=each.get("by"),
+                words=each.get("words", False),
+            )
             for each in found.get("answers", [])
         ]
         return cls(answers, found.get("cancel"))
@@ -54,10 +65,7 @@ class Letters:
         """Return the document; None if there is nothing to say."""
         if not self.answers and self.cancel is None:
             return None
-        answers = [
-            {"id": each.id, "name": each.name, "value": each.value, "by": each.by}
-            for each in self.answers
-        ]
+        answers = [dataclasses.asdict(each) for each in self.answers]
         data = codec.dump_canonical({"answers": answers, "cancel": self.cancel})
         return codec.encoded(data)
 
@@ -68,9 +76,11 @@ class Mail:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def answer(self, run_id: str, name: str, value: Json, by: str | None = None) -> None:
+    def answer(
+        self, run_id: str, name: str, value: Json, by: str | None = None, *, words: bool = False
+    ) -> None:
         """Leave an answer; the n-th one is for the run's n-th question of that name."""
-        new = Answer(id=secrets.token_hex(8), name=name, value=value, by=by)
+        new = Answer(id=secrets.token_hex(8), name=name, value=value, by=by, words=words)
         self._change(run_id, lambda letters: letters.answers.append(new))
 
     def cancel(self, run_id: str, reason: str) -> None:

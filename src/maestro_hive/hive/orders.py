@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.hive import run_entries as entries
-from maestro_hive.hive import watch
+from maestro_hive.hive import shapes, watch
 from maestro_hive.hive.mail import Mail
 from maestro_hive.hive.run_reading import OVER, find_run, read_run
 from maestro_hive.hive.waiting import fitting
@@ -22,6 +22,7 @@ from maestro_hive.maestro.state.store import Append
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from maestro_hive.maestro.state.records import Entry
     from maestro_hive.maestro.state.run_state import RunState, StepState
     from maestro_hive.maestro.state.store import Store
 
@@ -39,6 +40,27 @@ def answer(
     The n-th answer is for its n-th question of that name. One that is not of the kind that was
     asked for is refused here, where it can be mended.
     """
+    question = find_question(store, run_id, name, early=early)
+    Mail(store).answer(run_id, name, fitting(question, name, value), by)
+    watch.look_soon(store)
+
+
+def answer_in_words(
+    store: Store, run_id: str, name: str, text: str, *, by: str | None = None, early: bool = False
+) -> None:
+    """Answer as somebody types it: ``yes`` is a text to one question, and true to another."""
+    question = find_question(store, run_id, name, early=early)
+    if question is None:
+        Mail(store).answer(run_id, name, text, by, words=True)
+        return
+    shape = facts_of(question).get("shape") or {}
+    value = shapes.parse_words(shape, text, f"the answer to {name!r}")
+    Mail(store).answer(run_id, name, value, by)
+    watch.look_soon(store)
+
+
+def find_question(store: Store, run_id: str, name: str, *, early: bool) -> Entry | None:
+    """Return what a run asks under this name; None if nothing yet, and that is ``early`` enough."""
     state = read_run(store, run_id)
     if state.ended is not None:
         raise ConfigurationError(
@@ -47,9 +69,12 @@ def answer(
     asked = [each for each in open_waits(state) if facts_of(each).get("name") == name]
     if not asked and not early:
         raise ConfigurationError(f"run {run_id!r} does not wait for {name!r}{_what_instead(state)}")
-    tree = fitting(asked[0] if asked else None, name, value)
-    Mail(store).answer(run_id, name, tree, by)
-    watch.look_soon(store)
+    given = [each for each in Mail(store).letters(run_id).answers if each.name == name]
+    if given and len(given) >= len(asked) and not early:
+        raise ConfigurationError(
+            f"run {run_id!r} has its answer to {name!r} already, and takes it when it goes on"
+        )
+    return asked[0] if asked else None
 
 
 def _what_instead(state: RunState) -> str:

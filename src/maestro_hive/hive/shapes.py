@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from maestro_hive.kernel.errors import ConfigurationError, DecodeError, MaestroError
+from maestro_hive.kernel.errors import ConfigurationError, DecodeError
 from maestro_hive.maestro.state.strict_json import Json, member, parse
 
 _PLAIN: dict[Any, str] = {
@@ -46,7 +46,7 @@ _YES_OR_NO = {
 }
 
 
-class ShapeError(MaestroError, ValueError):
+class ShapeError(ConfigurationError):
     """A value is not what was asked for; ``path`` says where."""
 
     def __init__(self, path: str, problem: str) -> None:

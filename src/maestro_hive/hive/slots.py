@@ -19,6 +19,7 @@ import contextlib
 import itertools
 import random
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -166,6 +167,7 @@ class Slots:
         #: Those of them that a task here gave back for another one to use.
         self._spare: list[Slot] = []
         self._waiting = 0
+        self._thorough_again = 0.0
 
     async def take(self, most: int) -> Callable[[], None]:
         """Return, when one of ``most`` slots is ours, what gives it back; call it once or often."""
@@ -183,22 +185,28 @@ class Slots:
 
     async def _search(self, most: int) -> Slot:
         search = _Search(self._store, self, most)
-        pause, thorough, place = _FIRST_PAUSE, False, search.place
+        pause, place, rung = _FIRST_PAUSE, search.place, True
         try:
-            while (found := await search.look(thorough=thorough)) is None:
+            while (found := await search.look()) is None:
+                only_we = self._has_all(most)
+                # Though slots keep coming back here, others may have died meanwhile.
+                if not only_we and (not rung or time.monotonic() > self._thorough_again):
+                    found = await search.look_thoroughly()
+                    self._thorough_again = 0.0 if found else time.monotonic() + _LAST_PAUSE
+                if found is not None:
+                    break
                 if search.place != place:  # others move up soon, too
                     pause, place = _FIRST_PAUSE, search.place
                 seconds = pause * random.uniform(0.75, 1.25)  # noqa: S311 - for jitter alone
-                thorough = not await self._bell.heard(None if self._has_all(most) else seconds)
+                rung = await self._bell.heard(None if only_we else seconds)
                 pause = min(pause * _PAUSE_GROWS_BY, _LAST_PAUSE)
+            return found
         finally:
             search.end()
-        return found
 
     def _has_all(self, most: int) -> bool:
         """Tell whether every slot is ours, so that only we can give one back."""
-        with self._mutex:
-            return sum(number < most for number in self._mine) >= most
+        return all(number in self._mine for number in range(most))
 
     def _give_back(self, slot: Slot) -> None:
         """Let another one have the slot; nothing happens the second time."""
@@ -272,13 +280,17 @@ class _Search:
         self._standing: Lease | None = None
         self._turn = 0
 
-    async def look(self, *, thorough: bool) -> Slot | None:
-        """Return a slot that is free; a thorough look also finds out whose holder is dead.
+    async def look(self) -> Slot | None:
+        """Return a slot that is free."""
+        return await in_store(self._store, partial(self._look, thorough=False), self._undo)
 
-        It goes to a thread: the store waits a moment for a holder that is only late.
+    async def look_thoroughly(self) -> Slot | None:
+        """Return a slot that is free, or whose holder is dead; or else, be in line for one.
+
+        In a thread: the store waits a moment for a holder that is only late.
         """
-        once = partial(self._look, thorough=thorough)
-        return await in_store(self._store, once, self._undo, in_thread=thorough)
+        look = partial(self._look, thorough=True)
+        return await in_store(self._store, look, self._undo, in_thread=True)
 
     def _undo(self, found: Slot | None) -> None:
         if found is not None:

@@ -112,10 +112,13 @@ async def deliver(run: LiveRun, mail: Mail, answers: list[Answer]) -> None:
         identity = _oldest_question(run, answer.name)
         if identity is None:
             continue  # it may be asked later
-        if not _fits(run, identity, answer):
+        try:
+            tree = _fitted(run, identity, answer)
+        except ShapeError as error:  # it came before its question
+            logger.warning("run %s still waits: %s", run.run_id, error)
             mail.taken(run.run_id, answer.id)
             continue
-        value = codec.encoded(codec.dump_canonical(answer.value))
+        value = codec.encoded(codec.dump_canonical(tree))
         ended = entries.wait_ended(
             identity, answer.name, "answered", value, answer=answer.id, by=answer.by
         )
@@ -126,14 +129,13 @@ async def deliver(run: LiveRun, mail: Mail, answers: list[Answer]) -> None:
             waiter.set_result(None)
 
 
-def _fits(run: LiveRun, identity: bytes, answer: Answer) -> bool:
-    """Tell whether an answer that came before its question is of the right kind."""
-    try:
-        fitting(run.held.state.waits[identity], answer.name, answer.value)
-    except ShapeError as error:
-        logger.warning("run %s still waits: %s", run.run_id, error)
-        return False
-    return True
+def _fitted(run: LiveRun, identity: bytes, answer: Answer) -> Json:
+    """Return what an answer says to this question; raise if it is not of the right kind."""
+    question = run.held.state.waits[identity]
+    if answer.words:
+        shape = facts_of(question).get("shape") or {}
+        return shapes.parse_words(shape, answer.value, f"the answer to {answer.name!r}")
+    return fitting(question, answer.name, answer.value)
 
 
 def _oldest_question(run: LiveRun, name: str) -> bytes | None:

@@ -6,11 +6,22 @@ import asyncio
 import hashlib
 import inspect
 import warnings
+import weakref
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeGuard,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
 from maestro_hive.kernel.threads import threads
@@ -54,6 +65,18 @@ class _MayStartOver(Protocol):
         ...
 
 
+_Offer = TypeVar("_Offer")
+#: What an executor offers, by its class: looking takes longer than all else that level 2 does.
+_offers: weakref.WeakKeyDictionary[type, dict[object, bool]] = weakref.WeakKeyDictionary()
+
+
+def _offers_it(executor: object, what: Callable[..., _Offer]) -> TypeGuard[_Offer]:
+    known = _offers.setdefault(type(executor), {})
+    if what not in known:
+        known[what] = isinstance(executor, cast("type", what))
+    return known[what]
+
+
 class Identity(NamedTuple):
     """What tells a call from others of its run, also after a restart; and what it leaves out."""
 
@@ -84,7 +107,7 @@ class WrappedCall:
     def kept(self) -> ExecutionResult | None:
         """Return the result if it is kept already: then nothing needs to be called."""
         executor = self._executor
-        if not isinstance(executor, _KeepsResults):
+        if not _offers_it(executor, _KeepsResults):
             return None
         found: ExecutionResult | None = executor.kept_result(*self.args, **self.kwargs)
         return found
@@ -93,12 +116,12 @@ class WrappedCall:
     def starts_over(self) -> bool:
         """Tell whether the rounds made before shall not count."""
         executor = self._executor
-        return self.retry or (isinstance(executor, _MayStartOver) and executor.starts_over)
+        return self.retry or (_offers_it(executor, _MayStartOver) and executor.starts_over)
 
     def starting_over(self) -> Self:
         """Return the call with all of its rounds again, and a step's attempts."""
         executor = self._executor
-        if not isinstance(executor, _MayStartOver):
+        if not _offers_it(executor, _MayStartOver):
             return replace(self, retry=True)
         return replace(self, retry=True, function=executor.options(retry=True).execute)
 
@@ -111,7 +134,7 @@ class WrappedCall:
     def identity(self) -> Identity:
         """Return the step that level 1 knows it as; else its name and input."""
         executor = self._executor
-        if isinstance(executor, _KnowsSteps):
+        if _offers_it(executor, _KnowsSteps):
             step = executor.step_identity(*self.args, **self.kwargs)
             if step is not None:
                 return Identity(hashlib.sha256(b"level2" + step).digest())
@@ -151,7 +174,7 @@ def understand(
     if not callable(function):
         raise ConfigurationError(f"execute_safe() was given {function!r}, which cannot be called")
     owner = getattr(function, "__self__", None)
-    if not isinstance(owner, _HasPersona) or getattr(function, "__name__", "") != "execute":
+    if not _offers_it(owner, _HasPersona) or getattr(function, "__name__", "") != "execute":
         return WrappedCall(
             function=function, name=task_name, persona=None, args=args, kwargs=kwargs
         )
