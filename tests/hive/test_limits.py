@@ -188,6 +188,7 @@ def test_giving_back_twice_does_not_give_away_the_slot_of_the_next_one(store: St
         first()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(limit.enter(), 0.1)
+        assert held(store) == ["slot/step/0"]
         second()
         (await asyncio.wait_for(limit.enter(), 5))()
 
@@ -454,11 +455,13 @@ def test_a_slot_that_was_lost_is_not_passed_on_to_a_task_here() -> None:
 def test_a_long_task_keeps_its_slot_in_a_store_that_renews_nothing() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
+    other = MemoryStore(shared_with=store)
 
     async def scene() -> None:
-        limit = at_once(store, 1)
+        limit = at_once(store, 2)
         give_back = await limit.enter()
         clock.advance(3600)
+        await at_once(other, 2).enter()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(limit.enter(), 0.2)
         give_back()

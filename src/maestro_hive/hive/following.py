@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from maestro_hive.hive.run_reading import OVER, find_run
+from maestro_hive.hive.run_reading import find_run
 from maestro_hive.maestro.state.run_events import EventReader
+from maestro_hive.maestro.state.run_view import OVER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,7 +27,7 @@ async def follow(
     It ends when the run is over, or when no process executes it. Without ``wait`` it ends with
     what there is.
     """
-    reader, run = EventReader(run_id), find_run(store, run_id).id
+    reader, run = EventReader(run_id, store.load), find_run(store, run_id).id
     seq, pause = 0, _SHORTEST
     while True:
         is_last = not wait or not _goes_on(store, run_id)  # looked at before the entries are

@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.hive import run_entries as entries
-from maestro_hive.hive.orders import find_step
+from maestro_hive.hive.orders import step_of
 from maestro_hive.hive.run_reading import find_run
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError, FencedError
@@ -53,7 +53,7 @@ def fork(
         raise ConfigurationError(
             f"run {run_id!r} was not begun by a workflow, so there is nothing to fork it with"
         )
-    anew = None if from_step is None else find_step(state, run_id, from_step)
+    anew = None if from_step is None else step_of(state, run_id, from_step)
     given = _changed_input(run_id, state.begun, store, changed or {})
     name = new_id or f"{run_id[:110]}-fork-{secrets.token_hex(4)}"
     files.check_identifier(name, "run id")

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from maestro_hive.hive import run_entries as entries
 from maestro_hive.hive import shapes, watch
 from maestro_hive.hive.mail import Mail
-from maestro_hive.hive.run_reading import OVER, find_run, read_run
+from maestro_hive.hive.run_reading import find_run, read_run
 from maestro_hive.hive.waiting import fitting
 from maestro_hive.kernel.errors import ConfigurationError, FencedError, RunHeldError
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.run_state import facts_of
-from maestro_hive.maestro.state.run_view import open_waits, run_status
+from maestro_hive.maestro.state.run_view import OVER, open_waits, run_status
+from maestro_hive.maestro.state.step_view import find_step
 from maestro_hive.maestro.state.store import Append
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
     state = read_run(store, run_id)
     if run_status(state) == entries.SUCCESS:
         raise ConfigurationError(f"run {run_id!r} has succeeded: there is nothing to retry")
-    identity = None if step is None else find_step(state, run_id, step).identity
+    identity = None if step is None else step_of(state, run_id, step).identity
     retried = [NewEntry(EntryKind.RETRIED, identity=identity)]
     if identity is not None and state.ended is not None:
         raise ConfigurationError(
@@ -111,15 +112,9 @@ def _retry_child(store: Store, run_id: str) -> None:
         retry(store, run_id)
 
 
-def find_step(state: RunState, run_id: str, wanted: str | int) -> StepState:
-    """Return a step by its number, its name, or ``name#2``: the second of that name."""
-    if isinstance(wanted, int) or wanted.isdigit():
-        found = state.steps.get(int(wanted))
-    else:
-        name, _, number = wanted.partition("#")
-        named = [step for step in state.steps.values() if step.name == name]
-        at = int(number) - 1 if number.isdigit() and int(number) else 0
-        found = named[at] if at < len(named) else None
+def step_of(state: RunState, run_id: str, wanted: str | int) -> StepState:
+    """Return a step by its number, its name, or ``name#2``; raise if there is none."""
+    found = find_step(state, wanted)
     if found is None:
         names = ", ".join(dict.fromkeys(step.name for step in state.steps.values())) or "none"
         raise ConfigurationError(f"run {run_id!r} has no step {wanted!r}; it has: {names}")

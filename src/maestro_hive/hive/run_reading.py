@@ -9,6 +9,7 @@ from maestro_hive.hive import run_entries as entries
 from maestro_hive.hive.errors import RunCancelledError, RunFailedError, UnknownRunError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.run_state import facts_of, fold
+from maestro_hive.maestro.state.run_view import OVER, standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.records import Entry, RunRecord
     from maestro_hive.maestro.state.run_state import RunState
     from maestro_hive.maestro.state.store import Store
-
-#: What a run says that is under way, and that no process executes: killed, or left.
-STOPPED = "stopped"
-_UNDER_WAY = (entries.RUNNING,)
-OVER = (entries.SUCCESS, entries.FAILED, entries.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +50,7 @@ def list_runs(
 ) -> list[RunInfo]:
     """Return runs, newest first."""
     held = store.held_runs()
-    wanted = None if status in (None, STOPPED, entries.RUNNING) else status
-    shown = [_info(record, record.name in held) for record in store.runs(wanted)]
+    shown = [_info(record, record.name in held) for record in store.runs()]
     found = [
         info
         for info in shown
@@ -70,13 +65,10 @@ def run_info(store: Store, run_id: str) -> RunInfo:
 
 
 def _info(record: RunRecord, is_held: bool) -> RunInfo:
-    status = record.status
-    if status in _UNDER_WAY and not is_held:
-        status = STOPPED
     return RunInfo(
         run_id=record.name,
         workflow=record.workflow,
-        status=status,
+        status=standing(record.workflow, record.status, held=is_held),
         created_at=record.created_at,
         updated_at=record.updated_at,
     )

@@ -11,6 +11,7 @@ from maestro_hive.kernel.errors import StorageError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
 from maestro_hive.maestro.state.run_state import StepState, facts_of
+from maestro_hive.maestro.state.step_view import feedback_of
 from maestro_hive.unified_execution.results import (
     ExecutionAttempt,
     ExecutionResult,
@@ -73,15 +74,7 @@ class DurableStep:
     def feedback(self) -> list[str]:
         """Return what went wrong before, a sentence for each attempt."""
         state = self.state
-        if state is None:
-            return []
-        if not state.failures:  # what somebody asked to be tried again failed in some way
-            return [_sentence(state.last_failure)] if state.last_failure else []
-        return [
-            _sentence(entry)
-            for entry in state.log
-            if entry.kind == EntryKind.ATTEMPT_FAILED and facts_of(entry).get("counts", True)
-        ]
+        return feedback_of(state) if state is not None else []
 
     def elapsed(self) -> float:
         """Return the seconds since its first attempt began, those before a restart included."""
@@ -310,12 +303,6 @@ class DurableStep:
     def _value(self, entry: Entry | None) -> Any:
         data = self._run.store.load(entry) if entry is not None else None
         return None if data is None else codec.decode(data)
-
-
-def _sentence(entry: Entry) -> str:
-    error = facts_of(entry).get("error", {})
-    what = f"{error.get('category', 'UNKNOWN')}: {error.get('message', 'no message')}"
-    return f"Attempt {entry.attempt} failed: {what}"
 
 
 def _attempts(

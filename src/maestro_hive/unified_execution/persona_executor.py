@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.run_view import show_run, was_healed
+from maestro_hive.maestro.state.run_view import show_run
 from maestro_hive.maestro.state.state_manager import StateManager
+from maestro_hive.maestro.state.step_view import was_healed
 from maestro_hive.unified_execution import retry_policy
 from maestro_hive.unified_execution.attempt import round_number
 from maestro_hive.unified_execution.budget import Budget

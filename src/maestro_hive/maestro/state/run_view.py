@@ -13,6 +13,7 @@ from maestro_hive.kernel.errors import DecodeError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Entry, EntryKind, from_micros
 from maestro_hive.maestro.state.run_state import facts_of
+from maestro_hive.maestro.state.step_view import status_of, was_healed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -99,6 +100,21 @@ def run_status(state: RunState) -> str:
     if state.begun is None:
         return state.status
     return "waiting" if open_waits(state) else "running"
+
+
+#: Said of a run that its workflow ended.
+OVER = ("success", "failed", "cancelled")
+#: Under way, and executed by nobody: its process was killed, or left it.
+STOPPED = "stopped"
+
+
+def standing(workflow: str, status: str, *, held: bool) -> str:
+    """Return where a run stands, given what is recorded and whether a living process holds it."""
+    if not held:
+        return STOPPED if status == "running" else status
+    if workflow and status in (*OVER, "waiting"):
+        return status
+    return "running"
 
 
 def open_waits(state: RunState) -> list[Entry]:
@@ -200,23 +216,6 @@ def _value(entry: Entry | None, load: Load) -> Any:
 
 
 # --- steps -------------------------------------------------------------------------------------------
-
-
-def status_of(step: StepState) -> str:
-    """Return where a step stands, in the words of ``ExecutionStatus``."""
-    if step.kept is not None:
-        return "recovered" if was_healed(step) else "success"
-    if step.open_attempt:
-        return "running"
-    last = step.log[-1] if step.log else step.last_failure
-    if last is None:
-        return "pending"
-    return str(facts_of(last).get("status", "failed"))
-
-
-def was_healed(step: StepState) -> bool:
-    """Tell whether something was mended between its attempts."""
-    return step.failures > 0 and any(facts_of(entry).get("healed") for entry in step.log)
 
 
 def _show_step(step: StepState, load: Load) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""Where runs stand: found by name, with what listings say of them and who executes them."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from maestro_hive.cli.call import Call
+    from maestro_hive.maestro.state.records import Entry, Lease, RunRecord
+    from maestro_hive.maestro.state.store import Store
+
+STYLES = {
+    "running": "cyan",
+    "waiting": "yellow",
+    "retrying": "yellow",
+    "success": "green",
+    "recovered": "green",
+    "failed": "red",
+    "bankrupt": "red",
+    "help_needed": "red",
+    "interrupted": "red",
+    "stopped": "magenta",
+}
+#: More names than this are not compared with a mistyped one.
+_COMPARED = 2000
+
+
+def find_run(store: Store, run_id: str) -> RunRecord:
+    """Return a run; if there is none, say which are spelled much like it."""
+    found = store.run(run_id)
+    if found is not None:
+        return found
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only after a mistake
+
+    names = [record.name for record in store.runs(limit=_COMPARED)]
+    near = [name for name in names if run_id and name.startswith(run_id)][:3]
+    near = near or get_close_matches(run_id, names, n=3)
+    hint = (
+        f" Did you mean {' or '.join(map(repr, near))}?" if near else " 'maestro runs' lists them."
+    )
+    context = click.get_current_context(silent=True)
+    raise click.UsageError(f"There is no run {run_id!r} in {store.location}.{hint}", context)
+
+
+def holder_of(lease: Lease | None) -> dict[str, Any] | None:
+    """Return who executes a run, with the keys of ``--json``."""
+    if lease is None:
+        return None
+    holder = lease.holder
+    return {"host": holder.host, "pid": holder.pid, "since": holder.since}
+
+
+def waits_of(open_waits: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Return what a run waits for that somebody must answer, with the keys of ``--json``."""
+    from maestro_hive.maestro.state.run_state import facts_of  # noqa: PLC0415 - not for --help
+
+    return [
+        {
+            "name": facts_of(entry).get("name"),
+            "since": entry.when,
+            "until": _until(entry, facts_of(entry).get("wait")),
+            "shape": facts_of(entry).get("shape"),
+        }
+        for entry in open_waits
+    ]
+
+
+def _until(entry: Entry, wait: Any) -> datetime | None:
+    try:
+        return entry.when + timedelta(seconds=wait["seconds"]) if wait else None
+    except OverflowError:  # for ever, nearly
+        return None
+
+
+def command_for(call: Call, *words: str) -> str:
+    """Return what to type next, for the same store."""
+    store = ["--store", str(call.chosen)] if call.chosen is not None else []
+    return shlex.join(["maestro", *words, *store])

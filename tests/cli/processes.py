@@ -1,0 +1,163 @@
+"""The command ``maestro`` as a process of its own: in a pipe, or in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from fcntl import ioctl
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from maestro_hive.maestro.state.state_manager import StateManager
+from maestro_hive.unified_execution import (
+    ExecutionConfig,
+    PersonaExecutor,
+    StatePersistence,
+    current,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Done = subprocess.CompletedProcess[str]
+
+COMMAND = [sys.executable, "-m", "maestro_hive"]
+#: What would change what is printed, or where is looked.
+_IN_THE_WAY = {"NO_COLOR", "FORCE_COLOR", "MAESTRO_STATE_DIR", "MAESTRO_CHECKPOINT_DIR", "COLUMNS"}
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return the environment of a test, without what would change what is printed."""
+    kept = {name: value for name, value in os.environ.items() if name not in _IN_THE_WAY}
+    return {**kept, **changes}
+
+
+def maestro(*arguments: str | Path, stdin: str = "", **changes: str) -> Done:
+    """Run a verb, its output in a pipe, with these environment variables."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(**changes),
+    )
+
+
+def answer(done: Done, code: int = 0) -> Any:
+    """Return the JSON that a verb printed, which must be all that it printed."""
+    assert done.returncode == code, done
+    return json.loads(done.stdout)
+
+
+def complaint(done: Done, code: int = 1) -> str:
+    """Return the one sentence of a verb that failed; beside it stands at most the store's line."""
+    assert (done.returncode, done.stdout) == (code, ""), done
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("store: ")]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("maestro: ")
+    return lines[0]
+
+
+class Seen(NamedTuple):
+    """What a terminal showed, and how the process in it ended."""
+
+    returncode: int
+    text: str
+
+
+#: Makes the terminal that it is started in the one that Ctrl+C and its like come from.
+_IN_TERMINAL = """
+import os, sys
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def in_terminal(
+    *arguments: str | Path,
+    typed: dict[str, str] | None = None,
+    columns: int = 80,
+    **changes: str,
+) -> Seen:
+    """Run a verb in a terminal of its own; after each text in ``typed`` is seen, type its keys."""
+    screen, inside = pty.openpty()
+    try:
+        ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        process = subprocess.Popen(
+            [sys.executable, "-c", _IN_TERMINAL, *COMMAND, *map(str, arguments)],
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            start_new_session=True,
+            env=environment(TERM="xterm-256color", **changes),
+        )
+        os.close(inside)
+        try:
+            text = _shown(screen, dict(typed or {}))
+            code = process.wait(timeout=60)
+        finally:
+            process.kill()  # nothing, if it has ended
+            process.wait()
+    finally:
+        os.close(screen)
+    return Seen(code, text.replace("\r\n", "\n"))
+
+
+def _shown(screen: int, typed: dict[str, str]) -> str:
+    text, deadline = "", time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ready, _, _ = select.select([screen], [], [], 1.0)
+        if not ready:
+            continue
+        try:
+            piece = os.read(screen, 65536)
+        except OSError:  # Linux says so when the last process in the terminal is gone
+            return text
+        if not piece:
+            return text
+        text += piece.decode()
+        for awaited in [each for each in typed if each in text]:
+            os.write(screen, typed.pop(awaited).encode())
+    raise TimeoutError(f"the terminal shows, after a minute: {text}")
+
+
+def filled(folder: Path, run: str = "run", tasks: int = 5) -> Path:
+    """Make a state folder with a run, a value and a checkpoint in it; nobody has it open."""
+    manager = StateManager(folder, auto_persist=True)
+    manager.set_state("k", "v" * 3000)
+    manager.checkpoint("kept")
+    with StatePersistence(ExecutionConfig.in_folder(folder), run) as persistence:
+        for number in range(tasks):
+            persistence.mark_task_completed(f"t{number}", {f"a{number}": "x" * 2000})
+        persistence._run.store.checkpoint()  # type: ignore[attr-defined]
+    manager.shutdown()
+    return folder
+
+
+def executed(folder: Path, run: str, *steps: str) -> None:
+    """Execute steps of a run, and make a checkpoint ``after-NAME`` of it after each."""
+
+    async def all_of_them() -> None:
+        config = ExecutionConfig.in_folder(folder)
+        for step in steps:
+            with PersonaExecutor(config, "developer", workflow_id=run) as executor:
+                result = await executor.execute(lambda step=step: _remembering(step), step)
+            assert result.success, result
+            with StatePersistence(config, run) as persistence:
+                persistence.checkpoint(f"after-{step}")
+
+    asyncio.run(all_of_them())
+
+
+def _remembering(step: str) -> str:
+    current().memory[step] = "done"
+    return f"the output of {step}"

@@ -1,0 +1,140 @@
+"""``maestro backup``: a state folder is copied whole, while it is in use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.state_manager import StateManager
+from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePersistence
+from tests.cli.processes import complaint, executed, filled, maestro
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return filled(tmp_path / "state")
+
+
+def test_a_backup_has_everything(folder: Path, tmp_path: Path) -> None:
+    executed(folder, "build", "design")
+    target = tmp_path / "new" / "backup"
+    done = maestro("backup", target, "--store", folder)
+    assert done.returncode == 0, done
+    assert done.stdout == f"{folder} was copied to {target} (5 files)\n"
+    assert maestro("doctor", "--store", target).returncode == 0
+    for path in (target, *target.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+    manager = StateManager(target, auto_persist=True)
+    assert manager.get_state("k") == "v" * 3000
+    assert manager.restore("kept") is True
+    assert len(manager.get_state("run", "workflows")["completed_tasks"]) == 5
+    manager.shutdown()
+    assert (target / "runs" / "run" / "execution_state.json").exists()
+    assert maestro("checkpoints", "verify", "build", "--store", target).stdout
+
+
+def test_a_backup_has_the_checkpoints_that_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
+    executed(folder, "build", "design")
+    elsewhere = tmp_path / "elsewhere"
+    (folder / "checkpoints").rename(elsewhere)
+    target = tmp_path / "backup"
+    done = maestro("backup", target, "--store", folder, MAESTRO_CHECKPOINT_DIR=str(elsewhere))
+    assert done.returncode == 0, done
+    assert "after-design" in maestro("checkpoints", "list", "--store", target).stdout
+
+
+WRITER = """
+import sys
+from maestro_hive.unified_execution import *
+with StatePersistence(ExecutionConfig.in_folder(sys.argv[1]), "live") as p:
+    number = 0
+    while True:
+        p.mark_task_completed(f"t{number}", {f"a{number}": "x" * 2000})
+        print(number, flush=True)
+        number += 1
+"""
+
+
+def test_a_backup_of_a_folder_in_use_has_all_that_was_acknowledged_before(
+    tmp_path: Path,
+) -> None:
+    source, target = tmp_path / "state", tmp_path / "backup"
+    acknowledged = tmp_path / "acknowledged"
+    with acknowledged.open("w") as out:
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(source)], stdout=out)
+    try:
+        while acknowledged.read_text().count("\n") < 200:
+            assert writer.poll() is None
+        before = acknowledged.read_text().rpartition("\n")[0].split()
+        done = maestro("backup", target, "--store", source)
+        after = acknowledged.read_text().split()
+        assert writer.poll() is None
+    finally:
+        writer.kill()
+        writer.wait()
+    assert done.returncode == 0, done.stderr
+    assert len(after) > len(before)
+    store = SqliteStore(target)
+    assert store.check() == []
+    (run,) = store.runs()
+    tasks = [json.loads(entry.facts or b"")["task"] for entry in store.entries(run.id)]
+    store.close()
+    assert tasks[: len(before)] == [f"t{number}" for number in before]
+    assert tasks == [f"t{number}" for number in range(len(tasks))]
+
+
+def test_a_run_goes_on_in_a_backup_although_the_original_is_in_use(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Who held a run in the original does not hold it in the copy."""
+    state = StateConfig(state_dir=str(folder), checkpoint_dir=str(tmp_path / "checkpoints"))
+    with StatePersistence(ExecutionConfig(state=state), "run"):
+        assert maestro("backup", tmp_path / "copy", "--store", folder).returncode == 0
+        state = StateConfig(state_dir=str(tmp_path / "copy"), checkpoint_dir=str(tmp_path / "c"))
+        with StatePersistence(ExecutionConfig(state=state), "run") as persistence:
+            persistence.mark_task_completed("more")
+            assert len(persistence.state.completed_tasks) == 6
+
+
+def test_a_backup_onto_something_is_refused_and_leaves_it(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "mine.txt").write_text("mine")
+    message = complaint(maestro("backup", target, "--store", folder))
+    assert f"{target} exists and is not empty" in message
+    assert [path.name for path in target.iterdir()] == ["mine.txt"]
+
+
+def test_a_backup_onto_itself_or_a_file_is_refused(folder: Path, tmp_path: Path) -> None:
+    assert "not empty" in complaint(maestro("backup", folder, "--store", folder))
+    (tmp_path / "file").write_text("mine")
+    assert "not a folder" in complaint(maestro("backup", tmp_path / "file", "--store", folder))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_backup_into_an_empty_folder_is_fine(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert maestro("backup", tmp_path / "empty", "--store", folder).returncode == 0
+
+
+def test_a_backup_of_what_is_no_state_folder_creates_nothing(tmp_path: Path) -> None:
+    message = complaint(maestro("backup", tmp_path / "target", "--store", tmp_path / "missing"))
+    assert str(tmp_path / "missing") in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backup_of_a_damaged_journal_is_an_error(folder: Path, tmp_path: Path) -> None:
+    journal = folder / "journal.db"
+    text = bytearray(journal.read_bytes())
+    text[text.rindex(b"x" * 1500)] ^= 1
+    journal.write_bytes(text)
+    message = complaint(maestro("backup", tmp_path / "target", "--store", folder))
+    assert str(journal) in message

@@ -1,0 +1,399 @@
+"""``maestro doctor``: what it finds, what it mends, and where it can still look."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.state_manager import StateManager
+from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
+from tests.cli.processes import Done, answer, complaint, executed, filled, maestro
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+needs_mount = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser may mount")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return filled(tmp_path / "state")
+
+
+def doctor(folder: Path, *arguments: str) -> Done:
+    return maestro("doctor", "--store", folder, *arguments)
+
+
+def examined(folder: Path, *arguments: str, code: int = 0) -> Any:
+    return answer(doctor(folder, "--json", *arguments), code)
+
+
+def files_in(folder: Path) -> dict[str, tuple[int, float]]:
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_mode, path.lstat().st_mtime)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+# --- a good folder ---
+
+
+def test_a_good_folder_is_sound(folder: Path) -> None:
+    done = doctor(folder)
+    assert done.returncode == 0, done
+    assert f"state folder  {folder}\n" in done.stdout
+    assert "runs          1\n" in done.stdout
+    assert "--fix" not in done.stdout
+    assert done.stdout.endswith("everything that could be checked is sound\n")
+
+
+def test_its_json_has_the_documented_keys(folder: Path) -> None:
+    found = examined(folder)
+    assert (found["folder"], found["runs"], found["wrong"]) == (str(folder), 1, [])
+    assert found.keys() == {
+        "store",
+        "folder",
+        "format",
+        "maestro_hive",
+        "python",
+        "sqlite",
+        "apsw",
+        "runs",
+        "free_bytes",
+        "journal_bytes",
+        "held",
+        "unfinished",
+        "unseen",
+        "wrong",
+        "repairs",
+        "fixed",
+    }
+    assert (found["format"], found["repairs"], found["fixed"]) == (1, [], [])
+
+
+def test_looking_changes_and_leaves_nothing(folder: Path) -> None:
+    doctor(folder)
+    before = files_in(folder)
+    assert doctor(folder).returncode == 0
+    assert files_in(folder).keys() == before.keys()
+
+
+def test_a_folder_in_use_is_looked_at_without_harm(folder: Path) -> None:
+    manager = StateManager(folder, auto_persist=True)
+    manager.set_state("j", 1)
+    assert doctor(folder).returncode == 0
+    manager.set_state("j", 2)
+    assert manager.get_state("j") == 2
+    manager.shutdown()
+
+
+def test_mending_a_folder_that_needs_none_does_nothing(folder: Path) -> None:
+    done = doctor(folder, "--fix")
+    assert done.returncode == 0
+    assert "\ndone " not in done.stdout
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_damaged_page_of_the_journal_is_named(folder: Path, *, as_json: bool) -> None:
+    journal = folder / "journal.db"
+    text = bytearray(journal.read_bytes())
+    at = text.rindex(b"x" * 1500)
+    text[at] ^= 1
+    journal.write_bytes(text)
+    done = doctor(folder, *(["--json"] if as_json else []))
+    assert done.returncode == 1, done
+    shown = json.loads(done.stdout)["wrong"] if as_json else [done.stdout]
+    assert str(journal) in shown[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_journal_that_is_none_is_named(folder: Path) -> None:
+    journal = folder / "journal.db"
+    journal.write_bytes(b"this was a journal " * 1000)
+    (folder / "journal.db-wal").unlink(missing_ok=True)
+    message = complaint(doctor(folder))
+    assert str(journal) in message
+    assert "damaged" in message
+
+
+@pytest.mark.parametrize("name", ["runs/run/execution_state.json", "checkpoints/kept.json"])
+def test_a_damaged_document_is_named(folder: Path, name: str) -> None:
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:-20])
+    done = doctor(folder)
+    assert done.returncode == 1
+    assert f"wrong         {path}" in done.stdout
+    assert done.stdout.endswith("not sound\n")
+
+
+def test_what_was_set_aside_is_still_told_of_and_kept(folder: Path) -> None:
+    path = folder / "runs" / "run" / "execution_state.json"
+    path.rename(f"{path}.damaged-1")
+    done = doctor(folder, "--fix")
+    assert done.returncode == 1
+    assert f"{path}.damaged-1" in done.stdout
+    assert (folder / "runs" / "run" / "execution_state.json.damaged-1").exists()
+
+
+# --- rights ---
+
+
+def test_what_is_open_to_others_is_wrong_until_it_is_mended(folder: Path) -> None:
+    folder.chmod(0o755)
+    (folder / "runs" / "run" / "execution_state.json").chmod(0o644)
+    (folder / "journal.db").chmod(0o640)
+    found = examined(folder, code=1)
+    wrong = "\n".join(found["wrong"])
+    for name in ("mode 0755", "execution_state.json is open", "journal.db is open"):
+        assert name in wrong
+    assert f"make {folder} private" in found["repairs"]
+    found = examined(folder, "--fix")
+    assert len(found["fixed"]) >= 2
+    assert found["wrong"] == []
+    for path in (folder, *folder.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert examined(folder)["repairs"] == []
+
+
+def test_a_link_is_named_and_what_it_leads_to_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    mine.chmod(0o644)
+    (folder / "runs" / "link.json").symlink_to(mine)
+    found = examined(folder, "--fix", code=1)
+    assert any("link.json is a symbolic link" in line for line in found["wrong"])
+    assert mine.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser may give files away")
+def test_a_file_that_the_owner_cannot_use_is_given_back(folder: Path) -> None:
+    path = folder / "runs" / "run" / "execution_state.json"
+    os.chown(path, 12345, -1)
+    assert any("user 12345" in line for line in examined(folder, code=1)["wrong"])
+    assert examined(folder, "--fix")["wrong"] == []
+    assert path.stat().st_uid == os.geteuid()
+
+
+# --- who holds what ---
+
+HOLDER = """
+import sys, time
+from maestro_hive.unified_execution import *
+p = StatePersistence(ExecutionConfig.in_folder(sys.argv[1]), "long")
+p.mark_task_pending("later")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the run ``long``, which has something left to do."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_who_holds_a_run_is_told(folder: Path, holder: subprocess.Popen[str]) -> None:
+    found = examined(folder)
+    (held,) = found["held"]
+    assert (held["name"], held["pid"]) == ("run/long", holder.pid)
+    assert found["unfinished"] == []
+    assert f"run/long by process {holder.pid} on " in doctor(folder).stdout
+
+
+def test_a_held_run_stays_held_when_the_folder_is_mended(
+    folder: Path, holder: subprocess.Popen[str]
+) -> None:
+    assert examined(folder, "--fix")["fixed"] == []
+    assert [held["pid"] for held in examined(folder)["held"]] == [holder.pid]
+
+
+def test_what_the_dead_held_is_freed_and_their_unfinished_runs_are_named(
+    folder: Path, holder: subprocess.Popen[str]
+) -> None:
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    found = examined(folder)
+    assert found["held"] == []
+    assert [run["run"] for run in found["unfinished"]] == ["long"]
+    assert any(f"process {holder.pid}" in line for line in found["repairs"])
+    assert "unfinished    long (pending): nobody executes it" in doctor(folder).stdout
+    fixed = examined(folder, "--fix")["fixed"]
+    assert any("run/long was held" in line and "freed" in line for line in fixed)
+    assert examined(folder)["repairs"] == []
+
+
+# --- what can be mended ---
+
+
+def test_files_that_a_killed_process_left_are_deleted_and_younger_ones_kept(folder: Path) -> None:
+    old = folder / "runs" / "run" / ".execution_state.json.0123456789abcdef.tmp"
+    young = folder / ".mine.fedcba9876543210.tmp"
+    other = folder / "runs" / "run" / ".not-ours.tmp"
+    for path in (old, young, other):
+        path.touch(mode=0o600)
+    for path in (old, other):
+        os.utime(path, (time.time() - 10_000,) * 2)
+    assert examined(folder)["repairs"] == ["delete 1 file that killed processes left"]
+    assert old.exists()
+    assert any(str(old) in line for line in examined(folder, "--fix")["fixed"])
+    assert (old.exists(), young.exists(), other.exists()) == (False, True, True)
+
+
+def test_values_that_nothing_refers_to_are_deleted(folder: Path) -> None:
+    store = SqliteStore(folder)
+    (run,) = store.runs()
+    store._file.write(lambda db: store._forget_run(db, run.id))  # killed before the collecting
+    store.close()
+    (repair,) = examined(folder)["repairs"]
+    assert "delete 5 stored values" in repair
+    assert examined(folder, "--fix")["fixed"] == ["deleted 5 stored values that nothing refers to"]
+    assert examined(folder)["repairs"] == []
+
+
+def test_a_missing_copy_is_written(folder: Path) -> None:
+    executed(folder, "build", "design")
+    copy = folder / "runs" / "build" / "execution_state.json"
+    copy.unlink()
+    assert examined(folder)["repairs"] == [
+        "write the missing copy of run 'build' (execution_state.json)"
+    ]
+    assert examined(folder, "--fix")["fixed"] == [
+        "run 'build' had no execution_state.json: written"
+    ]
+    assert copy.exists()
+    with StatePersistence(ExecutionConfig.in_folder(folder), "build") as persistence:
+        assert persistence.state.completed_tasks == ["design"]
+
+
+# --- where nothing can be written ---
+
+
+def mounted(folder: Path, *options: str) -> None:
+    subprocess.run(["mount", *options, str(folder)], check=True)
+
+
+@pytest.fixture
+def read_only(folder: Path) -> Iterator[Path]:
+    """A state folder on a file system that takes no writes."""
+    mounted(folder, "--bind", str(folder))
+    try:
+        mounted(folder, "-o", "remount,ro,bind")
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@needs_mount
+@pytest.mark.parametrize("fix", [False, True])
+def test_a_read_only_folder_is_looked_at_all_the_same(read_only: Path, *, fix: bool) -> None:
+    found = examined(read_only, *(["--fix"] if fix else []))
+    assert (found["runs"], found["wrong"]) == (1, [])
+    (unseen,) = found["unseen"]
+    assert "cannot be opened for writing" in unseen
+
+
+@needs_mount
+def test_damage_is_found_in_a_read_only_folder(folder: Path) -> None:
+    text = bytearray((folder / "journal.db").read_bytes())
+    text[text.rindex(b"x" * 1500)] ^= 1
+    (folder / "journal.db").write_bytes(text)
+    mounted(folder, "--bind", str(folder))
+    try:
+        mounted(folder, "-o", "remount,ro,bind")
+        assert any("journal.db" in line for line in examined(folder, code=1)["wrong"])
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+KILLED = """
+import os, sys
+from maestro_hive.unified_execution import *
+p = StatePersistence(ExecutionConfig.in_folder(sys.argv[1]), "killed")
+p.mark_task_completed("t", {"a": 1})
+os.kill(os.getpid(), 9)
+"""
+
+
+@needs_mount
+def test_the_log_of_a_killed_process_is_read_in_a_read_only_folder(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False)
+    assert (folder / "journal.db-wal").stat().st_size
+    mounted(folder, "--bind", str(folder))
+    try:
+        mounted(folder, "-o", "remount,ro,bind")
+        found = examined(folder)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    seen_all = found["runs"] == 2
+    assert seen_all or any("journal.db-wal cannot be read" in line for line in found["unseen"])
+
+
+def fill(path: Path) -> None:
+    """Write until the disk takes no more."""
+    with path.open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        for _ in range(1000):
+            filler.write(b"x" * 4096)
+
+
+@needs_mount
+def test_a_full_disk_is_named_and_the_folder_looked_at(folder: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", small], check=True)
+    try:
+        subprocess.run(["cp", "-a", f"{folder}/.", str(small)], check=True)
+        fill(small / "filler")
+        (small / "filler").chmod(0o600)
+        found = examined(small, code=1)
+        assert found["runs"] == 1
+        assert any("has only" in line for line in found["wrong"])
+        assert examined(small, "--fix", code=1)["runs"] == 1
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_folder_without_the_right_to_write_is_looked_at(folder: Path) -> None:
+    folder.chmod(0o500)
+    try:
+        assert examined(folder)["runs"] == 1
+    finally:
+        folder.chmod(0o700)
+
+
+def test_a_folder_that_is_synchronised_is_wrong_and_looked_at(folder: Path) -> None:
+    (folder.parent / ".stfolder").mkdir()
+    found = examined(folder, code=1)
+    assert any("synchronised by Syncthing" in line for line in found["wrong"])
+    assert found["runs"] == 1
+
+
+def test_a_process_that_is_stopped_inside_a_write_does_not_keep_it_from_looking(
+    folder: Path,
+) -> None:
+    with (folder / "journal.lock").open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = examined(folder)
+    assert found["runs"] == 1
+    assert any("inside a write" in line for line in found["unseen"])

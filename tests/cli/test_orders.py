@@ -1,0 +1,232 @@
+"""``maestro answer``, ``retry``, ``cancel`` and ``fork``, as processes, on runs of other processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli.processes import answer, complaint, in_terminal, maestro
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_PROGRAM = textwrap.dedent("""
+    import asyncio, sys
+    from dataclasses import dataclass
+    from pathlib import Path
+    from maestro_hive import ExecutionConfig, Hive
+    from maestro_hive.unified_execution import Level1Config, Level2Config
+
+    folder = Path(sys.argv[1])
+    config = ExecutionConfig(
+        level1=Level1Config(base_delay_seconds=0), level2=Level2Config(base_delay_seconds=0)
+    )
+    hive = Hive(folder, config)
+
+    @dataclass
+    class Plan:
+        size: int
+        note: str = ""
+
+    @hive.step(max_attempts=1)
+    async def build(part, factor=1):
+        print("building", part, flush=True)
+        if (folder.parent / "broken").exists() and part == "b":
+            raise ValueError("b does not fit")
+        return part * factor
+
+    @hive.workflow
+    async def assemble(factor=1):
+        return [await build("a"), await build("b", factor), await build("c")]
+
+    @hive.workflow
+    async def ask():
+        plan = await hive.wait_for("plan", type=Plan)
+        return [plan.size, plan.note, await hive.wait_for("approve", type=bool)]
+
+    async def main():
+        what, run_id = sys.argv[2:]
+        if what == "resume":
+            print(await hive.resume(run_id))
+        else:
+            print(await hive.run({"ask": ask, "assemble": assemble}[what], run_id=run_id))
+
+    asyncio.run(main())
+""")
+
+
+class World:
+    """A state folder, and programs that use it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.folder = place / "state"
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, what: str, run_id: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", _PROGRAM, str(self.folder), what, run_id]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, what: str, run_id: str) -> tuple[int, str, str]:
+        process = self.start(what, run_id)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def maestro(self, *arguments: str) -> Any:
+        return maestro(*arguments, "--store", self.folder)
+
+    def status(self, run_id: str) -> str:
+        if not (self.folder / "journal.db").exists():
+            return "none"
+        found = answer(self.maestro("runs", "--json"))["runs"]
+        return next((run["status"] for run in found if run["run_id"] == run_id), "none")
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, "it takes too long"
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.end()
+
+
+def test_a_living_run_is_answered_and_a_wrong_answer_changes_nothing(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    for bad in ["large", "3", '{"size": "x"}', '{"note": "y"}', '{"size": 1, "colour": 2}']:
+        assert "plan" in complaint(world.maestro("answer", "r", "plan", bad), code=2)
+    done = world.maestro("answer", "r", "plan", '{"size": 3}')
+    assert done.returncode == 0, done.stderr
+    world.until(lambda: "approve" in world.maestro("runs").stdout)
+    assert "yes or no" in complaint(world.maestro("answer", "r", "approve", "perhaps"), code=2)
+    assert world.maestro("answer", "r", "approve", "yes").returncode == 0
+    out, err = life.communicate(timeout=30)
+    assert (life.returncode, out) == (0, "[3, '', True]\n"), err
+    told = world.maestro("events", "r").stdout
+    assert "answered" in told
+
+
+def test_a_run_that_nobody_executes_is_answered_once_and_goes_on(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    life.kill()
+    life.communicate()
+    assert world.maestro("answer", "r", "plan", '{"size": 1, "note": "n"}').returncode == 0
+    again = complaint(world.maestro("answer", "r", "plan", '{"size": 2}'), code=2)
+    assert "has its answer to 'plan' already" in again
+    assert world.maestro("answer", "r", "approve", "no", "--early").returncode == 0
+    assert world.run("ask", "r")[:2] == (0, "[1, 'n', False]\n")
+
+
+def test_what_is_not_asked_and_who_is_not_there_is_named(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    said = complaint(world.maestro("answer", "r", "colour", "red"), code=2)
+    assert "does not wait for 'colour'; it waits for 'plan'" in said
+    assert "There is no run 'q'" in complaint(world.maestro("answer", "q", "plan", "1"), code=2)
+    said = complaint(world.maestro("answer", "r", "plan"), code=2)
+    assert "an object with" in said
+    life.kill()
+    life.communicate()
+
+
+def test_the_answer_is_asked_for_in_a_terminal(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    seen = in_terminal(
+        "answer", "r", "plan", "--store", world.folder, typed={"plan (": '{"size": 5}\r'}
+    )
+    assert seen.returncode == 0, seen.text
+    world.maestro("answer", "r", "approve", "y", "--early")
+    assert life.communicate(timeout=30)[0] == "[5, '', True]\n"
+
+
+def test_a_failed_run_is_retried_and_its_kept_steps_are_not(world: World) -> None:
+    (world.place / "broken").touch()
+    code, out, err = world.run("assemble", "r")
+    assert (code, out) == (1, "building a\nbuilding b\nbuilding b\n")
+    assert "RunFailedError: run 'r' failed: HelpNeeded" in err
+    assert world.run("assemble", "r")[1] == ""
+    (world.place / "broken").unlink()
+    assert world.maestro("retry", "r").returncode == 0
+    assert world.status("r") == "pending"
+    assert world.run("assemble", "r")[:2] == (0, "building b\nbuilding c\n['a', 'b', 'c']\n")
+    assert "has succeeded" in complaint(world.maestro("retry", "r"), code=2)
+
+
+def test_retrying_a_run_that_is_being_executed_is_refused(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    assert f"process {life.pid}" in complaint(world.maestro("retry", "r"))
+    life.kill()
+    life.communicate()
+
+
+def test_a_living_run_is_cancelled_after_asking(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    assert "There is nobody to ask" in complaint(world.maestro("cancel", "r"), code=2)
+    seen = in_terminal("cancel", "r", "--store", world.folder, typed={"[y/N]": "n\r"})
+    assert seen.returncode == 1
+    assert world.status("r") == "waiting"
+    done = world.maestro("cancel", "r", "--reason", "wrong page", "--yes")
+    assert done.returncode == 0, done.stderr
+    _, err = life.communicate(timeout=30)
+    assert "RunCancelledError: run 'r' was cancelled (wrong page)" in err
+    assert world.status("r") == "cancelled"
+    assert "is over already" in world.maestro("cancel", "r", "--yes").stdout
+
+
+def test_a_dead_run_is_cancelled_at_once(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    life.kill()
+    life.communicate()
+    assert "run r is cancelled" in world.maestro("cancel", "r", "--yes").stdout
+    assert world.status("r") == "cancelled"
+
+
+def test_a_fork_runs_again_only_what_it_must(world: World) -> None:
+    world.run("assemble", "r")
+    done = world.maestro("fork", "r", "--from-step", "build#2", "--set", "factor=3", "--as", "s")
+    assert done.returncode == 0, done.stderr
+    assert world.status("s") == "pending"
+    assert world.run("resume", "s")[:2] == (0, "building b\n['a', 'bbb', 'c']\n")
+    shown = answer(world.maestro("show", "s", "--json"))
+    assert json.dumps(shown)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--from-step", "nail"], "has no step 'nail'; it has: build"),
+        (["--set", "colour=1"], "has no parameter colour; it has: factor"),
+        (["--set", "factor"], "--set takes NAME=VALUE"),
+        (["--as", "r"], "there is a run 'r' already"),
+    ],
+)
+def test_a_fork_that_cannot_be_says_why(world: World, arguments: list[str], message: str) -> None:
+    world.run("assemble", "r")
+    assert message in complaint(world.maestro("fork", "r", *arguments), code=2)

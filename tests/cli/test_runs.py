@@ -1,0 +1,161 @@
+"""``maestro runs``."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from tests.cli.plays import asks, ends, executed, under_way, workflow
+from tests.cli.processes import answer, complaint, in_terminal, maestro
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def listed(folder: Path, *options: str) -> list[dict[str, Any]]:
+    runs = answer(maestro("runs", *options, "--json", "--store", folder))["runs"]
+    assert isinstance(runs, list)
+    return runs
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    return {run["run_id"]: run["status"] for run in listed(folder)}
+
+
+def test_runs_are_listed_newest_first_one_per_line(tmp_path: Path) -> None:
+    workflow(tmp_path, "first", "success", ends("success"))
+    workflow(tmp_path, "second", "failed", ends("failed"), name="deploy")
+    done = maestro("runs", "--store", tmp_path)
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [line[:3] for line in lines] == [
+        ["second", "deploy", "failed"],
+        ["first", "build", "success"],
+    ]
+    assert all(datetime.fromisoformat(moment) for line in lines for moment in line[3:5])
+    assert done.returncode == 0
+
+
+def test_json_has_the_same_and_more(tmp_path: Path) -> None:
+    workflow(tmp_path, "asking", "waiting", asks("approve"), asks("amount"))
+    done = answer(maestro("runs", "--json", "--store", tmp_path))
+    assert (done["store"], done["total"]) == (str(tmp_path), 1)
+    (run,) = done["runs"]
+    assert run.keys() == {
+        "run_id",
+        "workflow",
+        "status",
+        "begun_at",
+        "updated_at",
+        "holder",
+        "waits_for",
+    }
+    assert [wait["name"] for wait in run["waits_for"]] == ["approve", "amount"]
+    since, until = (datetime.fromisoformat(run["waits_for"][0][key]) for key in ("since", "until"))
+    assert (until - since).total_seconds() == 3600
+
+
+def test_a_run_that_waits_says_for_what(tmp_path: Path) -> None:
+    workflow(tmp_path, "asking", "waiting", asks("approve"), asks("amount"))
+    assert maestro("runs", "--store", tmp_path).stdout.rstrip().endswith("\tapprove, amount")
+
+
+def test_a_run_is_running_while_its_process_lives_and_stopped_when_it_was_killed(
+    tmp_path: Path,
+) -> None:
+    with under_way(tmp_path, "run-1", of_workflow=True) as process:
+        (run,) = listed(tmp_path)
+        assert run["status"] == "running"
+        assert run["holder"]["pid"] == process.pid
+        process.kill()
+        (run,) = listed(tmp_path)
+        assert (run["status"], run["holder"]) == ("stopped", None)
+        assert [each["run_id"] for each in listed(tmp_path, "--status", "stopped")] == ["run-1"]
+        assert listed(tmp_path, "--status", "running") == []
+
+
+def test_a_run_without_a_workflow_is_running_while_somebody_has_it_open(tmp_path: Path) -> None:
+    executed(tmp_path, "left")
+    with under_way(tmp_path, "live") as process:
+        assert statuses(tmp_path) == {"live": "running", "left": "pending"}
+        process.go_on()
+    assert statuses(tmp_path) == {"live": "pending", "left": "pending"}
+
+
+def test_runs_are_chosen_by_status_and_workflow(tmp_path: Path) -> None:
+    for number, status in enumerate(["success", "failed", "cancelled", "failed"]):
+        name = "even" if number % 2 == 0 else "odd"
+        workflow(tmp_path, f"run-{number}", status, ends(status), name=name)
+
+    def found(*options: str) -> list[str]:
+        return [run["run_id"] for run in listed(tmp_path, *options)]
+
+    assert found("--status", "failed") == ["run-3", "run-1"]
+    assert found("--status", "failed", "--status", "success") == ["run-3", "run-1", "run-0"]
+    assert found("--workflow", "even") == ["run-2", "run-0"]
+    assert found("--workflow", "even", "--status", "failed") == []
+    done = maestro("runs", "--status", "no such", "--store", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "there are no such runs" in done.stderr
+
+
+def test_what_is_not_listed_is_counted(tmp_path: Path) -> None:
+    for number in range(5):
+        workflow(tmp_path, f"run-{number}", "success", ends("success"))
+    done = maestro("runs", "--limit", "2", "--store", tmp_path)
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["run-4", "run-3"]
+    assert "… and 3 more: --limit 0" in done.stderr
+    everything = maestro("runs", "--limit", "0", "--store", tmp_path)
+    assert len(everything.stdout.splitlines()) == 5
+    assert "more" not in everything.stderr
+    assert answer(maestro("runs", "--limit", "1", "--json", "--store", tmp_path))["total"] == 5
+
+
+def test_a_folder_without_runs_says_so(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "state").close()
+    done = maestro("runs", "--store", tmp_path / "state")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "there are no runs" in done.stderr
+    assert listed(tmp_path / "state") == []
+
+
+def test_wrong_use_is_told_in_a_sentence(tmp_path: Path) -> None:
+    assert "journal.db" in complaint(maestro("runs", "--store", tmp_path / "nothing"))
+    assert not (tmp_path / "nothing").exists()
+    complaint(maestro("runs", "--limit", "-1", "--store", tmp_path), code=2)
+    complaint(maestro("runs", "a run", "--store", tmp_path), code=2)
+
+
+def test_a_terminal_shows_a_table_with_relative_times(tmp_path: Path) -> None:
+    workflow(tmp_path, "asking", "waiting", asks())
+    seen = in_terminal("runs", "--store", tmp_path, NO_COLOR="1")
+    assert seen.returncode == 0
+    heading, line = seen.text.splitlines()[1:3]
+    assert heading.split() == ["run", "workflow", "status", "begun", "updated", "waits", "for"]
+    assert line.split()[:3] == ["asking", "build", "waiting"]
+    assert "ago" in line or "now" in line
+
+
+def test_ten_thousand_runs_are_listed_quickly(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    rows = [(f"run-{number}", number, number) for number in range(10_000)]
+    runs = "(name, workflow, status, created_at, updated_at) VALUES (?, 'w', 'running', ?, ?)"
+    leases = (
+        "(name, fence, holder, host, pid, since, boot, expires)"
+        " VALUES (?, 1, 'dead', 'h', 1, 1, 'b', 1)"
+    )
+
+    def fill(db: Any) -> None:
+        db.executemany(f"INSERT INTO runs {runs}", rows)
+        db.executemany(f"INSERT INTO leases {leases}", [(f"run/{name}",) for name, _, _ in rows])
+
+    store._file.write(fill)
+    store.close()
+    started = time.monotonic()
+    done = maestro("runs", "--store", tmp_path)
+    took = time.monotonic() - started
+    assert len(done.stdout.splitlines()) == 50
+    assert "\tstopped\t" in done.stdout
+    assert "… and 9,950 more: --limit 0" in done.stderr
+    assert took < 2  # 0.3 on a machine that is not busy

@@ -1,0 +1,351 @@
+"""``maestro show``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive.hive.mail import Mail
+from maestro_hive.maestro.state.records import EntryKind
+from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.unified_execution import PersonaExecutor, UnrecoverableError
+from maestro_hive.unified_execution.attempt import current
+from tests.cli.plays import (
+    RUN,
+    Page,
+    asks,
+    ends,
+    entry,
+    executed,
+    never_works,
+    quick,
+    under_way,
+    workflow,
+)
+from tests.cli.processes import answer, complaint, in_terminal, maestro
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def shown(folder: Path, *words: str) -> Any:
+    """Return what ``--json`` gives for a run, or for a step of it."""
+    given = answer(maestro("show", *words, "--json", "--store", folder))
+    assert given.pop("store") == str(folder)
+    (facts,) = given.values()
+    return facts
+
+
+def text(folder: Path, *words: str) -> str:
+    done = maestro("show", *words, "--store", folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def test_a_run_shows_its_steps_and_personas(tmp_path: Path) -> None:
+    run = shown(executed(tmp_path), RUN)
+    assert (run["run_id"], run["workflow"], run["holder"], run["error"]) == (RUN, None, None, None)
+    done, given_up = run["steps"]
+    assert datetime.fromisoformat(done.pop("begun_at")).tzinfo is not None
+    assert done.pop("took_seconds") > 0
+    assert done == {
+        "step": 1,
+        "name": "implement",
+        "persona": "developer",
+        "status": "success",
+        "attempts": 2,
+        "failures": 1,
+        "interruptions": 0,
+        "tokens": 2400,
+        "last_error": "TimeoutError: too slow",
+    }
+    assert (given_up["name"], given_up["status"], given_up["failures"]) == ("review", "failed", 3)
+    assert run["personas"] == [
+        {"persona": "developer", "tokens": 2400, "usd": 0.5, "history_items": 2}
+    ]
+
+
+def test_steps_are_lines_that_can_be_cut(tmp_path: Path) -> None:
+    lines = [line.split("\t") for line in text(executed(tmp_path), RUN).splitlines()]
+    (review,) = [line for line in lines if line[1:2] == ["review"]]
+    assert review[:8] == ["2", "review", "developer", "failed", "3", "3", "0", "0"]
+    assert review[9] == "ValueError: no\\nway"
+    assert ["status:        pending"] in lines
+
+
+def test_a_failed_run_shows_its_error_and_how_to_try_again(tmp_path: Path) -> None:
+    error = {"type": "KeyError", "message": "'x'", "traceback": "Traceback\n  File 'a.py'\n"}
+    workflow(tmp_path, "bad", "failed", ends("failed", error=error))
+    said = text(tmp_path, "bad")
+    assert "workflow:      build" in said
+    assert "status:        failed" in said
+    assert "error:         KeyError: 'x'" in said
+    assert "    Traceback\n      File 'a.py'\n" in said
+    assert f"to try again: maestro retry bad --store {tmp_path}" in said
+    assert shown(tmp_path, "bad")["error"] == error
+
+
+def test_a_finished_run_shows_what_it_was_given_and_gave(tmp_path: Path) -> None:
+    workflow(tmp_path, "good", "success", ends("success", {"pages": 3}))
+    run = shown(tmp_path, "good")
+    assert (run["status"], run["result"]) == ("success", {"pages": 3})
+    assert run["input"] == {"args": ["page"], "kwargs": {}}
+    assert run["ended_at"] == run["updated_at"]
+    assert 'result\n  {"pages": 3}\n' in text(tmp_path, "good")
+
+
+def test_a_run_that_waits_shows_the_command_that_answers(tmp_path: Path) -> None:
+    workflow(tmp_path, "asking", "waiting", asks("the plan"), asks("amount"))
+    said = text(tmp_path, "asking")
+    assert f": maestro answer asking 'the plan' VALUE --store {tmp_path}\n" in said
+    assert f": maestro answer asking amount VALUE --store {tmp_path}\n" in said
+    chosen = maestro("show", "asking", MAESTRO_STATE_DIR=str(tmp_path))
+    assert ": maestro answer asking amount VALUE\n" in chosen.stdout
+
+
+def test_an_answer_that_nobody_took_so_far_is_told(tmp_path: Path) -> None:
+    workflow(tmp_path, "asking", "waiting", asks("approve"))
+    store = SqliteStore(tmp_path)
+    Mail(store).answer("asking", "approve", value=True)
+    store.close()
+    (wait,) = shown(tmp_path, "asking")["waits_for"]
+    assert (wait["name"], wait["answered"]) == ("approve", True)
+    assert "approve is answered" in text(tmp_path, "asking")
+
+
+def test_a_live_run_shows_who_executes_it_and_a_killed_one_that_it_is_stopped(
+    tmp_path: Path,
+) -> None:
+    with under_way(tmp_path) as process:
+        run = shown(tmp_path, RUN)
+        assert (run["status"], run["holder"]["pid"]) == ("running", process.pid)
+        assert [step["status"] for step in run["steps"]] == ["running"]
+        assert f"executed by:   process {process.pid} on " in text(tmp_path, RUN)
+        assert shown(tmp_path, RUN, "wait")["attempts"][0]["status"] == "running"
+        process.kill()
+    run = shown(tmp_path, RUN)
+    (step,) = run["steps"]
+    assert (step["status"], step["interruptions"]) == ("stopped", 1)
+    assert shown(tmp_path, RUN, "wait")["attempts"][0]["status"] == "interrupted"
+
+
+def test_children_forks_and_parents_are_shown(tmp_path: Path) -> None:
+    workflow(tmp_path, "part", "success", ends("success"), name="part")
+    begun = entry(EntryKind.RUN_BEGUN, workflow="build", parent="big", forked_from="old")
+    children = [
+        entry(EntryKind.CHILD_BEGUN, run_id=name, workflow="part") for name in ("part", "gone")
+    ]
+    workflow(tmp_path, "whole", "success", begun, *children, ends("success"))
+    run = shown(tmp_path, "whole")
+    assert (run["parent"], run["forked_from"]) == ("big", "old")
+    assert run["children"] == [
+        {"run_id": "part", "workflow": "part", "status": "success"},
+        {"run_id": "gone", "workflow": "part", "status": None},
+    ]
+    assert "gone\tpart\tnot there" in text(tmp_path, "whole")
+
+
+def test_a_value_of_a_class_that_only_its_program_knows_is_shown_as_json(tmp_path: Path) -> None:
+    async def page() -> Page:
+        current().memory["page"] = Page("home")
+        return Page("home")
+
+    with PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor:
+        asyncio.run(executor.execute(page, "draw"))
+        assert executor.state_persistence is not None
+        executor.state_persistence.mark_task_completed("drawn", {"page": Page("home")})
+    step = shown(tmp_path, RUN, "draw")
+    assert step["output"]["v"] == {"title": "home"}
+    assert step["memory"]["page"]["v"] == {"title": "home"}
+    assert maestro("events", RUN, "--store", tmp_path).returncode == 0
+
+
+# --- long runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    """Return a folder with a run of 10,000 steps, of which one failed early."""
+    facts: dict[str, Any] = {"name": "step", "persona": "developer"}
+    entries = []
+    for number in range(1, 10_001):
+        at = {"step": number, "attempt": 1}
+        entries.append(entry(EntryKind.ATTEMPT_BEGUN, {"args": [number]}, **at, **facts))
+        if number == 7:
+            failed = {"status": "failed", "error": {"type": "E", "message": "no"}}
+            entries.append(entry(EntryKind.ATTEMPT_FAILED, **at, **failed))
+        else:
+            entries.append(entry(EntryKind.STEP_KEPT, {"n": number}, **at))
+    workflow(tmp_path, "long", "success", *entries, ends("success"))
+    return tmp_path
+
+
+def test_of_a_long_run_the_last_steps_are_shown_and_those_that_are_not_done(long: Path) -> None:
+    started = time.monotonic()
+    done = maestro("show", "long", "--store", long)
+    took = time.monotonic() - started
+    numbers = [line.split("\t")[0] for line in done.stdout.splitlines() if "\tdeveloper\t" in line]
+    assert numbers == ["7", *map(str, range(9951, 10_001))]
+    assert "… and 9,949 steps more, done and not shown: --all" in done.stderr
+    assert took < 3  # 0.4 on a machine that is not busy
+    assert len(shown(long, "long")["steps"]) == 51
+    assert shown(long, "long")["total_steps"] == 10_000
+    assert len(shown(long, "long", "--all")["steps"]) == 10_000
+
+
+def test_steps_of_one_name_are_told_apart_by_their_order(long: Path) -> None:
+    for words in (["9999"], ["step#9999"]):
+        step = shown(long, "long", *words)
+        assert (step["step"], step["name"], step["output"]) == (9999, "step#9999", {"n": 9999})
+    assert shown(long, "long", "step")["step"] == 1
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def test_a_step_shows_its_attempts_and_all_that_belongs_to_it(tmp_path: Path) -> None:
+    step = shown(executed(tmp_path), RUN, "implement")
+    first, second = step["attempts"]
+    assert (first["attempt"], first["status"], first["tokens"]) == (1, "retrying", 1200)
+    assert first["error"]["type"] == "TimeoutError"
+    assert 'raise TimeoutError("too slow")' in first["error"]["traceback"]
+    assert first["retry_in"] == 0.001
+    assert (second["status"], second["error"]) == ("success", None)
+    assert first["begun_at"] < first["ended_at"] <= second["begun_at"] < second["ended_at"]
+    assert step["input"] == {"args": ["page"], "kwargs": {}}
+    assert step["output"] == {"made": "page"}
+    assert step["progress"] == {"current_step": 2}
+    assert step["memory"] == {"tried": 2}
+    assert step["history"] == [{"attempt": 1}, {"attempt": 2}]
+    assert step["feedback"] == []  # nothing comes after it
+
+
+def test_a_step_is_printed_with_its_tracebacks(tmp_path: Path) -> None:
+    said = text(executed(tmp_path), RUN, "implement")
+    assert "step 1 implement of run run-1\n" in said
+    assert "\nattempt 1: failed, begun " in said
+    assert ", 1,200 tokens, again after 1 ms\n  TimeoutError: too slow\n    Traceback" in said
+    assert 'memory of developer\n  {"tried": 2}\n' in said
+    assert "history of developer (2 items)\n" in said
+
+
+def test_feedback_is_what_the_next_attempt_is_told(tmp_path: Path) -> None:
+    told: list[list[str]] = []
+    started = asyncio.Event()
+
+    async def fails_twice() -> None:
+        if current().attempt < 3:
+            raise ValueError(f"no {current().attempt}")
+        started.set()
+        await asyncio.Event().wait()
+
+    async def look() -> None:
+        told.append(list(current().feedback))
+
+    async def stop_in_the_third_attempt() -> None:
+        with PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor:
+            work = asyncio.create_task(executor.execute(fails_twice, "review"))
+            await started.wait()
+            work.cancel()
+            await asyncio.wait([work])
+
+    asyncio.run(stop_in_the_third_attempt())
+    step = shown(tmp_path, RUN, "review")
+    assert [attempt["status"] for attempt in step["attempts"]] == [
+        "retrying",
+        "retrying",
+        "cancelled",
+    ]
+    assert len(step["feedback"]) == 2
+    assert f"feedback for the next attempt\n  {step['feedback'][0]}\n" in text(
+        tmp_path, RUN, "review"
+    )
+    with PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor:
+        asyncio.run(executor.execute(look, "review"))
+    assert told == [step["feedback"]]
+
+
+def test_after_a_retry_the_attempts_before_it_are_still_shown(tmp_path: Path) -> None:
+    executed(tmp_path)
+    with (
+        PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor,
+        contextlib.suppress(UnrecoverableError),
+    ):
+        asyncio.run(executor.options(retry=True).execute(never_works, "review"))
+    step = shown(tmp_path, RUN, "review")
+    assert [attempt["attempt"] for attempt in step["attempts"]] == [1, 2, 3, 4, 5, 6]
+    assert step["failures"] == 3
+
+
+def test_a_long_value_is_cut_for_people_only(tmp_path: Path) -> None:
+    async def long_text() -> str:
+        return "x" * 50_000
+
+    with PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor:
+        asyncio.run(executor.execute(long_text, "write"))
+    assert len(shown(tmp_path, RUN, "write")["output"]) == 50_000
+    said = text(tmp_path, RUN, "write")
+    assert "(50,002 characters; --json shows all)" in said
+    assert len(said) < 4000
+
+
+# --- wrong use -----------------------------------------------------------------------------------
+
+
+def test_a_mistyped_run_is_told_from_those_that_are_there(tmp_path: Path) -> None:
+    for name in ("checkout-42", "checkout-43", "deploy"):
+        workflow(tmp_path, name, "success")
+    said = complaint(maestro("show", "chekout-42", "--store", tmp_path), code=2)
+    assert "There is no run 'chekout-42'" in said
+    assert "Did you mean 'checkout-42' or 'checkout-43'?" in said
+    assert "'deploy'" in complaint(maestro("show", "dep", "--store", tmp_path), code=2)
+    assert "'maestro runs' lists them" in complaint(
+        maestro("show", "x", "--store", tmp_path), code=2
+    )
+
+
+def test_a_mistyped_step_is_told_from_those_that_are_there(tmp_path: Path) -> None:
+    executed(tmp_path)
+    said = complaint(maestro("show", RUN, "implemnt", "--store", tmp_path), code=2)
+    assert "has no step 'implemnt'; it has: implement" in said
+    assert "implement, review" in complaint(maestro("show", RUN, "9", "--store", tmp_path), code=2)
+
+
+def test_looking_creates_nothing(tmp_path: Path) -> None:
+    complaint(maestro("show", "x", "--store", tmp_path / "nothing"))
+    assert not (tmp_path / "nothing").exists()
+
+
+# --- terminals -----------------------------------------------------------------------------------
+
+
+def test_a_terminal_shows_a_table_that_fits(tmp_path: Path) -> None:
+    seen = in_terminal("show", RUN, "--store", executed(tmp_path), columns=100, NO_COLOR="1")
+    assert seen.returncode == 0
+    (line,) = [line for line in seen.text.splitlines() if "review" in line]
+    assert line.split()[:4] == ["2", "review", "developer", "failed"]
+    assert "3 (3 failed)" in line
+    assert "\x1b" not in seen.text.replace("\x1b[2m", "").replace("\x1b[0m", "")
+
+
+def test_text_of_a_task_cannot_command_a_terminal(tmp_path: Path) -> None:
+    async def evil() -> None:
+        raise ValueError("\x1b]0;gotcha\x07")
+
+    with (
+        PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor,
+        contextlib.suppress(UnrecoverableError),
+    ):
+        asyncio.run(executor.execute(evil, "evil"))
+    for words in (["show", RUN], ["show", RUN, "evil"], ["events", RUN]):
+        seen = in_terminal(*words, "--store", tmp_path, NO_COLOR="1")
+        assert "gotcha" in seen.text
+        assert "\x1b]0;" not in seen.text
