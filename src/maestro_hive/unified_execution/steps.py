@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,9 +98,17 @@ class Planner:
                     f"{name!r} of {self._persona!r} is told from other steps by its name alone:"
                     f" {error}. Give plain data, or a key",
                     UnkeptInputWarning,
-                    stacklevel=5,  # where execute() was awaited
+                    stacklevel=distance_of_user(),
                 )
             return None
+
+
+def distance_of_user() -> int:
+    """Return how many calls up from whoever asks the first line outside of this package is."""
+    frame, distance = inspect.currentframe(), 0
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("maestro_hive."):
+        frame, distance = frame.f_back, distance + 1
+    return distance
 
 
 class Failure(NamedTuple):

@@ -26,7 +26,7 @@ from typing import (
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
 from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state import codec
-from maestro_hive.unified_execution.steps import UNNAMED, UnkeptInputWarning
+from maestro_hive.unified_execution.steps import UNNAMED, UnkeptInputWarning, distance_of_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,16 +253,8 @@ def warn_of(name: str, doubt: str) -> None:
         f"{name!r} is told from other calls by its name and its plain arguments alone: {doubt}."
         " Give plain data as arguments, or each call its own task_name",
         UnkeptInputWarning,
-        stacklevel=_distance_of_user(),
+        stacklevel=distance_of_user(),
     )
-
-
-def _distance_of_user() -> int:
-    """Return how many calls up from whoever asks the first line outside of this package is."""
-    frame, distance = inspect.currentframe(), 0
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("maestro_hive."):
-        frame, distance = frame.f_back, distance + 1
-    return distance
 
 
 def effect_key(run_id: str | None, identity: bytes) -> str:

@@ -1,0 +1,202 @@
+"""A hive in the world: breakers that are open, memory alone, inputs that are not kept, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive import ExecutionConfig, Hive, RunFailedError, current
+from maestro_hive.unified_execution import (
+    CircuitBreaker,
+    CircuitBreakerOpen,
+    Level1Config,
+    Level2Config,
+    StateConfig,
+    TokenBudgetExceeded,
+    UnkeptInputWarning,
+)
+from tests.hive.conftest import quick_config
+from tests.hive.test_kills import has_said, program, said  # noqa: F401 - a fixture
+from tests.hive.test_waits import status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_an_open_breaker_is_no_failure_of_the_run(folder: Path) -> None:
+    calls: list[int] = []
+    with Hive(folder, quick_config()) as hive:
+
+        @hive.step(breaker="anthropic")
+        async def ask() -> int:
+            calls.append(1)
+            return 7
+
+        @hive.workflow
+        async def work() -> int:
+            return await ask()
+
+        breaker = CircuitBreaker(1, 600, name="anthropic", store=hive._open())
+        breaker.record_failure()
+        with pytest.raises(CircuitBreakerOpen, match="anthropic"):
+            hive.run_sync(work, run_id="r")
+        assert not calls
+        assert status(hive) == "stopped"
+        hive._open().update_document("circuit_breakers", "anthropic", lambda _: None)
+        assert hive.run_sync(work, run_id="r") == 7
+
+
+def test_steps_of_one_breaker_trip_it_for_all(folder: Path) -> None:
+    config = ExecutionConfig(
+        level1=Level1Config(base_delay_seconds=0),
+        level2=Level2Config(base_delay_seconds=0, circuit_breaker_threshold=2),
+    )
+    with Hive(folder, config) as hive:
+
+        @hive.step(breaker="anthropic", max_attempts=1)
+        async def bad() -> None:
+            raise ValueError("no")
+
+        @hive.step(breaker="anthropic")
+        async def good() -> None: ...
+
+        @hive.workflow
+        async def first() -> None:
+            await bad()
+
+        @hive.workflow
+        async def second() -> None:
+            await good()
+
+        with pytest.raises(RunFailedError):
+            hive.run_sync(first)
+        with pytest.raises(CircuitBreakerOpen):
+            hive.run_sync(second)
+
+
+def test_without_persistence_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = quick_config()
+    config.state = StateConfig(enable_persistence=False)
+    with Hive("state", config) as hive:
+
+        @hive.step(rate="1000/s", max_concurrency=2)
+        async def double(number: int) -> int:
+            return number * 2
+
+        @hive.workflow
+        async def work() -> list[int]:
+            await hive.sleep(0.01)
+            return list(await asyncio.gather(*(double(each) for each in range(5))))
+
+        assert hive.run_sync(work, run_id="r") == [0, 2, 4, 6, 8]
+        assert hive.run_sync(work, run_id="r") == [0, 2, 4, 6, 8]
+        assert [info.status for info in hive.runs()] == ["success"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_input_without_a_form_is_warned_of_at_the_users_line(hive: Hive) -> None:
+    @hive.step
+    async def look(thing: object) -> str:
+        return type(thing).__name__
+
+    @hive.workflow
+    async def work() -> list[str]:
+        return [await look(object()), await look(object())]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert hive.run_sync(work) == ["object", "object"]
+    (warning,) = [each for each in caught if each.category is UnkeptInputWarning]
+    assert warning.filename == __file__
+
+
+def test_a_budget_ends_the_run_and_is_not_retried(hive: Hive) -> None:
+    calls: list[int] = []
+
+    @hive.step(budget=100)
+    async def spend() -> None:
+        calls.append(1)
+        current().spend(tokens=150)
+
+    @hive.workflow
+    async def work() -> None:
+        await spend()
+
+    with pytest.raises(RunFailedError, match="TokenBudgetExceeded") as caught:
+        hive.run_sync(work)
+    assert isinstance(caught.value.__cause__, TokenBudgetExceeded)
+    assert calls == [1]
+
+
+def test_limits_of_a_step_hold_in_its_runs(hive: Hive) -> None:
+    busy = most = 0
+
+    @hive.step(max_concurrency=2)
+    async def work(number: int) -> int:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await asyncio.sleep(0.02)
+        busy -= 1
+        return number
+
+    @hive.workflow
+    async def many(first: int) -> int:
+        return sum(await asyncio.gather(*(work(first + each) for each in range(5))))
+
+    async def main() -> None:
+        await asyncio.gather(*(hive.run(many, first * 100) for first in range(3)))
+
+    asyncio.run(main())
+    assert most == 2
+
+
+_MANY = """
+    @hive.step
+    async def slow(number):
+        say("begun", number)
+        await asyncio.sleep(float(sys.argv[2]))
+        return number
+
+    @hive.workflow
+    async def one(number):
+        return await slow(number)
+
+    async def main():
+        return await asyncio.gather(*(hive.run(one, n, run_id=f"r{n}") for n in range(5)))
+
+    print(sum(asyncio.run(main())))
+"""
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
+def test_a_signal_stops_all_runs_politely(
+    tmp_path: Path,
+    program: Any,  # noqa: F811 - the fixture
+    number: signal.Signals,
+    code: int,
+) -> None:
+    life = program(_MANY, "60")
+    life.wait_for(lambda: len(said(tmp_path)) == 5)
+    life.process.send_signal(number)
+    ended, out, err = life.end()
+    assert (ended, out) == (code, ""), err
+    assert "never retrieved" not in err
+    with Hive(tmp_path / "state", quick_config()) as hive:
+        assert {info.status for info in hive.runs()} == {"stopped"}
+        for run in range(5):
+            events = asyncio.run(_names(hive, f"r{run}"))
+            assert events[-1] == "StepStopped", events
+    ended, out, err = program(_MANY, "0").end()
+    assert (ended, out) == (0, "10\n"), err
+
+
+async def _names(hive: Hive, run_id: str) -> list[str]:
+    return [type(event).__name__ async for event in hive.events(run_id)]
