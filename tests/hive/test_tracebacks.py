@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maestro_hive import Hive, RunFailedError
+from tests.hive.test_kills import has_said, program  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def lines_of(error: BaseException | None) -> Iterator[tuple[str, str]]:
@@ -100,3 +103,49 @@ def test_errors_of_a_group_are_shown_the_same_way(hive: Hive) -> None:
     assert isinstance(group, ExceptionGroup)
     for part in group.exceptions:
         assert ours(part) == []
+
+
+_PROGRAM = """
+    @hive.step(max_attempts=1)
+    async def implement(part):
+        raise ValueError(f"{part} does not fit")
+
+    @hive.workflow
+    async def build(part):
+        if part == "slow":
+            say("begun")
+            await asyncio.sleep(60)
+        await implement(part)
+
+    hive.run_sync(build, sys.argv[2], run_id="r")
+"""
+
+
+def shown_lines(err: str) -> list[str]:
+    return [line for line in err.splitlines() if line.startswith("  File ")]
+
+
+def test_what_a_program_prints_shows_where_it_failed_and_little_else(
+    tmp_path: Path,
+    program: Any,  # noqa: F811 - the fixture
+) -> None:
+    code, _, err = program(_PROGRAM, "page").end()
+    assert code == 1
+    assert [line for line in shown_lines(err) if "asyncio" in line] == []
+    assert sum("maestro_hive" in line for line in shown_lines(err)) == 1  # run_sync itself
+    assert "ValueError: page does not fit" in err
+    assert "maestro retry r" in err.splitlines()[-1]
+
+
+def test_ctrl_c_prints_one_short_traceback(
+    tmp_path: Path,
+    program: Any,  # noqa: F811 - the fixture
+) -> None:
+    life = program(_PROGRAM, "slow")
+    life.wait_for(has_said(tmp_path, "begun"))
+    life.process.send_signal(signal.SIGINT)
+    _, _, err = life.end()
+    assert len(shown_lines(err)) == 2
+    assert (
+        err.splitlines()[-1] == "KeyboardInterrupt: run 'r' was stopped; started again, it goes on"
+    )

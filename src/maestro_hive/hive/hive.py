@@ -23,8 +23,9 @@ from maestro_hive.hive.live_run import Staff
 from maestro_hive.hive.run_entries import child_begun, make_input, read_input
 from maestro_hive.hive.run_reading import list_runs, read_run
 from maestro_hive.hive.runner import Runner
+from maestro_hive.hive.tracebacks import with_own_lines
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import ConfigurationError, StoreClosedError
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError, StoreClosedError
 from maestro_hive.kernel.signals import stop_politely
 from maestro_hive.maestro.state.opened import borrow_memory_store, borrow_store, return_store
 from maestro_hive.maestro.state.run_state import facts_of
@@ -110,7 +111,10 @@ class Hive(Definitions):
             raise ConfigurationError(
                 "run_sync() was called where an event loop is running; use `await hive.run(…)`"
             )
-        return asyncio.run(self.run(workflow, *args, run_id=run_id, **kwargs))
+        try:
+            return asyncio.run(self.run(workflow, *args, run_id=run_id, **kwargs))
+        except (MaestroError, KeyboardInterrupt) as error:
+            raise with_own_lines(error)  # noqa: B904 - the same error, without the loop's lines
 
     def start(
         self,
@@ -146,8 +150,10 @@ class Hive(Definitions):
         except asyncio.CancelledError:
             if stop.signal is None:
                 raise
+        except MaestroError as error:
+            raise with_own_lines(error)  # noqa: B904 - the same error, without our lines
         if stop.signal.name == "SIGINT":
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(f"run {run_id!r} was stopped; started again, it goes on")
         raise SystemExit(128 + stop.signal)
 
     async def run_child(

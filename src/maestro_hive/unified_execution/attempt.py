@@ -91,7 +91,7 @@ class Notebook(Protocol):
 
 
 class StepContext:
-    """What a task can know and keep while it is executed."""
+    """What a task can know and keep while it is executed; what it saves is durable at once."""
 
     __slots__ = (
         "_deadline",

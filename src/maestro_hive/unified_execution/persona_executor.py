@@ -64,7 +64,7 @@ _inside: ContextVar[frozenset[tuple[str, bytes]]] = ContextVar("steps_inside", d
 
 
 class PersonaExecutor:
-    """Executes the tasks of one persona.
+    """Executes a persona's tasks, a few attempts each; what is finished is never executed again.
 
     Give it a ``workflow_id`` (or ``execution_id``, the same thing) to make it durable, or the
     ``StatePersistence`` of a run to share. The run is held until ``close``, the end of a ``with``

@@ -54,7 +54,7 @@ DEFAULT_BREAKER = "default"
 
 
 class SafetyRetryWrapper:
-    """Executes what it is given in rounds, and asks for help when they are used up.
+    """Slow rounds around an executor, behind a breaker that all share; then it asks for help.
 
     ``breaker`` is a breaker or the name of one, such as the provider's, to share it; by default it
     has the persona's name. It lives in ``store``, which stays the caller's, or else in the journal

@@ -86,7 +86,7 @@ class Restored:
 
 
 class StatePersistence:
-    """One execution's state. Thread-safe; a context manager.
+    """One execution's state, durable when each method returns. Thread-safe; a context manager.
 
     A process holds a run: while it does, no other may write to it (``RunHeldError`` names the
     holder). With ``auto_restore=False`` the execution starts afresh, unless ``restore`` or
