@@ -10,7 +10,7 @@ PYTHONS  := $(if $(READY),$(BIN)/python) python3 python3.14 python3.13 python3.1
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format formatted lint types imports bench bench-peers
+.PHONY: help demo test check format formatted lint types imports docs bench bench-peers
 .PHONY: faults-quick faults lock clean venv
 
 help:  ## show these words
@@ -48,6 +48,9 @@ types: venv  ## check the types (mypy --strict)
 
 imports: venv  ## check that imports point down only (import-linter)
 	@$(BIN)/lint-imports --no-logo
+
+docs: venv  ## write the reference and the pictures again, and what README and tutorial print
+	@$(BIN)/python -m docs.generate
 
 # --- to doubt it ------------------------------------------------------------------------------
 

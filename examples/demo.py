@@ -1,7 +1,8 @@
-"""Start work, kill it with ``kill -9`` in the middle, start it again: nothing is done twice.
+"""Start a run, kill it with ``kill -9`` in the middle, start it again: nothing is done twice.
 
-Six pretended model calls of a third of a second each. The worker is killed during the fourth;
-started again with the same workflow id, it goes on there.
+An architect, three developers at once and a reviewer, played by a pretended model that takes a
+moment to answer. The process is killed while two developers are still at work; started again with
+the same run id, it goes on there.
 """
 
 from __future__ import annotations
@@ -15,55 +16,92 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from maestro_hive import ExecutionConfig, PersonaExecutor, current
+from maestro_hive import Hive, current
+from maestro_hive.maestro.state.run_events import StepKept
 
-TASKS = ["plan", "design", "write-tests", "implement", "review", "release"]
-KILLED_DURING = "implement"
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+T = TypeVar("T")
+
+#: How long the pretended model thinks about each question, in seconds.
+QUESTIONS = {"design": 0.3, "cart": 0.3, "search": 1.2, "payment": 1.2, "review": 0.3}
+CUT_OFF = ["payment", "search"]
 
 
-def worker(folder: Path) -> None:
-    """Do what is not done yet; every call to the pretended model is noted in a file."""
+# --- the program that is killed -------------------------------------------------------------------
 
-    def ask_model(question: str) -> str:
-        with (folder / "calls.txt").open("a") as calls:
-            calls.write(f"{question}\n")
-        print(f"    {question:<12} calling the model, attempt {current().attempt} …", flush=True)
-        time.sleep(0.3)
+
+def work(folder: Path) -> None:
+    """Do what is not done yet; every question to the pretended model is noted in a file."""
+    hive = Hive(folder / "state")
+    asked: set[str] = set()
+
+    async def ask_model(question: str) -> str:
+        asked.add(question)
+        with (folder / "questions.txt").open("a") as questions:
+            questions.write(f"{question}\n")
+        print(f"    {question:<8} asking the model, attempt {current().attempt} …", flush=True)
+        await asyncio.sleep(QUESTIONS[question])
         return f"answer to {question}"
 
-    async def work() -> None:
-        config = ExecutionConfig.in_folder(folder / "state")
-        with PersonaExecutor(config, "writer", workflow_id="demo") as writer:
-            for task in TASKS:
-                calls = len(called(folder))
-                result = await writer.execute(ask_model, task, task)
-                if len(called(folder)) == calls:
-                    print(
-                        f"    {task:<12} kept, not called again: {result.final_output}", flush=True
-                    )
+    async def tell(question: str, result: Awaitable[T]) -> T:
+        answer = await result
+        if question not in asked:
+            print(f"    {question:<8} kept, not called again: {answer}", flush=True)
+        return answer
 
-    asyncio.run(work())
+    @hive.step(persona="architect")
+    async def design(feature: str) -> list[str]:
+        await ask_model("design")
+        return ["cart", "search", "payment"] if feature else []
+
+    @hive.step(persona="developer", max_concurrency=3)
+    async def implement(part: str) -> str:
+        return await ask_model(part)
+
+    @hive.step(persona="reviewer")
+    async def review(parts: list[str]) -> str:
+        return f"{await ask_model('review')}, of {len(parts)} parts"
+
+    @hive.workflow
+    async def build(feature: str) -> str:
+        parts = await tell("design", design(feature))
+        made = await asyncio.gather(*(tell(part, implement(part)) for part in parts))
+        return await tell("review", review(made))
+
+    print(f"    result   {hive.run_sync(build, 'shop', run_id='demo')}", flush=True)
 
 
-def called(folder: Path) -> list[str]:
+# --- the one that kills it ------------------------------------------------------------------------
+
+
+def questions_in(folder: Path) -> list[str]:
     """Return what the pretended model was asked so far."""
-    calls = folder / "calls.txt"
-    return calls.read_text().split() if calls.exists() else []
+    noted = folder / "questions.txt"
+    return noted.read_text().split() if noted.exists() else []
+
+
+async def steps_kept(folder: Path) -> int:
+    """Return how many steps are kept, as the journal tells any process that asks."""
+    async with Hive(folder / "state") as hive:
+        events = [event async for event in hive.events("demo", follow=False)]
+    return sum(isinstance(event, StepKept) for event in events)
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
-    """Start the worker as a process of its own."""
+    """Start the program as a process of its own."""
     return subprocess.Popen([sys.executable, __file__, str(folder)])
 
 
 def kill_in_the_middle(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until the worker is inside the fourth call, then end it without a word."""
+    """Wait until one developer is done and two are not, then end the process without a word."""
     for _ in range(1000):
-        if KILLED_DURING in called(folder):
+        if set(CUT_OFF) <= set(questions_in(folder)) and asyncio.run(steps_kept(folder)) == 2:
             break
-        time.sleep(0.01)
-    time.sleep(0.1)
+        time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -72,22 +110,27 @@ def main() -> int:
     """Run the demonstration; 0 if everything was done exactly as promised."""
     with tempfile.TemporaryDirectory(prefix="maestro-demo-") as name:
         folder = Path(name)
-        print("Starting a run of six tasks:")
+        print("Starting a run: an architect, three developers at once, a reviewer.")
         first = start(folder)
         kill_in_the_middle(first, folder)
-        print(f"\nkill -9 of process {first.pid}, in the middle of '{KILLED_DURING}'.\n")
-        print("Starting it again, with the same workflow id:")
+        print(f"\nkill -9 of process {first.pid}, while {' and '.join(CUT_OFF)} were under way.\n")
+        print("Starting it again, with the same run id:")
         code = start(folder).wait()
-        calls = Counter(called(folder))
-    finished = [task for task in TASKS if task != KILLED_DURING]
-    good = code == 0 and all(calls[task] == 1 for task in finished) and calls[KILLED_DURING] == 2
-    print(f"\n{len(finished)} tasks were called once, and '{KILLED_DURING}', cut off, once more.")
-    print("What was finished stayed finished." if good else f"That is not so: {dict(calls)}")
+        print("\nmaestro show demo:", flush=True)
+        look = ["show", "demo", "--store", str(folder / "state")]
+        subprocess.run([sys.executable, "-m", "maestro_hive", *look], check=False)
+        asked = Counter(questions_in(folder))
+    expected = {question: 1 + (question in CUT_OFF) for question in QUESTIONS}
+    good = code == 0 and asked == expected
+    print(
+        f"\n{len(QUESTIONS) - len(CUT_OFF)} questions were asked once, the two cut off once more."
+    )
+    print("What was finished stayed finished." if good else f"That is not so: {dict(asked)}")
     return 0 if good else 1
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        worker(Path(sys.argv[1]))
+        work(Path(sys.argv[1]))
     else:
         sys.exit(main())

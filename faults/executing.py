@@ -64,7 +64,7 @@ def execute(folder: Path) -> Iterator[str]:
 
     executor = PersonaExecutor(config_in(folder), persona_of(1), workflow_id=RUN)
     try:
-        yield from _spoken(lambda say: _steps(executor, say))
+        yield from spoken(lambda say: _steps(executor, say))
         yield CLOSING
     finally:
         executor.close()
@@ -107,7 +107,7 @@ async def _body(say: Say, number: int) -> dict[str, Any]:
     return output_of(number)
 
 
-def _spoken(work: Callable[[Say], Coroutine[Any, Any, None]]) -> Iterator[str]:
+def spoken(work: Callable[[Say], Coroutine[Any, Any, None]]) -> Iterator[str]:
     """Run a coroutine, and yield what it says before it goes on."""
     said: deque[str] = deque()
 

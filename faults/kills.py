@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from faults.strace import Point, Victim
 
-SCENARIOS = ("first", "steps", "checkpoint", "manager", "save", "execute")
+SCENARIOS = ("first", "steps", "checkpoint", "manager", "save", "execute", "hive")
 #: Calls that change nothing on the disk: the state before and after them is the same, so a few
 #: of them are enough.
 _PASSIVE = frozenset(

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from faults import hive_runs
 from faults.executing import execute
 from maestro_hive.kernel.errors import FencedError, MaestroError, StoreFailedError
 
@@ -184,6 +185,7 @@ SCENARIOS: dict[str, Callable[[Path], Iterator[str]]] = {
     "manager": manager,
     "save": save,
     "execute": execute,
+    "hive": hive_runs.run,
     "long": long,
     "begins": begins,
     "second": lambda folder: steps(folder, "second"),

@@ -13,6 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from faults.executing import check_execution
+from faults.hive_runs import check_runs
 from faults.lost import LostError, require
 from faults.scenarios import RUN, STEPS, config_in, result_of
 from maestro_hive.kernel import files
@@ -145,6 +146,11 @@ def _check_executed(folder: Path, said: Said, _power: bool) -> None:
     _check_sound(folder / "state")
 
 
+def _check_hive(folder: Path, said: Said, _power: bool) -> None:
+    check_runs(folder, said.certain, said.openings)
+    _check_sound(folder / "state")
+
+
 # --- checkpoints -------------------------------------------------------------------------------
 
 
@@ -239,6 +245,7 @@ _CHECKS: dict[str, Callable[[Path, Said, bool], None]] = {
     "long": _check_steps,
     "begins": _check_steps,
     "execute": _check_executed,
+    "hive": _check_hive,
     "checkpoint": _check_checkpoint,
     "manager": _check_manager,
     "save": _check_save,

@@ -6,11 +6,16 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from docs.generate.executed_page import execute, files_of, is_as_printed
+from docs.generate.pages import EXECUTED, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 README = (ROOT / "README.md").read_text()
 
 
@@ -31,21 +36,31 @@ def run(program: Path, *arguments: str, ends: int = 0) -> str:
 
 
 def readme_program(folder: Path) -> Path:
-    program = folder / "twelve_lines.py"
-    program.write_text(block(README, "python", "PersonaExecutor"))
+    program = folder / "page.py"
+    program.write_text(files_of(README)["page.py"])
     return program
 
 
-def test_the_readme_program_dies_and_goes_on_as_the_readme_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", EXECUTED)
+def test_what_a_page_prints_is_what_happens(name: str, tmp_path: Path) -> None:
+    page = (ROOT / name).read_text()
+    assert execute(page, tmp_path) == page
+
+
+def test_the_readme_program_dies_in_its_first_life_and_nothing_is_done_twice(
+    tmp_path: Path,
+) -> None:
     program = readme_program(tmp_path)
-    ends = (-signal.SIGKILL, 0, 0)
-    printed = "".join(f"$ python twelve_lines.py\n{run(program, ends=end)}" for end in ends)
-    assert printed == block(README, "console", "twelve_lines.py")
+    run(program, ends=-signal.SIGKILL)
+    assert run(program).count("implementing payment in attempt 2") == 1
+    assert run(program) == "['cart works', 'payment works']\n"
 
 
-def test_the_readme_program_has_twelve_lines() -> None:
-    code = block(README, "python", "PersonaExecutor")
-    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+def test_the_readme_program_is_short() -> None:
+    code = [line for line in files_of(README)["page.py"].splitlines() if line.strip()]
+    said = [line for line in code if not line.startswith(("import", "from", "@"))]
+    assert len(said) <= 15
+    assert len(code) <= 20
 
 
 def test_the_readme_is_short() -> None:
@@ -55,7 +70,8 @@ def test_the_readme_is_short() -> None:
 def test_the_demonstration_shows_that_nothing_is_done_twice() -> None:
     printed = run(ROOT / "examples" / "demo.py")
     assert "What was finished stayed finished." in printed
-    assert printed.count("kept, not called again") == 3
+    assert printed.count("kept, not called again") == 2
+    assert "maestro show demo" in printed
 
 
 @pytest.mark.parametrize("altered", [False, True])
@@ -63,9 +79,9 @@ def test_the_storage_format_page_can_check_a_document(tmp_path: Path, *, altered
     program = readme_program(tmp_path)
     run(program, ends=-signal.SIGKILL)
     run(program)
-    document = tmp_path / "state" / "runs" / "page-42" / "execution_state.json"
+    document = tmp_path / "state" / "runs" / "checkout-42" / "execution_state.json"
     if altered:
-        document.write_bytes(document.read_bytes().replace(b"review", b"reviev", 1))
+        document.write_bytes(document.read_bytes().replace(b"payment", b"paymemt", 1))
     page = (ROOT / "docs" / "storage-format.md").read_text()
     script = re.search(
         r"<<'EOF'\n(.*?)^EOF$", block(page, "sh", "hashlib"), re.DOTALL | re.MULTILINE
@@ -75,10 +91,56 @@ def test_the_storage_format_page_can_check_a_document(tmp_path: Path, *, altered
     checker.write_text(script.group(1))
     verdict, _, rest = run(checker, str(document)).partition("\n")
     assert verdict == ("DAMAGED" if altered else "sound")
-    assert '"workflow_id": "page-42"' in rest
+    assert '"workflow_id": "checkout-42"' in rest
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+# --- the comparison itself ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shown, printed",
+    [
+        ("took: 3 s\n", "took: 12 s\n"),
+        ("until in 6 d\n", "until in 7 d\n"),
+        ("begun  now\n", "begun  2 min ago\n"),
+        ("at 2026-01-01 10:00:00\n", "at 2027-11-30 23:59:59\n"),
+        ("a\n…\nz\n", "a\nb\nc\nz\n"),
+        ("a\n…\nz\n", "a\nz\n"),
+        ("by process 1 on here, now\n", "by process 99 on there, 4 s ago\n"),
+        ("run x-0123abcd\n", "run x-99999999\n"),
+    ],
+)
+def test_what_differs_from_one_time_to_the_next_may_differ(shown: str, printed: str) -> None:
+    assert is_as_printed(shown, printed)
+
+
+@pytest.mark.parametrize(
+    "shown, printed",
+    [
+        ("status: success\n", "status: failed\n"),
+        ("attempt 1\n", "attempt 2\n"),
+        ("a\n…\nz\n", "a\nb\n"),
+        ("a\n", "a\nb\n"),
+        ("a\nb\n", "a\n"),
+        ("", "a\n"),
+        ("run x-1\n", "run x-2\n"),
+    ],
+)
+def test_what_does_not_may_not(shown: str, printed: str) -> None:
+    assert not is_as_printed(shown, printed)
+
+
+def test_a_page_that_is_no_longer_true_is_put_right(tmp_path: Path) -> None:
+    page = "```python a.py\nprint(1 + 1)\n```\n\n```console\n$ python a.py\n3\n```\n"
+    assert execute(page, tmp_path) == page.replace("\n3\n", "\n2\n")
+
+
+def test_a_block_that_nobody_executes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="neither a file nor something typed"):
+        execute("```python\nprint(1)\n```\n", tmp_path)

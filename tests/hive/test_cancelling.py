@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive import Hive, RunCancelledError
+from maestro_hive import Hive, PersonaExecutor, RunCancelledError
 from maestro_hive.hive import UnknownRunError
+from maestro_hive.kernel.errors import ConfigurationError
 from tests.hive.conftest import quick_config
 from tests.hive.test_waits import status, until
 
@@ -164,3 +166,44 @@ def test_leaving_a_run_is_not_cancelling_it(folder: Path) -> None:
             assert work.told == ["x begun", "x cancelled"]
 
     asyncio.run(main())
+
+
+def test_a_run_that_was_killed_before_it_began_can_be_cancelled(hive: Hive) -> None:
+    work = Work(hive)
+    store = hive._open()
+    store.release_run(
+        store.hold_run("r", "child")
+    )  # as far as a start comes before its first entry
+    assert hive.cancel("r", "never mind")
+    with pytest.raises(RunCancelledError, match="never mind"):
+        hive.run_sync(work.child, "x", run_id="r")
+    assert not work.told
+
+
+def test_a_run_of_no_workflow_cannot_be_cancelled(hive: Hive) -> None:
+    with (
+        PersonaExecutor(hive.config, "worker", workflow_id="r"),
+        pytest.raises(ConfigurationError, match="is no workflow's: stop the program"),
+    ):
+        hive.cancel("r")
+    with pytest.raises(ConfigurationError, match="is no workflow's"):
+        hive.cancel("r")
+
+
+def test_cancelling_a_run_that_ends_in_this_moment_leaves_its_result(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @hive.workflow
+    async def quick() -> int:
+        return 7
+
+    store = hive._open()
+    find = store.run
+    hive.run_sync(quick, run_id="r")
+    old = find("r")
+    assert old is not None
+    # As listings had it a moment before.
+    monkeypatch.setattr(store, "run", lambda _: dataclasses.replace(old, status="running"))
+    assert not hive.cancel("r")
+    monkeypatch.undo()
+    assert hive.run_sync(quick, run_id="r") == 7

@@ -6,6 +6,8 @@ program can, without its code.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.hive import run_entries as entries
@@ -15,17 +17,17 @@ from maestro_hive.hive.run_reading import find_run, read_run
 from maestro_hive.hive.waiting import fitting
 from maestro_hive.kernel.errors import ConfigurationError, FencedError, RunHeldError
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.run_state import facts_of
+from maestro_hive.maestro.state.run_state import facts_of, fold
 from maestro_hive.maestro.state.run_view import OVER, open_waits, run_status
 from maestro_hive.maestro.state.step_view import find_step
 from maestro_hive.maestro.state.store import Append
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from maestro_hive.maestro.state.records import Entry
     from maestro_hive.maestro.state.run_state import RunState, StepState
-    from maestro_hive.maestro.state.store import Store
+    from maestro_hive.maestro.state.store import Hold, Store
 
 _PENDING = "pending"
 
@@ -91,19 +93,21 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
 
     What is kept stays kept. The run goes on when somebody resumes it.
     """
-    state = read_run(store, run_id)
-    if run_status(state) == entries.SUCCESS:
-        raise ConfigurationError(f"run {run_id!r} has succeeded: there is nothing to retry")
-    identity = None if step is None else step_of(state, run_id, step).identity
-    retried = [NewEntry(EntryKind.RETRIED, identity=identity)]
-    if identity is not None and state.ended is not None:
-        raise ConfigurationError(
-            f"run {run_id!r} is over ({run_status(state)}): retry the whole of it"
-        )
-    for child in state.children.values():
-        _retry_child(store, str(facts_of(child).get("run_id")))
-    Mail(store).throw_away_request(run_id)
-    _append(store, run_id, retried, _PENDING if state.begun is not None else None)
+    find_run(store, run_id)
+    with _alone_with(store, run_id) as run:
+        state = run.state
+        if run_status(state) == entries.SUCCESS:
+            raise ConfigurationError(f"run {run_id!r} has succeeded: there is nothing to retry")
+        identity = None if step is None else step_of(state, run_id, step).identity
+        if identity is not None and state.ended is not None:
+            raise ConfigurationError(
+                f"run {run_id!r} is over ({run_status(state)}): retry the whole of it"
+            )
+        for child in state.children.values() if identity is None else ():
+            _retry_child(store, str(facts_of(child).get("run_id")))
+        Mail(store).throw_away_request(run_id)
+        retried = NewEntry(EntryKind.RETRIED, identity=identity)
+        run.append(retried, _PENDING if state.begun is not None else None)
 
 
 def _retry_child(store: Store, run_id: str) -> None:
@@ -132,39 +136,56 @@ def cancel(store: Store, run_id: str, reason: str = "") -> bool:
     record = find_run(store, run_id)
     if record.status in OVER:
         return False
-    state = read_run(store, run_id)
+    if not record.workflow and read_run(store, run_id).begun is None:
+        raise ConfigurationError(
+            f"run {run_id!r} is no workflow's: stop the program that executes it, and it ends"
+        )
     try:
-        _end(store, run_id, reason, begun=state.begun is not None)
+        with _alone_with(store, run_id) as run:
+            if run.state.ended is not None:  # it came to its end just now
+                return False
+            ended = entries.ended(entries.CANCELLED, reason=reason or None)
+            run.append(ended, entries.CANCELLED)
+            Mail(store).throw_away(run_id)
+            for child in run.state.children.values():
+                _cancel_child(store, str(facts_of(child).get("run_id")), reason)
     except RunHeldError:
         Mail(store).cancel(run_id, reason)
         watch.look_soon(store)
-        return True
-    for child in state.children.values():
-        name = str(facts_of(child).get("run_id"))
-        if store.run(name) is not None:
-            cancel(store, name, reason)
     return True
 
 
-def _end(store: Store, run_id: str, reason: str, *, begun: bool) -> None:
-    if not begun:
-        raise ConfigurationError(
-            f"run {run_id!r} is no workflow's, and no process executes it: there is nothing to end"
-        )
-    ended = entries.ended(entries.CANCELLED, reason=reason or None)
-    _append(store, run_id, [ended], entries.CANCELLED)
-    Mail(store).throw_away(run_id)
+def _cancel_child(store: Store, run_id: str, reason: str) -> None:
+    if store.run(run_id) is not None:
+        cancel(store, run_id, reason)
 
 
-def _append(store: Store, run_id: str, new: Iterable[NewEntry], status: str | None) -> None:
-    """Write to a run that nobody holds; ``RunHeldError`` says who does."""
+# --- writing to a run that nobody executes ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A run that was taken to write to it, and what it had come to by then."""
+
+    store: Store
+    hold: Hold
+    state: RunState
+
+    def append(self, entry: NewEntry, status: str | None) -> None:
+        """Record an entry, durably."""
+        (written,) = self.store.append([Append(self.hold, [entry], status)])
+        if isinstance(written, FencedError):
+            raise written
+
+
+@contextmanager
+def _alone_with(store: Store, run_id: str) -> Iterator[_Taken]:
+    """Take a run that nobody executes; ``RunHeldError`` says who does."""
     hold = store.hold_run(run_id)
     try:
         if hold.users > 1:
             holder = hold.lease.holder
             raise RunHeldError(run_id, host=holder.host, pid=holder.pid, since=holder.since)
-        (written,) = store.append([Append(hold, list(new), status)])
-        if isinstance(written, FencedError):
-            raise written
+        yield _Taken(store, hold, fold(store.entries(hold.run), store.load))
     finally:
         store.release_run(hold)

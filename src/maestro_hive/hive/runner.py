@@ -68,8 +68,9 @@ class Runner:
         Whoever asks for a run that this process executes already waits for that one.
         """
         over = ended_state(self._store, run_id)
-        if over is not None and over.begun is not None and over.ended is not None:
-            _check_same(run_id, over.begun, given, self._store)
+        if over is not None and over.ended is not None:
+            if over.begun is not None:
+                _check_same(run_id, over.begun, given, self._store)
             kept: R = outcome(run_id, over.ended, self._store.load)
             return kept
         _refuse_itself(run_id)
@@ -113,14 +114,14 @@ class Runner:
 
     async def _go_on(self, live: LiveRun, workflow: WorkflowFunction[..., R], given: Input) -> R:
         state, store = live.held.state, self._store
+        if state.begun is not None:
+            _check_same(live.run_id, state.begun, given, store)
+        if state.ended is not None:  # also before it began
+            kept: R = outcome(live.run_id, state.ended, store.load)
+            return kept
         if state.begun is None:
             parent = live.parent.run_id if live.parent is not None else None
             await live.record(entries.begun(given, parent=parent))
-        else:
-            _check_same(live.run_id, state.begun, given, store)
-        if state.ended is not None:
-            kept: R = outcome(live.run_id, state.ended, store.load)
-            return kept
         watch = self._watch()
         live.cancelled_because = watch.mail.letters(live.run_id).cancel
         family = live.parent.children if live.parent is not None else set()

@@ -352,7 +352,7 @@ def _start_over(state: RunState, step: StepState, entry: Entry, *, forget: bool)
 
 
 def _run_begun(state: RunState, entry: Entry) -> None:
-    state.begun, state.ended = entry, None
+    state.begun = entry
 
 
 def _run_ended(state: RunState, entry: Entry) -> None:

@@ -1,0 +1,63 @@
+"""``docs/reference/cli.md``: every verb of ``maestro``, with the help that it prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from maestro_hive.cli.root import cli
+from maestro_hive.cli.verbs import SECTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WIDTH = 80
+
+_HEAD = """\
+# The command `maestro`
+
+What each verb's `--help` prints. This page is made from the code by `make docs`, and a test
+compares the two.
+
+Every verb says on stderr which folder it looked at, and why that one. In a terminal it prints
+tables with relative times; in a pipe one line per item, columns parted by tabs, times as ISO 8601;
+with `--json` one JSON object, except `events`, which prints one per line. `NO_COLOR` is honoured.
+Errors are one sentence on stderr; `--debug` adds the traceback.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed |
+| 2 | wrong use |
+| 75 | a person is needed |
+| 130 | interrupted |
+"""
+
+
+def write() -> str:
+    """Return the page."""
+    root = click.Context(cli, info_name="maestro", terminal_width=_WIDTH)
+    parts = [_HEAD, f"\n## `maestro`\n\n{_help(root)}"]
+    for section, verbs in SECTIONS.items():
+        parts.append(f"\n## {section}\n")
+        for verb in verbs:
+            command = cli.get_command(root, verb.name)
+            assert command is not None
+            parts += _entries(command, verb.name, root)
+    return "".join(parts)
+
+
+def _entries(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
+    context = click.Context(command, parent, info_name=name, terminal_width=_WIDTH)
+    yield f"\n### `{context.command_path}`\n\n{_help(context)}"
+    if isinstance(command, click.Group):
+        for verb in command.list_commands(context):
+            below = command.get_command(context, verb)
+            assert below is not None
+            yield from _entries(below, verb, context)
+
+
+def _help(context: click.Context) -> str:
+    """Return what ``--help`` prints, as wide on every terminal."""
+    return f"```text\n{context.get_help().rstrip()}\n```\n"

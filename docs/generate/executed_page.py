@@ -1,0 +1,127 @@
+"""Pages whose programs and commands are really executed, and show what is then really seen.
+
+A block ```` ```python name.py ```` is a file of that name. In a block ```` ```console ```` the lines
+after ``$`` are typed, and what they print follows. ```` ```console goes-on ```` leaves its last
+command running, and ```` ```console rest ```` shows what that one prints until it ends. Times,
+durations, sizes, versions, processes and random ids may be others each time, and a line ``…`` stands
+for any number of lines; everything else must be as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from docs.generate.terminal import Terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Where readers are, and what executes their runs, whoever executed the page.
+_READERS_FOLDER, _READERS_PROCESS = "/home/you/first", "process 4711 on laptop,"
+
+_BLOCK = re.compile(r"^```(python|console)([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+#: What differs from one time to the next, and what is compared instead.
+_DIFFERS = [
+    (r'(?<=")/\S+/(?=\w+\.py")', "<folder>/"),
+    (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(\+00:00| UTC)?", "<time>"),
+    (r"\b\d+(\.\d+)?(e-\d+)? (ms|s|min|h|d)( \d+ (s|min|h))?\b( ago)?|\bnow\b", "<duration>"),
+    (r"\b\d+\.\d+s\b", "<duration>"),
+    (r"\bprocess \d+ on \S+,", "process <pid> on <host>,"),
+    (r"\b\d+(\.\d+)? (B|kB|MB|GB)\b", "<size>"),
+    (r"\b\d+\.\d+\.\d+(\.\d+)?\b", "<version>"),
+    (r"-[0-9a-f]{8,12}\b", "-<id>"),
+    (r"[ \t]+", " "),
+    (r" $", ""),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is typed, and what the page says is printed then."""
+
+    typed: str
+    printed: str
+
+
+def execute(page: str, folder: Path) -> str:
+    """Execute a page in a fresh folder; return it as it should be, which may be as it is."""
+    execution = _Execution(folder)
+    try:
+        return _BLOCK.sub(execution.of_block, page)
+    finally:
+        execution.terminal.close()
+
+
+def commands(block: str) -> list[Command]:
+    """Return the commands of a console block."""
+    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)[1:]
+    return [Command(*each) for each in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def is_as_printed(shown: str, printed: str) -> bool:
+    """Tell whether what a page shows is what was printed."""
+    pattern = re.escape(steady(shown)).replace("…\\\n", "(?:.*\n)*")
+    return re.fullmatch(pattern, steady(printed)) is not None
+
+
+def steady(text: str) -> str:
+    """Return a text with what differs from one time to the next replaced."""
+    for pattern, instead in _DIFFERS:
+        text = re.sub(pattern, instead, text, flags=re.MULTILINE)
+    return text
+
+
+class _Execution:
+    """A page being executed: the files it has saved, and the terminal that it types in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.terminal = Terminal(folder)
+
+    def of_block(self, block: re.Match[str]) -> str:
+        """Execute a block; return it as it should be."""
+        language, words, body = block[1], block[2].split(), block[3]
+        match language, words:
+            case "python", [name]:
+                (self.folder / name).write_text(body, encoding="utf-8")
+                return block[0]
+            case "console", ["rest"]:
+                text = self._shown(body, self.terminal.rest())
+            case "console", ["goes-on"]:
+                *before, last = commands(body)
+                text = "".join(map(self._typed, before)) + self._left(last)
+            case "console", []:
+                text = "".join(map(self._typed, commands(body)))
+            case _:
+                raise ValueError(f"this block is neither a file nor something typed:\n{block[0]}")
+        return f"```{language}{block[2]}\n{text}```"
+
+    def _typed(self, command: Command) -> str:
+        printed = self.terminal.type(command.typed)
+        return f"$ {command.typed}\n{self._shown(command.printed, printed)}"
+
+    def _left(self, command: Command) -> str:
+        def is_enough(text: str) -> bool:
+            return bool(command.printed) and is_as_printed(command.printed, text)
+
+        printed = self.terminal.leave(command.typed, is_enough)
+        return f"$ {command.typed}\n{self._shown(command.printed, printed)}"
+
+    def _shown(self, shown: str, printed: str) -> str:
+        """Return what the page should show: what it shows, if that is still true."""
+        if is_as_printed(shown, printed):
+            return shown
+        if "\nTraceback (most" in f"\n{printed}" and "\nTraceback (most" not in f"\n{shown}":
+            raise ValueError(f"a program of this page failed:\n{printed}")
+        readers = printed.replace(str(self.folder), _READERS_FOLDER)
+        readers = re.sub(r"\bprocess \d+ on \S+,", _READERS_PROCESS, readers)
+        return "".join(f"{line.rstrip()}\n" for line in readers.splitlines())
+
+
+def files_of(page: str) -> dict[str, str]:
+    """Return the files that a page has the reader save, by name."""
+    blocks = _BLOCK.findall(page)
+    return {words.strip(): body for language, words, body in blocks if language == "python"}

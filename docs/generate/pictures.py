@@ -1,0 +1,92 @@
+"""``docs/pictures``: what verbs show in a terminal, in colours, drawn from what they really print."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from docs.generate.executed_page import files_of, steady
+from docs.generate.terminal import Terminal
+
+_COLUMNS = 88
+
+#: Runs that failed, wait and were left, beside the one of the README.
+_SCENE = """\
+import asyncio, os
+from maestro_hive import ExecutionConfig, Hive, RunFailedError
+from maestro_hive.unified_execution import Level1Config, Level2Config
+
+once = ExecutionConfig(level1=Level1Config(max_attempts=1), level2=Level2Config(max_attempts=1))
+hive = Hive("state", once)
+
+@hive.step(persona="operator")
+def upload(package: str) -> str:
+    raise ConnectionError("the server hung up")
+
+@hive.workflow
+async def deploy(package: str) -> str:
+    return await upload(package)
+
+@hive.workflow
+async def release(version: str) -> bool:
+    return await hive.wait_for("approve", type=bool)
+
+@hive.workflow
+async def nightly() -> None:
+    await hive.sleep(8 * 3600)
+
+async def main() -> None:
+    try:
+        await hive.run(deploy, "shop-1.4.tar", run_id="deploy-14")
+    except RunFailedError:
+        hive.start(nightly, run_id="nightly-1")
+        await asyncio.sleep(0.5)
+        hive.start(release, "1.4", run_id="release-14")
+        while not hive.runs("waiting"):
+            await asyncio.sleep(0.02)
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+#: The pictures, by name, and the command that each is of.
+COMMANDS = {"runs": "maestro runs", "show": "maestro show checkout-42"}
+
+
+def seen(readme: str) -> dict[str, str]:
+    """Return what the commands print, with colours, where the README's program has run."""
+    with tempfile.TemporaryDirectory(prefix="maestro-pictures-") as name:
+        folder = Path(name)
+        programs = {**files_of(readme), "scene.py": _SCENE}
+        for file, text in programs.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        terminal = Terminal(folder, columns=_COLUMNS, coloured=True)
+        terminal.type("export MAESTRO_STATE_DIR=state")
+        for line in ("python page.py", "python page.py", "python scene.py"):
+            terminal.type(line)
+        return {name: terminal.type(command) for name, command in COMMANDS.items()}
+
+
+def draw(name: str, printed: str) -> str:
+    """Return an SVG of a terminal: it needs no font of its own, and nothing from elsewhere."""
+    screen = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True)
+    screen.print(Text.from_ansi(f"$ {COMMANDS[name]}\n{printed}"))
+    drawn = screen.export_svg(title="", unique_id=f"maestro-{name}")
+    return re.sub(r"@font-face \{[^}]*\}\s*|<!--.*?-->\s*", "", drawn)
+
+
+def shows(picture: str, printed: str) -> bool:
+    """Tell whether a picture is of what was printed; times and blanks may differ."""
+    lines = re.findall(r"<text class=\"[\w-]+-r\d+\"[^>]*>(.*?)</text>", picture, re.DOTALL)
+    _, _, text = html.unescape("".join(lines)).replace("\xa0", " ").partition("\n")
+    return _without_blanks(text) == _without_blanks(Text.from_ansi(printed).plain)
+
+
+def _without_blanks(text: str) -> str:
+    return "".join(steady(text).split())

@@ -1,0 +1,131 @@
+"""A terminal as a reader has it: what is typed there, and what is then to be seen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+import time
+from fcntl import ioctl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: How long a command may take, and how long one that goes on may say nothing; in seconds.
+_LONGEST, _QUIET = 60.0, 2.0
+_NEEDS_A_SHELL = set("|>&;$")
+
+
+class Terminal:
+    """A folder and an environment to type commands in; one command may be left going on."""
+
+    def __init__(self, folder: Path, *, columns: int = 100, coloured: bool = False) -> None:
+        self._folder = folder
+        self._columns = columns
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        kept = {name: value for name, value in os.environ.items() if "MAESTRO" not in name}
+        self._environment = {**kept, "PATH": path, "TERM": "xterm-256color"}
+        for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "PYTHONUNBUFFERED"):
+            self._environment.pop(name, None)
+        if not coloured:
+            self._environment["NO_COLOR"] = "1"
+        self._going: _Command | None = None
+
+    def type(self, line: str) -> str:
+        """Run a command to its end and return what it printed."""
+        word, _, rest = line.partition(" ")
+        if word == "export":
+            name, _, value = rest.partition("=")
+            self._environment[name] = value
+            return ""
+        return self._start(line).rest()
+
+    def leave(self, line: str, is_enough: Callable[[str], bool]) -> str:
+        """Run a command until what it printed is enough, or it is quiet; and let it go on."""
+        assert self._going is None, "a command goes on already"
+        self._going = self._start(line)
+        return self._going.until(is_enough)
+
+    def rest(self) -> str:
+        """Wait for the command that goes on, and return what else it printed."""
+        assert self._going is not None, "no command goes on"
+        command, self._going = self._going, None
+        return command.rest()
+
+    def close(self) -> None:
+        """End what still goes on."""
+        if self._going is not None:
+            self._going.kill()
+
+    def _start(self, line: str) -> _Command:
+        words = ["bash", "-c", line] if _NEEDS_A_SHELL & set(line) else shlex.split(line)
+        return _Command(words, self._folder, self._environment, self._columns)
+
+
+class _Command:
+    """A process in a pseudo-terminal."""
+
+    def __init__(
+        self, words: list[str], folder: Path, environment: dict[str, str], columns: int
+    ) -> None:
+        self._screen, inside = pty.openpty()
+        ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        try:
+            self._process = subprocess.Popen(
+                words, cwd=folder, env=environment, stdin=inside, stdout=inside, stderr=inside
+            )
+        finally:
+            os.close(inside)
+        self._text = ""
+
+    def until(self, is_enough: Callable[[str], bool]) -> str:
+        """Return what was printed so far, once it is enough, or has not grown for a while."""
+        deadline = time.monotonic() + _LONGEST
+        heard = time.monotonic()
+        while time.monotonic() < min(deadline, heard + (_LONGEST if not self._text else _QUIET)):
+            if is_enough(self._text):
+                break
+            before = len(self._text)
+            if not self._read(0.1):
+                break
+            heard = time.monotonic() if len(self._text) > before else heard
+        text, self._text = self._text, ""
+        return text
+
+    def rest(self) -> str:
+        """Return what is printed until the process ends; as a shell does, say if it was killed."""
+        deadline = time.monotonic() + _LONGEST
+        try:
+            while time.monotonic() < deadline and self._read(1.0):
+                pass
+            code = self._process.wait(timeout=max(0.1, deadline - time.monotonic()))
+        finally:
+            self.kill()
+        return self._text + ("Killed\n" if code == -9 else "")
+
+    def kill(self) -> None:
+        """End the process, if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(OSError):  # it was closed before
+            os.close(self._screen)
+
+    def _read(self, seconds: float) -> bool:
+        """Read what is there, or comes in time; False when the terminal was left by everybody."""
+        ready, _, _ = select.select([self._screen], [], [], seconds)
+        if not ready:
+            return True
+        try:
+            piece = os.read(self._screen, 65536)
+        except OSError:  # Linux says so when the last process in the terminal is gone
+            return False
+        self._text += piece.decode().replace("\r\n", "\n")
+        return bool(piece)

@@ -1,0 +1,90 @@
+"""The reference is what the code says of itself, and the pictures show what verbs print."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from docs.generate import api_page, pictures, sources
+from docs.generate.pages import PAGES, PICTURES, ROOT
+from maestro_hive.cli.verbs import VERBS
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_make_docs_writes(name: str) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    assert page == PAGES[name](), "type `make docs`"
+
+
+def test_the_pages_do_not_depend_on_who_makes_them() -> None:
+    code = "from docs.generate.pages import PAGES; print(*(hash(w()) for w in PAGES.values()))"
+    seen = set()
+    for columns, language in [("40", "C"), ("200", "C.UTF-8")]:
+        environment = {**os.environ, "COLUMNS": columns, "LC_ALL": language, "PYTHONHASHSEED": "0"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
+        )
+        seen.add(done.stdout)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("module", api_page.MODULES)
+def test_every_public_name_and_method_says_what_it_promises(module: str) -> None:
+    for name in api_page.names(module):
+        thing = getattr(import_module(module), name)
+        assert api_page.promise(module, name), f"{module}.{name}"
+        if inspect.isclass(thing):
+            for method in sources.methods(thing):
+                assert method.promise, f"{module}.{name}.{method.name}"
+
+
+def test_links_inside_the_reference_lead_to_headings() -> None:
+    page = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ `([\w.]+)`$", page, re.MULTILINE)
+    anchors: list[str] = []
+    for heading in headings:
+        slug = heading.lower().replace(".", "")
+        again = sum(each == slug or each.startswith(f"{slug}-") for each in anchors)
+        anchors.append(f"{slug}-{again}" if again else slug)
+    linked = re.findall(r"\]\(#([\w-]+)\)", page)
+    assert len(set(linked)) > 60
+    assert set(linked) <= set(anchors)
+
+
+def test_every_verb_has_its_help_on_the_page() -> None:
+    page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
+    for name, verb in VERBS.items():
+        assert f"### `maestro {name}`\n" in page
+        assert f"Usage: maestro {name} [OPTIONS]" in page
+        assert verb.summary in page
+
+
+def test_pictures_show_what_the_verbs_print() -> None:
+    printed = pictures.seen((ROOT / "README.md").read_text(encoding="utf-8"))
+    for name, text in printed.items():
+        picture = (PICTURES / f"{name}.svg").read_text(encoding="utf-8")
+        assert pictures.shows(picture, text), f"type `make docs`: {name}.svg is not of\n{text}"
+    assert {each.stem for each in PICTURES.iterdir()} == set(printed)
+
+
+def test_pictures_are_whole_small_and_need_nothing_from_elsewhere() -> None:
+    for file in PICTURES.iterdir():
+        picture = file.read_text(encoding="utf-8")
+        ET.fromstring(picture)
+        assert len(picture) < 30_000
+        assert re.findall(r"https?://[^\" ]+", picture) == ["http://www.w3.org/2000/svg"]
+        assert "@import" not in picture
+        assert "url(h" not in picture
+
+
+def test_a_picture_of_something_else_is_noticed() -> None:
+    drawn = pictures.draw("runs", "run  status\n\x1b[32mx\x1b[0m  success\n")
+    assert pictures.shows(drawn, "run  status\nx    success\n")
+    assert not pictures.shows(drawn, "run  status\nx    failed\n")
