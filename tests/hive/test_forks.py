@@ -175,3 +175,10 @@ def test_a_fork_that_cannot_be_is_refused_and_leaves_nothing(
 def test_a_fork_of_no_run_says_so(hive: Hive) -> None:
     with pytest.raises(UnknownRunError, match="'nobody'"):
         hive.fork("nobody")
+
+
+def test_a_name_that_a_killed_fork_left_behind_can_be_used(chain: Chain) -> None:
+    store = chain.hive._open()
+    store.release_run(store.hold_run("s", "chain"))  # killed before its first entry
+    assert chain.hive.fork("r", from_step="step7", new_run_id="s") == "s"
+    assert resumed(chain, "s") == 10

@@ -57,20 +57,28 @@ def fork(
     given = _changed_input(run_id, state.begun, store, changed or {})
     name = new_id or f"{run_id[:110]}-fork-{secrets.token_hex(4)}"
     files.check_identifier(name, "run id")
-    if store.run(name) is not None:
-        raise ConfigurationError(f"there is a run {name!r} already; fork to another name")
     first = entries.begun(
         given, forked_from=run_id, from_step=None if anew is None else anew.name or anew.number
     )
     copied = [first, *_copied(store, state, source, anew)]
+    if _is_there(store, name):
+        raise ConfigurationError(f"there is a run {name!r} already; fork to another name")
     hold = store.hold_run(name, record.workflow)
     try:
+        if hold.seq or hold.users > 1:
+            raise ConfigurationError(f"there is a run {name!r} already; fork to another name")
         (written,) = store.append([Append(hold, copied, "pending")])
         if isinstance(written, FencedError):
             raise written
     finally:
         store.release_run(hold)
     return name
+
+
+def _is_there(store: Store, run_id: str) -> bool:
+    """Tell whether a run has begun; a kill may have left a name with nothing behind it."""
+    record = store.run(run_id)
+    return record is not None and bool(store.entries(record.id))
 
 
 def _changed_input(run_id: str, begun: Entry, store: Store, changed: dict[str, Any]) -> Input:
