@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.kernel.errors import FolderError, StoreClosedError
+from maestro_hive.kernel.errors import FolderError, StorageError, StoreClosedError
 from maestro_hive.kernel.locks import FileLock, is_locked
 
 if TYPE_CHECKING:
@@ -308,3 +309,20 @@ def test_four_processes_count_together_and_lose_nothing(path: Path) -> None:
         worker.join(60)
     assert [worker.exitcode for worker in workers] == [0] * 4
     assert path.with_name("counter").read_text() == "400"
+
+
+def test_a_living_process_is_not_taken_for_dead_when_no_more_files_can_be_opened(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "lock"
+    lock = FileLock(path)
+    assert lock.acquire(timeout=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(StorageError, match="nobody can tell whether its process lives"):
+            is_locked(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert is_locked(path)
+    lock.close()

@@ -15,6 +15,7 @@ from maestro_hive.hive.errors import (
     RunMismatchError,
 )
 from maestro_hive.hive.live_run import LiveRun, live_run_or_none
+from maestro_hive.hive.mail import Mail
 from maestro_hive.hive.run_reading import ended_state, outcome
 from maestro_hive.hive.tracebacks import with_own_lines
 from maestro_hive.hive.watch import Watch
@@ -22,6 +23,8 @@ from maestro_hive.kernel.errors import (
     ConfigurationError,
     CorruptionError,
     FencedError,
+    FolderError,
+    NewerFormatError,
     RunHeldError,
     StorageError,
 )
@@ -45,7 +48,15 @@ R = TypeVar("R")
 _CANCELLATIONS = 100
 
 #: What says nothing about the workflow: the run is left as it is, and goes on at its next start.
-_NO_END = (CircuitBreakerOpen, StorageError, FencedError, RunHeldError, CorruptionError)
+_NO_END = (
+    CircuitBreakerOpen,
+    CorruptionError,
+    FencedError,
+    FolderError,
+    NewerFormatError,
+    RunHeldError,
+    StorageError,
+)
 
 
 class Runner:
@@ -71,6 +82,7 @@ class Runner:
         if over is not None and over.ended is not None:
             if over.begun is not None:
                 _check_same(run_id, over.begun, given, self._store)
+            Mail(self._store).throw_away(run_id)  # if whoever ended it could not do so
             kept: R = outcome(run_id, over.ended, self._store.load)
             return kept
         _refuse_itself(run_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -9,7 +10,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from maestro_hive.kernel.errors import FolderError, StoreClosedError
+from maestro_hive.kernel.errors import FolderError, StorageError, StoreClosedError
 from maestro_hive.kernel.files import reason_of
 
 if TYPE_CHECKING:
@@ -144,18 +145,35 @@ _open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether a living process holds the lock file ``path``."""
+    """Tell whether a living process holds the lock file ``path``; raise if nobody can tell.
+
+    A living process must not be taken for dead because there are too many open files, say.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in _NOT_A_LOCK:
+            return False
+        raise _unknown(path, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError as error:
+        raise _unknown(path, error) from error
     finally:
         os.close(fd)
     return False
+
+
+#: There is no file, or something that we never made in its place.
+_NOT_A_LOCK = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
+
+
+def _unknown(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path}: nobody can tell whether its process lives: {reason_of(error)}; try again"
+    )
 
 
 def _close_locks_in_child() -> None:

@@ -67,7 +67,7 @@ class Presence:
 
     def _sweep(self) -> None:
         """Delete the files of the dead; what cannot be deleted now will be another time."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StorageError):
             for path in self._folder.glob("*.json"):
                 if not is_locked(path):
                     path.unlink(missing_ok=True)
