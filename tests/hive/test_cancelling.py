@@ -10,7 +10,8 @@ import pytest
 
 from maestro_hive import Hive, PersonaExecutor, RunCancelledError
 from maestro_hive.hive import UnknownRunError
-from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.hive.mail import Mail
+from maestro_hive.kernel.errors import ConfigurationError, RunHeldError
 from tests.hive.conftest import quick_config
 from tests.hive.test_waits import status, until
 
@@ -207,3 +208,91 @@ def test_cancelling_a_run_that_ends_in_this_moment_leaves_its_result(
     assert not hive.cancel("r")
     monkeypatch.undo()
     assert hive.run_sync(quick, run_id="r") == 7
+
+
+def test_what_cleans_up_is_cancelled_once(hive: Hive) -> None:
+    cleaned: list[str] = []
+
+    @hive.step
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0.6)
+            cleaned.append("step")
+
+    @hive.workflow
+    async def work() -> None:
+        try:
+            await slow()
+        finally:
+            await asyncio.sleep(0.3)
+            cleaned.append("workflow")
+
+    async def main() -> None:
+        running = asyncio.create_task(hive.run(work, run_id="r"))
+        await asyncio.sleep(0.3)
+        hive.cancel("r")
+        with pytest.raises(RunCancelledError):
+            await running
+
+    asyncio.run(main())
+    assert cleaned == ["step", "workflow"]
+
+
+def test_a_run_can_be_cancelled_and_watched_in_the_moment_it_is_started(hive: Hive) -> None:
+    work = Work(hive)
+
+    async def main() -> None:
+        handle = hive.start(work.child, "x", run_id="r")
+        assert handle.cancel("at once")
+        with pytest.raises(RunCancelledError, match="at once"):
+            await handle.result()
+        watched = hive.start(work.child, "y", run_id="s")
+        seen = [type(event).__name__ async for event in _until_begun(hive)]
+        assert seen[0] == "RunBegun"
+        watched.cancel()
+        with pytest.raises(RunCancelledError):
+            await watched.result()
+
+    asyncio.run(main())
+
+
+async def _until_begun(hive: Hive) -> Any:
+    async for event in hive.events("s"):
+        yield event
+        return
+
+
+def test_children_left_uncancelled_by_a_kill_can_be_cancelled_again(folder: Path) -> None:
+    async def main() -> None:
+        with Hive(folder, quick_config()) as hive:
+            work = Work(hive)
+            running = asyncio.create_task(hive.run(work.parent, run_id="r"))
+            await work.begun(4)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    asyncio.run(main())
+    with Hive(folder, quick_config()) as hive:
+        child = next(info.run_id for info in hive.runs() if info.run_id != "r")
+        hive.cancel(child)  # as far as a kill lets it come
+        assert status(hive) == "stopped"
+        assert hive.cancel("r")
+        assert {info.status for info in hive.runs()} == {"cancelled"}
+
+
+def test_retrying_a_run_that_is_executed_changes_nothing(hive: Hive) -> None:
+    work = Work(hive)
+
+    async def main() -> None:
+        running = asyncio.create_task(hive.run(work.child, "x", run_id="r"))
+        await work.begun(1)
+        Mail(hive._open()).cancel("r", "from elsewhere")
+        with pytest.raises(RunHeldError):
+            hive.retry("r")
+        with pytest.raises(RunCancelledError, match="from elsewhere"):
+            await running
+
+    asyncio.run(main())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maestro_hive import Hive, RunFailedError
+from maestro_hive.kernel.errors import ConfigurationError
 from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:
@@ -84,3 +85,49 @@ def test_children_of_long_names_have_short_ones(hive: Hive) -> None:
     family = Family(hive)
     assert hive.run_sync(family.parent, ["a"], run_id="r" * 128) == ["A"]
     assert all(len(info.run_id) <= 128 for info in hive.runs())
+
+
+def test_children_of_different_parents_are_different_however_long_their_names(hive: Hive) -> None:
+    family = Family(hive)
+    for last in "xy":
+        hive.run_sync(family.parent, ["a"], run_id="r" * 127 + last)
+    assert family.calls["a"] == 2
+
+
+def test_every_leaf_of_a_deep_family_is_executed(hive: Hive) -> None:
+    leaves: list[str] = []
+
+    @hive.workflow
+    async def node(depth: int, path: str) -> int:
+        if not depth:
+            leaves.append(path)
+            return 1
+        return sum(await asyncio.gather(*(node(depth - 1, "same") for _ in range(2))))
+
+    assert hive.run_sync(node, 6, "same", run_id="a-rather-long-name-of-a-run") == 64
+    assert len(leaves) == 64
+
+
+def test_a_workflow_of_another_hive_is_refused(hive: Hive, tmp_path: Path) -> None:
+    with Hive(tmp_path / "other", quick_config()) as other:
+        theirs = Family(other)
+
+        @hive.workflow
+        async def mixed() -> str:
+            return await theirs.child("a")
+
+        with pytest.raises(RunFailedError, match="belongs to another Hive"):
+            hive.run_sync(mixed)
+        with pytest.raises(ConfigurationError, match="was defined on another Hive"):
+            hive.run_sync(theirs.child, "a")
+
+
+def test_a_run_inside_a_workflow_needs_a_name(hive: Hive) -> None:
+    family = Family(hive)
+
+    @hive.workflow
+    async def nameless() -> str:
+        return await hive.run(family.child, "a")
+
+    with pytest.raises(RunFailedError, match="needs a run_id, or each start would run it anew"):
+        hive.run_sync(nameless)

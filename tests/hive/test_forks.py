@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maestro_hive import Hive, PersonaExecutor, RunFailedError, current
-from maestro_hive.hive import UnknownRunError
+from maestro_hive.hive import RunMismatchError, UnknownRunError
 from maestro_hive.kernel.errors import ConfigurationError
 from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    amount: int
+
 
 STEPS = [f"step{number}" for number in range(1, 11)]
 
@@ -182,3 +191,60 @@ def test_a_name_that_a_killed_fork_left_behind_can_be_used(chain: Chain) -> None
     store.release_run(store.hold_run("s", "chain"))  # killed before its first entry
     assert chain.hive.fork("r", from_step="step7", new_run_id="s") == "s"
     assert resumed(chain, "s") == 10
+
+
+def test_arguments_are_changed_by_name_whatever_kind_they_are(hive: Hive) -> None:
+    @hive.workflow
+    async def mixed(a: int, *rest: int, k: int = 0, **more: int) -> list[Any]:
+        return [a, rest, k, more]
+
+    hive.run_sync(mixed, 1, 2, 3, k=9, run_id="r")
+    assert resumed_on(hive, hive.fork("r", k=5)) == [1, (2, 3), 5, {}]
+    assert resumed_on(hive, hive.fork("r", a=7, other=8)) == [7, (2, 3), 9, {"other": 8}]
+
+
+def resumed_on(hive: Hive, run_id: str) -> Any:
+    return asyncio.run(hive.resume(run_id))
+
+
+def test_whoever_forks_need_not_have_the_classes_of_the_arguments(folder: Path) -> None:
+    with Hive(folder, quick_config()) as hive:
+
+        @hive.workflow
+        async def pay(order: Order, times: int = 1) -> list[Order]:
+            return [order] * times
+
+        hive.run_sync(pay, Order(3), run_id="r")
+        script = (
+            "import sys; from pathlib import Path\n"
+            "from maestro_hive.maestro.state.sqlite_store import SqliteStore\n"
+            "from maestro_hive.hive.forks import fork\n"
+            "store = SqliteStore(Path(sys.argv[1]))\n"
+            "fork(store, 'r', new_id='s'); fork(store, 'r', changed={'times': 2}, new_id='t')\n"
+            "store.close()\n"
+        )
+        subprocess.run([sys.executable, "-c", script, str(folder)], check=True)
+        assert resumed_on(hive, "s") == [Order(3)]
+        assert resumed_on(hive, "t") == [Order(3), Order(3)]
+
+
+def test_a_workflow_that_takes_other_arguments_by_now_is_refused_before_anything(
+    folder: Path,
+) -> None:
+    with Hive(folder, quick_config()) as hive:
+
+        @hive.workflow(name="work")
+        async def old(part: str) -> None:
+            raise ValueError(part)
+
+        with pytest.raises(RunFailedError):
+            hive.run_sync(old, "x", run_id="r")
+        hive.retry("r")
+    with Hive(folder, quick_config()) as hive:
+
+        @hive.workflow(name="work")
+        async def new(piece: str) -> None: ...
+
+        with pytest.raises(RunMismatchError, match="takes other arguments by now"):
+            resumed_on(hive, "r")
+        assert [info.status for info in hive.runs()] == ["pending"]

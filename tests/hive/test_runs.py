@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import warnings
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +22,6 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.unified_execution.exceptions import HelpNeeded
 from tests.hive.conftest import quick_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -476,3 +476,164 @@ def test_a_cancelled_run_stays_cancelled_until_it_is_retried(hive: Hive) -> None
         run(factory, "p", run_id="r")
     hive.retry("r")
     assert run(factory, "p", run_id="r") == ["P-0", "P-1", "P-2"]
+
+
+# --- what a stranger tried -----------------------------------------------------------------------------
+
+
+def test_a_step_that_changes_what_it_was_given_changes_a_copy(folder: Path) -> None:
+    calls: list[int] = []
+
+    def talk(hive: Hive) -> list[str]:
+        @hive.step(max_attempts=2)
+        async def ask(messages: list[str]) -> str:
+            calls.append(len(messages))
+            messages.append("(thinking)")
+            if len(calls) == 2:
+                raise ValueError("once")
+            return f"reply {len(messages)}"
+
+        @hive.workflow
+        async def chat() -> list[str]:
+            messages = ["question"]
+            for _ in range(3):
+                messages.append(await ask(messages))
+            return messages
+
+        return hive.run_sync(chat, run_id="r")
+
+    with Hive(folder, quick_config()) as hive:
+        first = talk(hive)
+        assert first == ["question", "reply 2", "reply 3", "reply 4"]
+        assert calls == [1, 2, 2, 3]
+        hive.fork("r", new_run_id="s")
+    with Hive(folder, quick_config()) as hive:
+        talk(hive)
+        assert asyncio.run(hive.resume("s")) == first
+        assert len(calls) == 4
+
+
+def test_what_cannot_be_copied_is_given_as_it_is(hive: Hive) -> None:
+    lock = threading.Lock()
+
+    @hive.step
+    async def same(thing: object) -> bool:
+        return thing is lock
+
+    @hive.workflow
+    async def work() -> bool:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return await same(lock)
+
+    assert hive.run_sync(work)
+
+
+def test_who_joined_a_run_goes_on_with_it_when_the_first_gives_up(hive: Hive) -> None:
+    @hive.step
+    async def slow() -> str:
+        await asyncio.sleep(0.5)
+        return "done"
+
+    @hive.workflow
+    async def work() -> str:
+        return await slow()
+
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await hive.run(work, run_id="r")
+
+    async def main() -> str:
+        first = asyncio.create_task(impatient())
+        await asyncio.sleep(0.05)
+        result = await hive.run(work, run_id="r")
+        await first
+        return result
+
+    assert asyncio.run(main()) == "done"
+
+
+def test_a_loop_that_was_closed_over_a_run_does_not_keep_it(hive: Hive) -> None:
+    @hive.workflow
+    async def work(seconds: float) -> str:
+        await asyncio.sleep(0.01 if done else 60)
+        return "done"
+
+    done: list[bool] = []
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> None:
+        hive.start(work, 60, run_id="r")
+        await asyncio.sleep(0.2)
+
+    loop.run_until_complete(begin())
+    loop.close()
+    done.append(True)
+    assert hive.run_sync(work, 60, run_id="r") == "done"
+
+
+def test_waiting_for_something_that_was_cancelled_is_a_failure(hive: Hive) -> None:
+    @hive.workflow
+    async def work() -> None:
+        inner = asyncio.create_task(asyncio.sleep(60))
+        await asyncio.sleep(0)
+        inner.cancel()
+        await inner
+
+    with pytest.raises(RunFailedError, match="waited for something that was cancelled"):
+        hive.run_sync(work, run_id="r")
+    assert [info.status for info in hive.runs()] == ["failed"]
+
+
+def test_a_parameter_may_be_called_workflow(hive: Hive) -> None:
+    @hive.workflow
+    async def work(workflow: str) -> str:
+        return workflow
+
+    assert hive.run_sync(work, workflow="x") == "x"
+
+
+def test_what_cannot_be_a_step_is_refused_where_it_stands(hive: Hive) -> None:
+    with pytest.raises(ConfigurationError, match="yields, and a step returns"):
+
+        @hive.step
+        async def numbers() -> Any:
+            yield 1
+
+    with pytest.raises(ConfigurationError, match="is a method"):
+
+        class Team:
+            @hive.step
+            async def work(self, part: str) -> None: ...
+
+
+@pytest.mark.parametrize("options", [{"status": "sucess"}, {"limit": -1}])
+def test_listing_what_there_never_is_is_refused(hive: Hive, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        hive.runs(**options)
+
+
+def test_steps_of_one_name_have_each_their_own_limit(hive: Hive) -> None:
+    busy: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+
+    def review(persona: str, limit: int) -> Any:
+        @hive.step(persona=persona, name="review", max_concurrency=limit)
+        async def step(number: int) -> None:
+            busy[persona] += 1
+            most[persona] = max(most[persona], busy[persona])
+            await asyncio.sleep(0.02)
+            busy[persona] -= 1
+
+        return step
+
+    writer, lawyer = review("writer", 50), review("lawyer", 1)
+
+    @hive.workflow
+    async def work() -> None:
+        await writer(0)
+        await asyncio.gather(*(lawyer(number) for number in range(5)))
+
+    hive.run_sync(work)
+    assert most["lawyer"] == 1

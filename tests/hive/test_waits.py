@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -12,8 +13,10 @@ import pytest
 
 from maestro_hive import Hive, RunFailedError
 from maestro_hive.hive import OutsideRunError, UnknownRunError
+from maestro_hive.hive.run_reading import read_run
 from maestro_hive.hive.shapes import ShapeError
-from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
+from maestro_hive.maestro.state.run_state import facts_of
 from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:
@@ -93,7 +96,16 @@ def test_sleeps_of_equal_length_are_different_sleeps(hive: Hive) -> None:
     assert time.monotonic() - started >= 0.2
 
 
-@pytest.mark.parametrize("seconds", [-1, float("nan"), "long"])
+def test_a_sleep_whose_end_is_past_is_over_at_once(hive: Hive) -> None:
+    @hive.workflow
+    async def nap() -> str:
+        await hive.sleep(-0.001)
+        return "awake"
+
+    assert hive.run_sync(nap) == "awake"
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), "long"])
 def test_a_sleep_that_is_no_number_is_refused(hive: Hive, seconds: Any) -> None:
     @hive.workflow
     async def nap() -> None:
@@ -154,7 +166,7 @@ def test_an_answer_may_come_before_the_question(hive: Hive) -> None:
         running = asyncio.create_task(hive.run(later, run_id="r"))
         await until(lambda: status(hive) == "running")
         for name, value in [("n", 1), ("m", 3), ("n", 2)]:
-            hive.answer("r", name, value)
+            hive.answer("r", name, value, early=True)
         gate.set()
         return await running
 
@@ -246,7 +258,7 @@ def test_an_early_answer_of_the_wrong_kind_is_dropped_out_loud(
     async def main() -> int:
         running = asyncio.create_task(hive.run(later, run_id="r"))
         await until(lambda: status(hive) == "running")
-        hive.answer("r", "n", "many")
+        hive.answer("r", "n", "many", early=True)
         gate.set()
         await until(lambda: bool(caplog.records))
         hive.answer("r", "n", 5)
@@ -291,3 +303,172 @@ def test_many_waits_hold_no_thread(hive: Hive) -> None:
         return await running
 
     assert asyncio.run(main()) == list(range(200))
+
+
+# --- one question, one answer --------------------------------------------------------------------------
+
+
+def test_a_second_answer_to_one_question_does_not_answer_the_next(hive: Hive) -> None:
+    @hive.workflow
+    async def spend() -> list[str]:
+        return [what for what in ("rent", "yacht") if await hive.wait_for("approve", type=bool)]
+
+    async def main() -> Any:
+        running = asyncio.create_task(hive.run(spend, run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        hive.answer("r", "approve", True)
+        with pytest.raises(ConfigurationError, match="has its answer to 'approve' already"):
+            hive.answer("r", "approve", True)
+        await asyncio.sleep(0.3)
+        assert status(hive) == "waiting"  # for the second one
+        hive.answer("r", "approve", False)
+        return await running
+
+    assert asyncio.run(main()) == ["rent"]
+
+
+def test_an_answer_that_is_not_waited_for_needs_to_be_called_early(hive: Hive) -> None:
+    async def main() -> None:
+        running = asyncio.create_task(hive.run(ask(hive), run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        with pytest.raises(ConfigurationError, match="does not wait for 'colour'; it waits for"):
+            hive.answer("r", "colour", 1)
+        await leave(running)
+
+    asyncio.run(main())
+
+
+def test_a_question_that_timed_out_is_asked_anew_after_a_retry(hive: Hive) -> None:
+    impatient = ask(hive, timeout=0.1)
+    with pytest.raises(RunFailedError, match="in time"):
+        hive.run_sync(impatient, run_id="r")
+    hive.retry("r")
+
+    async def main() -> Any:
+        running = asyncio.create_task(hive.run(impatient, run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        hive.answer("r", "approve", "yes")
+        return await running
+
+    assert asyncio.run(main()) == "yes"
+
+
+def test_the_workflow_is_told_what_the_journal_says_when_an_answer_comes_in_the_last_moment(
+    hive: Hive,
+) -> None:
+    @hive.workflow
+    async def close_call() -> str:
+        try:
+            return str(await hive.wait_for("approve", timeout=0.05))
+        except TimeoutError:
+            return "timeout"
+
+    async def one(number: int) -> None:
+        run_id = f"r{number}"
+        running = asyncio.create_task(hive.run(close_call, run_id=run_id))
+        await until(lambda: status(hive, run_id) in ("waiting", "success"))
+        await asyncio.sleep(0.02 + number % 10 * 0.005)
+        with contextlib.suppress(ConfigurationError):  # it is over already
+            hive.answer(run_id, "approve", "yes")
+        told = await running
+        state = read_run(hive._open(), run_id)
+        (ended,) = state.answers.values()
+        assert told == {"timeout": "timeout", "answered": "yes"}[facts_of(ended)["how"]]
+
+    async def main() -> None:
+        for first in range(0, 40, 10):
+            await asyncio.gather(*(one(first + each) for each in range(10)))
+
+    asyncio.run(main())
+
+
+def test_an_answer_given_before_a_failure_is_taken_after_the_retry(hive: Hive) -> None:
+    broken = [True]
+    go = asyncio.Event()
+
+    @hive.step(max_attempts=1)
+    async def first() -> None:
+        await go.wait()
+        if broken:
+            raise ValueError("no")
+
+    @hive.workflow
+    async def work() -> Any:
+        await first()
+        return await hive.wait_for("approve", type=str)
+
+    async def main() -> None:
+        running = asyncio.create_task(hive.run(work, run_id="r"))
+        await until(lambda: status(hive) == "running")
+        hive.answer("r", "approve", "yes", early=True)
+        go.set()
+        with pytest.raises(RunFailedError):
+            await running
+
+    asyncio.run(main())
+    broken.clear()
+    hive.retry("r")
+    assert hive.run_sync(work, run_id="r") == "yes"
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_question_whose_type_has_changed_is_asked_anew(folder: Path, answered: bool) -> None:
+    async def first() -> None:
+        with Hive(folder, quick_config()) as hive:
+
+            @hive.workflow(name="ask")
+            async def asking() -> None:
+                await hive.wait_for("approve", type=bool)
+                await hive.sleep(60)
+
+            running = asyncio.create_task(hive.run(asking, run_id="r"))
+            await until(lambda: status(hive) == "waiting")
+            if answered:
+                hive.answer("r", "approve", True)
+                await until(lambda: status(hive) == "running")
+            await leave(running)
+
+    async def second() -> Any:
+        with Hive(folder, quick_config()) as hive:
+            running = asyncio.create_task(hive.run(ask(hive, type=str), run_id="r"))
+            await asyncio.sleep(0.3)
+            hive.answer("r", "approve", "in words")
+            return await running
+
+    asyncio.run(first())
+    assert asyncio.run(second()) == "in words"
+
+
+def test_a_plain_step_may_wait_in_a_loop_of_its_own(hive: Hive) -> None:
+    @hive.step(timeout=20)
+    def blocking() -> Any:
+        return asyncio.run(hive.wait_for("approve"))
+
+    @hive.workflow
+    async def work() -> Any:
+        return await blocking()
+
+    async def main() -> Any:
+        running = asyncio.create_task(hive.run(work, run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        hive.answer("r", "approve", 5)
+        return await running
+
+    assert asyncio.run(main()) == 5
+
+
+def test_letters_that_cannot_be_read_are_an_error_of_their_run_alone(hive: Hive) -> None:
+    from maestro_hive.maestro.state import codec  # noqa: PLC0415 - only here
+
+    async def main() -> Any:
+        asking = ask(hive)
+        hive._open().update_document("$mail", "other", lambda _: codec.encode({"answers": [{}]}))
+        running = asyncio.create_task(hive.run(asking, run_id="r"))
+        other = asyncio.create_task(hive.run(asking, run_id="other"))
+        with pytest.raises(CorruptionError, match="it holds no letters"):
+            await other
+        await until(lambda: status(hive) == "waiting")
+        hive.answer("r", "approve", 5)
+        return await running
+
+    assert asyncio.run(main()) == 5

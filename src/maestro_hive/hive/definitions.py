@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
@@ -167,6 +168,10 @@ class Definitions(ABC):
 
     def _known(self, workflow: Callable[..., Awaitable[R]]) -> WorkflowFunction[..., R]:
         if isinstance(workflow, WorkflowFunction):
+            if self._workflows.get(workflow.name) is not workflow:
+                raise ConfigurationError(
+                    f"the workflow {workflow.name!r} was defined on another Hive; run it on that one"
+                )
             return workflow
         raise ConfigurationError(
             f"{_shown(workflow)} is not a workflow; put @hive.workflow above it"
@@ -178,6 +183,16 @@ def _check_function(what: str, function: object) -> None:
         raise ConfigurationError(f"{function!r} cannot be made a {what} as well")
     if not callable(function) or isinstance(function, type):
         raise ConfigurationError(f"a {what} is made of a function, not of {function!r}")
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise ConfigurationError(
+            f"{_shown(function)} yields, and a {what} returns: let it return a list"
+        )
+    first = next(iter(inspect.signature(function).parameters), None)
+    if first in ("self", "cls"):
+        raise ConfigurationError(
+            f"{_shown(function)} is a method, and a {what} is made of a function: an object cannot"
+            f" be told from others after a restart. Put the {what} beside the class"
+        )
 
 
 def _origin(function: Callable[..., Any]) -> tuple[str, str]:

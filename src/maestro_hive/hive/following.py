@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from maestro_hive.hive import under_way
 from maestro_hive.hive.run_reading import find_run
 from maestro_hive.maestro.state.run_events import EventReader
 from maestro_hive.maestro.state.run_view import OVER
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: How long to wait for news, from a run that is busy to one that is quiet.
 _SHORTEST, _LONGEST = 0.02, 0.25
+#: How often it is looked whether a run that was just started is listed.
+_BEGINNING = 1_500
 
 
 async def follow(
@@ -27,6 +30,10 @@ async def follow(
     It ends when the run is over, or when no process executes it. Without ``wait`` it ends with
     what there is.
     """
+    for _ in range(_BEGINNING):
+        if store.run(run_id) is not None or under_way.here(store, run_id) is None:
+            break
+        await asyncio.sleep(_SHORTEST)  # it begins in this moment
     reader, run = EventReader(run_id, store.load), find_run(store, run_id).id
     seq, pause = 0, _SHORTEST
     while True:
@@ -47,4 +54,6 @@ async def follow(
 
 def _goes_on(store: Store, run_id: str) -> bool:
     record = store.run(run_id)
-    return record is not None and record.status not in OVER and run_id in store.held_runs()
+    if record is None or record.status in OVER:
+        return False
+    return under_way.here(store, run_id) is not None or run_id in store.held_runs()

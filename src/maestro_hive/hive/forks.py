@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.hive import run_entries as entries
 from maestro_hive.hive.orders import step_of
 from maestro_hive.hive.run_reading import find_run
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import ConfigurationError, FencedError
+from maestro_hive.kernel.errors import ConfigurationError, CorruptionError, FencedError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
 from maestro_hive.maestro.state.run_document import that_count
@@ -23,13 +24,8 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.run_state import RunState, StepState
     from maestro_hive.maestro.state.store import Store
 
-#: What belongs to the whole run, and is taken as it was before the step that shall be new.
-_UP_TO_THERE = (
-    EntryKind.MEMORY_SAVED,
-    EntryKind.HISTORY_ADDED,
-    EntryKind.WAIT_BEGUN,
-    EntryKind.WAIT_ENDED,
-)
+#: What belongs to a persona, and is taken as it was before the step that shall be new.
+_NOTES = (EntryKind.MEMORY_SAVED, EntryKind.HISTORY_ADDED)
 
 
 def fork(
@@ -44,7 +40,8 @@ def fork(
 
     The step ``from_step`` is executed anew. Steps before it are kept, and those after it as ever:
     they run again exactly when their input changes. ``changed`` replaces arguments of the workflow
-    by name. Tokens that the other run spent are not counted again.
+    by name. Questions after the step are asked again, and children that have not succeeded begin
+    anew. Tokens that the other run spent are not counted again.
     """
     record = find_run(store, run_id)
     source = store.entries(record.id)
@@ -82,20 +79,30 @@ def _is_there(store: Store, run_id: str) -> bool:
 
 
 def _changed_input(run_id: str, begun: Entry, store: Store, changed: dict[str, Any]) -> Input:
-    """Return a run's input with some arguments replaced, by the names its workflow has for them."""
-    given = entries.read_input(begun, store.load)
-    names = entries.parameters_of(begun)
-    unknown = sorted(changed.keys() - set(names)) if "**" not in names else []
-    if unknown:
+    """Return a run's input with some arguments replaced, by the names its workflow has for them.
+
+    As plain JSON: whoever forks need not have the classes of the others.
+    """
+    workflow, names = str(facts_of(begun).get("workflow", "")), entries.parameters_of(begun)
+    data = store.load(begun)
+    tree = codec.parse(data or b"{}", "input", depth=codec.DOCUMENT_DEPTH)
+    if not isinstance(tree, dict) or not {"args", "kwargs"} <= tree.keys():
+        raise CorruptionError(f"run {run_id!r} does not say what it was called with")
+    settable = [name for name in names if not name.startswith("*")]
+    unknown = sorted(changed.keys() - set(settable))
+    if unknown and not any(name.startswith("**") for name in names):
         raise ConfigurationError(
-            f"the workflow {given.workflow!r} of run {run_id!r} has no parameter"
-            f" {', '.join(unknown)}; it has: {', '.join(names) or 'none'}"
+            f"the workflow {workflow!r} of run {run_id!r} has no parameter {', '.join(unknown)};"
+            f" it has: {', '.join(settable) or 'none'}"
         )
-    left = dict(changed)
-    args = [left.pop(name, value) for name, value in zip(names, given.args, strict=False)]
-    args += given.args[len(names) :]
-    kwargs = {**given.kwargs, **left}
-    return entries.make_input(given.workflow, tuple(args), kwargs, names)
+    by_place = list(takewhile(lambda name: not name.startswith("*"), names))[: len(tree["args"])]
+    for name, value in changed.items():
+        plain = codec.parse(codec.encode(value, name).data, name)
+        if name in by_place:
+            tree["args"][by_place.index(name)] = plain
+        else:
+            tree["kwargs"][name] = plain
+    return entries.input_of(workflow, codec.encoded(codec.dump_canonical(tree)), names)
 
 
 def _copied(
@@ -106,14 +113,21 @@ def _copied(
     kept = {
         step.number for step in state.steps.values() if step.kept is not None and step is not anew
     }
+    over = {
+        identity
+        for identity, entry in state.answers.items()
+        if entry.seq < end and facts_of(entry).get("how") != "timeout"
+    }
     for entry in that_count(source):
         match entry.kind:
             case EntryKind.ATTEMPT_BEGUN | EntryKind.ATTEMPT_FAILED | EntryKind.STEP_KEPT:
                 wanted = entry.step in kept
             case EntryKind.CHILD_BEGUN:
                 wanted = _has_succeeded(store, str(facts_of(entry).get("run_id")))
+            case EntryKind.WAIT_BEGUN | EntryKind.WAIT_ENDED:
+                wanted = entry.identity in over  # what is still asked is asked anew
             case _:
-                wanted = entry.kind in _UP_TO_THERE and entry.seq < end
+                wanted = entry.kind in _NOTES and entry.seq < end
         if wanted:
             yield _again(store, entry)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import secrets
 import threading
 from dataclasses import replace
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from maestro_hive.hive import orders, waiting
 from maestro_hive.hive.definitions import Definitions
-from maestro_hive.hive.errors import UnknownRunError
+from maestro_hive.hive.errors import RunMismatchError, UnknownRunError
 from maestro_hive.hive.following import follow
 from maestro_hive.hive.forks import fork
-from maestro_hive.hive.handle import RunHandle, any_handle
+from maestro_hive.hive.handle import RunHandle
 from maestro_hive.hive.limits import Limit
-from maestro_hive.hive.live_run import Staff
-from maestro_hive.hive.run_entries import child_begun, make_input, read_input
-from maestro_hive.hive.run_reading import list_runs, read_run
+from maestro_hive.hive.live_run import Staff, live_run_or_none
+from maestro_hive.hive.run_entries import child_begun, child_id, make_input, read_input
+from maestro_hive.hive.run_reading import ended_state, list_runs, read_run, run_info
 from maestro_hive.hive.runner import Runner
 from maestro_hive.hive.tracebacks import with_own_lines
 from maestro_hive.kernel import files
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from maestro_hive.hive.live_run import LiveRun
+    from maestro_hive.hive.rates import Rate
     from maestro_hive.hive.run_entries import Input
     from maestro_hive.hive.run_reading import RunInfo
     from maestro_hive.hive.step_terms import StepTerms
@@ -72,7 +72,7 @@ class Hive(Definitions):
         super().__init__()
         self.config = _config_for(folder, config)
         self._helpers = {"healer": healing_engine, "enforcer": enforcer, "escalation": escalation}
-        self._limits: dict[str, Limit] = {}
+        self._limits: dict[tuple[str, Rate | None, int | None], Limit] = {}
         self._store: Store | None = None
         self._runner: Runner | None = None
         self._is_closed = False
@@ -83,6 +83,7 @@ class Hive(Definitions):
     async def run(
         self,
         workflow: Callable[..., Awaitable[R]],
+        /,
         *args: Any,
         run_id: str | None = None,
         **kwargs: Any,
@@ -95,12 +96,12 @@ class Hive(Definitions):
         """
         made = self._known(workflow)
         given = self._input(made, args, kwargs)
-        name = _new_id(made.name) if run_id is None else files.check_identifier(run_id, "run id")
-        return await self._run(made, given, name)
+        return await self._run(made, given, self._name(made, run_id))
 
     def run_sync(
         self,
         workflow: Callable[..., Awaitable[R]],
+        /,
         *args: Any,
         run_id: str | None = None,
         **kwargs: Any,
@@ -119,6 +120,7 @@ class Hive(Definitions):
     def start(
         self,
         workflow: Callable[..., Awaitable[R]],
+        /,
         *args: Any,
         run_id: str | None = None,
         **kwargs: Any,
@@ -132,10 +134,24 @@ class Hive(Definitions):
             ) from None
         made = self._known(workflow)
         given = self._input(made, args, kwargs)
-        name = _new_id(made.name) if run_id is None else files.check_identifier(run_id, "run id")
-        task = asyncio.create_task(self._runs.run(made, given, name), name=f"handle of {name}")
-        _keep_until_done(task)
-        return RunHandle(self._open(), name, task)
+        name = self._name(made, run_id)
+        handle: RunHandle[R] = RunHandle(self._open, name)
+        if ended_state(self._open(), name) is None:
+            begun = self._runs.start(made, given, name)
+            handle.keep(begun if isinstance(begun, asyncio.Task) else asyncio.wrap_future(begun))
+        else:  # kept, or failed: told when it is asked for
+            handle.keep(asyncio.ensure_future(self._runs.run(made, given, name)))
+        return handle
+
+    def _name(self, workflow: WorkflowFunction[..., Any], run_id: str | None) -> str:
+        if run_id is not None:
+            return files.check_identifier(run_id, "run id")
+        if live_run_or_none() is not None:
+            raise ConfigurationError(
+                f"hive.run({workflow.name}, …) inside a workflow needs a run_id, or each start would"
+                f" run it anew; or await {workflow.name}(…) itself: then it is a child"
+            )
+        return _new_id(workflow.name)
 
     async def resume(self, run_id: str) -> Any:
         """Go on with a run as it was begun: its workflow and arguments are in the journal."""
@@ -164,13 +180,18 @@ class Hive(Definitions):
         kwargs: dict[str, Any],
     ) -> R:
         """Run a workflow as a child of another run; called by the workflow itself."""
-        given = make_input(workflow.name, args, kwargs, _parameters(workflow))
+        if parent.held.store is not self._open():
+            raise ConfigurationError(
+                f"the workflow {workflow.name!r} belongs to another Hive than the one that runs"
+                f" {parent.run_id!r}; define both on one"
+            )
+        given = make_input(workflow.name, args, kwargs, workflow.parameters)
         identity = parent.told_apart("child", given.identity)
         known = parent.held.state.children.get(identity)
         if known is not None:
             run_id = str(facts_of(known)["run_id"])
         else:
-            run_id = _child_id(parent.run_id, workflow.name, identity)
+            run_id = child_id(parent.run_id, workflow.name, identity)
             await parent.held.record(child_begun(identity, run_id, workflow.name), sync=False)
         result: R = await parent.owning(lambda: self._runs.run(workflow, given, run_id, parent))
         return result
@@ -213,9 +234,20 @@ class Hive(Definitions):
 
     # --- from outside ---
 
-    def answer(self, run_id: str, name: str, value: Any = None, *, by: str | None = None) -> None:
-        """Answer what a run waits for, or will wait for; from any process."""
-        orders.answer(self._open(), run_id, name, value, by=by)
+    def answer(
+        self,
+        run_id: str,
+        name: str,
+        value: Any = None,
+        *,
+        by: str | None = None,
+        early: bool = False,
+    ) -> None:
+        """Answer what a run waits for; from any process, whoever executes the run, or nobody.
+
+        Each question takes one answer. With ``early`` it may also be one that is yet to be asked.
+        """
+        orders.answer(self._open(), run_id, name, value, by=by, early=early)
 
     def retry(self, run_id: str, step: str | int | None = None) -> None:
         """Let what failed be tried again; ``run`` or ``resume`` then goes on with it."""
@@ -251,7 +283,8 @@ class Hive(Definitions):
 
     def handle(self, run_id: str) -> RunHandle[Any]:
         """Return a handle of a run, wherever it is executed."""
-        return any_handle(self._open(), run_id)
+        run_info(self._open(), run_id)  # or say that there is none
+        return RunHandle(self._open, run_id)
 
     def events(
         self, run_id: str, *, after: int = 0, follow: bool = True
@@ -317,9 +350,10 @@ class Hive(Definitions):
         if terms.rate is None and terms.max_concurrency is None:
             return None
         with self._mutex:
-            found = self._limits.get(terms.name)
+            terms_of_limit = (terms.name, terms.rate, terms.max_concurrency)
+            found = self._limits.get(terms_of_limit)
             if found is None:
-                found = self._limits[terms.name] = Limit(
+                found = self._limits[terms_of_limit] = Limit(
                     self._open(),
                     terms.name,
                     rate=terms.rate,
@@ -333,7 +367,7 @@ class Hive(Definitions):
         self, workflow: WorkflowFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Input:
         bound_args, bound_kwargs = workflow.bind(args, kwargs)
-        return make_input(workflow.name, bound_args, bound_kwargs, _parameters(workflow))
+        return make_input(workflow.name, bound_args, bound_kwargs, workflow.parameters)
 
     def _as_begun(self, run_id: str) -> tuple[WorkflowFunction[..., Any], Input]:
         store = self._open()
@@ -348,6 +382,13 @@ class Hive(Definitions):
                 f"run {run_id!r} belongs to the workflow {given.workflow!r}, which this Hive does"
                 f" not have (it has: {known}); import the module that defines it"
             )
+        try:
+            found.bind(given.args, given.kwargs)
+        except TypeError as error:
+            raise RunMismatchError(
+                f"run {run_id!r} cannot go on: its workflow takes other arguments by now ({error});"
+                " let it take the old ones too, or fork the run with others"
+            ) from None
         return found, given
 
 
@@ -372,31 +413,5 @@ def _config_for(folder: str | Path | None, config: ExecutionConfig | None) -> Ex
     return replace(base, state=state).frozen()
 
 
-def _parameters(workflow: WorkflowFunction[..., Any]) -> tuple[str, ...]:
-    """Return the names of a workflow's parameters; ``**`` if it takes any other."""
-    kinds = inspect.Parameter
-    names = []
-    for parameter in workflow.signature.parameters.values():
-        if parameter.kind is kinds.VAR_KEYWORD:
-            names.append("**")
-        elif parameter.kind is not kinds.VAR_POSITIONAL:
-            names.append(parameter.name)
-    return tuple(names)
-
-
 def _new_id(workflow: str) -> str:
     return f"{workflow[:100]}-{secrets.token_hex(6)}"
-
-
-def _child_id(parent: str, workflow: str, identity: bytes) -> str:
-    name = f"{parent}.{workflow}-{identity.hex()[:8]}"
-    return name if len(name) <= 128 else f"{parent[:95]}.{identity.hex()[:32]}"
-
-
-#: A loop keeps its tasks weakly.
-_started: set[asyncio.Task[Any]] = set()
-
-
-def _keep_until_done(task: asyncio.Task[Any]) -> None:
-    _started.add(task)
-    task.add_done_callback(_started.discard)

@@ -56,7 +56,9 @@ class LiveRun:
         self.parent = parent
         self.children: set[LiveRun] = set()
         self.cancelled_because: str | None = None
-        self.questions: dict[bytes, asyncio.Future[None]] = {}
+        #: The questions that the workflow asks just now, and those that somebody settles.
+        self._listeners: dict[bytes, asyncio.Future[None]] = {}
+        self._claimed: set[bytes] = set()
         #: Asks for letters to be looked for at once; set by whoever looks for them.
         self.look_for_letters: Callable[[], None] = _nobody_looks
         self.loop = asyncio.get_running_loop()
@@ -93,9 +95,10 @@ class LiveRun:
     async def _stop_leftovers(self) -> None:
         left = [task for task in self._tasks if not task.done()]
         for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left)
+            task.get_loop().call_soon_threadsafe(task.cancel)
+        here = [task for task in left if task.get_loop() is self.loop]
+        if here:
+            await asyncio.wait(here)
 
     def check_going(self) -> None:
         """Raise if the run was cancelled: nothing more shall begin."""
@@ -107,11 +110,13 @@ class LiveRun:
         self.loop.call_soon_threadsafe(self._cancel, reason)
 
     def _cancel(self, reason: str) -> None:
+        if self.cancelled_because is not None:
+            return  # once: what cleans up after itself shall not be cancelled again
         tasks = {task for run in self._family() for task in run._tasks}  # noqa: SLF001 - of ours
         for run in self._family():
             run.cancelled_because = run.cancelled_because or reason
         for task in tasks:
-            task.cancel()
+            task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _family(self) -> list[LiveRun]:
         found = [self]
@@ -123,6 +128,52 @@ class LiveRun:
         """Let go of what its steps needed; the run itself is its opener's to let go."""
         for wrapper in self._wrappers.values():
             wrapper.close()
+
+    # --- questions ---
+    # A workflow's code may run in more than one loop, each in its thread: the run's lock decides.
+
+    def listen(self, identity: bytes) -> asyncio.Future[None]:
+        """Return what is done when a question is answered; in the loop that asks it."""
+        with self.held.mutex:
+            self._claimed.discard(identity)
+            listener = asyncio.get_running_loop().create_future()
+            self._listeners[identity] = listener
+            return listener
+
+    def listen_no_more(self, identity: bytes) -> None:
+        """Say that nobody waits for the answer any more."""
+        with self.held.mutex:
+            self._listeners.pop(identity, None)
+
+    def listens(self, identity: bytes) -> bool:
+        """Tell whether the workflow asks this just now, and nobody is about to settle it."""
+        with self.held.mutex:
+            return identity in self._listeners and identity not in self._claimed
+
+    def claim(self, identity: bytes) -> bool:
+        """Become the one who settles a question, by an answer or by saying that it is too late."""
+        with self.held.mutex:
+            mine = self.listens(identity)
+            if mine:
+                self._claimed.add(identity)
+            return mine
+
+    def give_up_claim(self, identity: bytes) -> None:
+        """Let somebody else settle it."""
+        with self.held.mutex:
+            self._claimed.discard(identity)
+
+    def tell(self, identity: bytes, error: Exception | None = None) -> None:
+        """Wake whoever waits for the answer, or say why it cannot be had."""
+        with self.held.mutex:
+            listener = self._listeners.get(identity)
+        if listener is not None:
+            listener.get_loop().call_soon_threadsafe(_settle, listener, error)
+
+    def tell_all(self, error: Exception) -> None:
+        """Say to all who wait why no answer can be had."""
+        for identity in list(self._listeners):
+            self.tell(identity, error)
 
     # --- which of several equal calls ---
 
@@ -142,7 +193,7 @@ class LiveRun:
     async def call(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return a step's result: from the journal if it is there, else through both levels."""
         executor = self._executor(step)
-        terms, function = step.terms, step.function
+        terms, function = step.terms, step.body
         if terms.key is not None:
             executor = executor.options(key=_key_of(step, terms.key, args, kwargs))
         else:
@@ -223,6 +274,15 @@ class LiveRun:
             case _:
                 pass
         return entries.WAITING if asked else entries.RUNNING
+
+
+def _settle(listener: asyncio.Future[None], error: Exception | None) -> None:
+    if listener.done():
+        return
+    if error is None:
+        listener.set_result(None)
+    else:
+        listener.set_exception(error)
 
 
 def _nobody_looks() -> None:

@@ -12,6 +12,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.kernel.errors import CodecError, ConfigurationError, DocumentCorruptError
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
@@ -29,13 +30,20 @@ class Answer:
     """An answer that waits to be taken; ``value`` is plain JSON with tags.
 
     Where somebody typed it before it was known what kind is asked for, it is ``words``.
+    An answer to a question is for that question alone; one that came early is for the first of its
+    name.
     """
 
-    id: str
     name: str
     value: Json
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
     by: str | None = None
     words: bool = False
+    #: Which question it answers, as hexadecimal; None if that was not asked yet.
+    question: str | None = None
+
+
+_MEMBERS = [each.name for each in dataclasses.fields(Answer)]
 
 
 @dataclass(slots=True)
@@ -48,18 +56,15 @@ class Letters:
     @classmethod
     def read(cls, data: bytes | None) -> Letters:
         """Return what a document says."""
-        found = codec.parse(data, "mail", depth=codec.DOCUMENT_DEPTH) if data else {}
-        answers = [
-            Answer(
-                id=each["id"],
-                name=each["name"],
-                value=each["value"],
-                by=each.get("by"),
-                words=each.get("words", False),
-            )
-            for each in found.get("answers", [])
-        ]
-        return cls(answers, found.get("cancel"))
+        try:
+            found = codec.parse(data, NAMESPACE, depth=codec.DOCUMENT_DEPTH) if data else {}
+            answers = [
+                Answer(**{name: each[name] for name in _MEMBERS if name in each})
+                for each in found.get("answers", [])
+            ]
+            return cls(answers, found.get("cancel"))
+        except (CodecError, AttributeError, KeyError, TypeError) as error:
+            raise DocumentCorruptError(NAMESPACE, f"it holds no letters ({error})") from error
 
     def write(self) -> Encoded | None:
         """Return the document; None if there is nothing to say."""
@@ -76,12 +81,19 @@ class Mail:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def answer(
-        self, run_id: str, name: str, value: Json, by: str | None = None, *, words: bool = False
-    ) -> None:
-        """Leave an answer; the n-th one is for the run's n-th question of that name."""
-        new = Answer(id=secrets.token_hex(8), name=name, value=value, by=by, words=words)
-        self._change(run_id, lambda letters: letters.answers.append(new))
+    def answer(self, run_id: str, answer: Answer) -> None:
+        """Leave an answer; raise if its question has one already."""
+
+        def add(letters: Letters) -> None:
+            same = [each for each in letters.answers if each.question == answer.question]
+            if same and answer.question is not None:
+                raise ConfigurationError(
+                    f"run {run_id!r} has its answer to {answer.name!r} already, and takes it when"
+                    " it goes on"
+                )
+            letters.answers.append(answer)
+
+        self._change(run_id, add)
 
     def cancel(self, run_id: str, reason: str) -> None:
         """Ask for a run to be cancelled."""
@@ -96,10 +108,6 @@ class Mail:
         found = self._store.document(NAMESPACE, run_id)
         return Letters.read(found.value if found else None)
 
-    def all(self) -> dict[str, Letters]:
-        """Return what waits, by run."""
-        return {each.key: Letters.read(each.value) for each in self._store.documents(NAMESPACE)}
-
     def taken(self, run_id: str, answer_id: str) -> None:
         """Throw away an answer that was recorded."""
 
@@ -108,16 +116,18 @@ class Mail:
 
         self._change(run_id, drop)
 
-    def throw_away(self, run_id: str) -> None:
-        """Throw away whatever waits for a run: it is over."""
-        if self._store.document(NAMESPACE, run_id) is not None:
-            self._store.update_document(NAMESPACE, run_id, lambda _: None)
+    def settle(self, run_id: str, status: str) -> None:
+        """Throw away what a run that is over needs no more.
 
-    def throw_away_request(self, run_id: str) -> None:
-        """Throw away the request to cancel a run; answers stay."""
+        One that did not succeed may be retried, and then it takes the answers it was given.
+        """
+        if self._store.document(NAMESPACE, run_id) is None:
+            return
 
         def drop(letters: Letters) -> None:
             letters.cancel = None
+            if status == "success":
+                letters.answers.clear()
 
         self._change(run_id, drop)
 

@@ -7,12 +7,12 @@ program can, without its code.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.hive import run_entries as entries
-from maestro_hive.hive import shapes, watch
-from maestro_hive.hive.mail import Mail
+from maestro_hive.hive import shapes, under_way, watch
+from maestro_hive.hive.mail import Answer, Mail
 from maestro_hive.hive.run_reading import find_run, read_run
 from maestro_hive.hive.waiting import fitting
 from maestro_hive.kernel.errors import ConfigurationError, FencedError, RunHeldError
@@ -36,16 +36,15 @@ _PENDING = "pending"
 
 
 def answer(
-    store: Store, run_id: str, name: str, value: Any, *, by: str | None = None, early: bool = True
+    store: Store, run_id: str, name: str, value: Any, *, by: str | None = None, early: bool = False
 ) -> None:
     """Answer a question of a run; with ``early``, also one that it has not asked yet.
 
-    The n-th answer is for its n-th question of that name. One that is not of the kind that was
-    asked for is refused here, where it can be mended.
+    A question takes one answer. One that is not of the kind that was asked for is refused here,
+    where it can be mended.
     """
     question = find_question(store, run_id, name, early=early)
-    Mail(store).answer(run_id, name, fitting(question, name, value), by)
-    watch.look_soon(store)
+    _post(store, run_id, question, Answer(name=name, value=fitting(question, name, value), by=by))
 
 
 def answer_in_words(
@@ -54,11 +53,17 @@ def answer_in_words(
     """Answer as somebody types it: ``yes`` is a text to one question, and true to another."""
     question = find_question(store, run_id, name, early=early)
     if question is None:
-        Mail(store).answer(run_id, name, text, by, words=True)
+        _post(store, run_id, None, Answer(name=name, value=text, by=by, words=True))
         return
     shape = facts_of(question).get("shape") or {}
     value = shapes.parse_words(shape, text, f"the answer to {name!r}")
-    Mail(store).answer(run_id, name, value, by)
+    _post(store, run_id, question, Answer(name=name, value=value, by=by))
+
+
+def _post(store: Store, run_id: str, question: Entry | None, given: Answer) -> None:
+    asked = question.identity if question is not None else None
+    letter = replace(given, question=asked.hex() if asked is not None else None)
+    Mail(store).answer(run_id, letter)
     watch.look_soon(store)
 
 
@@ -69,15 +74,17 @@ def find_question(store: Store, run_id: str, name: str, *, early: bool) -> Entry
         raise ConfigurationError(
             f"run {run_id!r} is over ({run_status(state)}), and waits for no answer"
         )
+    answered = {each.question for each in Mail(store).letters(run_id).answers}
     asked = [each for each in open_waits(state) if facts_of(each).get("name") == name]
-    if not asked and not early:
-        raise ConfigurationError(f"run {run_id!r} does not wait for {name!r}{_what_instead(state)}")
-    given = [each for each in Mail(store).letters(run_id).answers if each.name == name]
-    if given and len(given) >= len(asked) and not early:
-        raise ConfigurationError(
-            f"run {run_id!r} has its answer to {name!r} already, and takes it when it goes on"
-        )
-    return asked[0] if asked else None
+    left = [each for each in asked if each.identity and each.identity.hex() not in answered]
+    if left or (early and not asked):
+        return left[0] if left else None
+    if asked:
+        return asked[0]  # has its answer, and whoever posts another is told so
+    raise ConfigurationError(
+        f"run {run_id!r} does not wait for {name!r}{_what_instead(state)};"
+        " an answer for later is given with early (--early)"
+    )
 
 
 def _what_instead(state: RunState) -> str:
@@ -105,7 +112,7 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
             )
         for child in state.children.values() if identity is None else ():
             _retry_child(store, str(facts_of(child).get("run_id")))
-        Mail(store).throw_away_request(run_id)
+        Mail(store).settle(run_id, entries.FAILED)  # and with it a request to cancel
         retried = NewEntry(EntryKind.RETRIED, identity=identity)
         run.append(retried, _PENDING if state.begun is not None else None)
 
@@ -133,6 +140,10 @@ def cancel(store: Store, run_id: str, reason: str = "") -> bool:
 
     A process that executes it is asked to, and will record it; otherwise it is recorded here.
     """
+    if under_way.here(store, run_id) is not None:
+        Mail(store).cancel(run_id, reason)
+        watch.look_soon(store)
+        return True
     record = find_run(store, run_id)
     if record.status in OVER:
         return False
@@ -144,11 +155,11 @@ def cancel(store: Store, run_id: str, reason: str = "") -> bool:
         with _alone_with(store, run_id) as run:
             if run.state.ended is not None:  # it came to its end just now
                 return False
+            for child in run.state.children.values():  # first: who is killed here can ask again
+                _cancel_child(store, str(facts_of(child).get("run_id")), reason)
             ended = entries.ended(entries.CANCELLED, reason=reason or None)
             run.append(ended, entries.CANCELLED)
-            Mail(store).throw_away(run_id)
-            for child in run.state.children.values():
-                _cancel_child(store, str(facts_of(child).get("run_id")), reason)
+            Mail(store).settle(run_id, entries.CANCELLED)
     except RunHeldError:
         Mail(store).cancel(run_id, reason)
         watch.look_soon(store)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.maestro.state.codec import Encoded
 
+_LONGEST_NAME = 128
 SUCCESS, FAILED, CANCELLED = "success", "failed", "cancelled"
 RUNNING, WAITING = "running", "waiting"
 #: What a wait is for.
@@ -29,7 +30,7 @@ class Input(NamedTuple):
     kwargs: dict[str, Any]
     encoded: Encoded
     identity: bytes
-    #: The names of the workflow's parameters, in order; ``**`` if it takes any other.
+    #: The workflow's parameters, in order, with stars as in its signature.
     parameters: tuple[str, ...] = ()
 
 
@@ -41,8 +42,13 @@ def make_input(
 ) -> Input:
     """Return a workflow's input; it must have a form in JSON, since a resumed run is given it."""
     encoded = codec.encode_call(args, kwargs, f"the input of {workflow}")
+    return input_of(workflow, encoded, parameters)._replace(args=args, kwargs=kwargs)
+
+
+def input_of(workflow: str, encoded: Encoded, parameters: tuple[str, ...]) -> Input:
+    """Return an input as it is kept, without the values themselves."""
     identity = identity_of("run", workflow, encoded.sha256)
-    return Input(workflow, args, kwargs, encoded, identity, parameters)
+    return Input(workflow, (), {}, encoded, identity, parameters)
 
 
 def identity_of(*parts: str | bytes) -> bytes:
@@ -110,6 +116,13 @@ def wait_ended(
     return NewEntry(
         EntryKind.WAIT_ENDED, facts=codec.dump_canonical(told), value=value, identity=identity
     )
+
+
+def child_id(parent: str, workflow: str, identity: bytes) -> str:
+    """Return a child's name, which no child of another parent has."""
+    own = hashlib.sha256(parent.encode() + b"/" + identity).hexdigest()
+    name = f"{parent}.{workflow}-{own[:16]}"
+    return name if len(name) <= _LONGEST_NAME else f"{parent[:80]}.{own[:32]}"
 
 
 def child_begun(identity: bytes, run_id: str, workflow: str) -> NewEntry:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from maestro_hive.hive import run_entries as entries
 from maestro_hive.hive.errors import RunCancelledError, RunFailedError, UnknownRunError
+from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.run_state import facts_of, fold
-from maestro_hive.maestro.state.run_view import OVER, standing
+from maestro_hive.maestro.state.run_view import OVER, STOPPED, standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.records import Entry, RunRecord
     from maestro_hive.maestro.state.run_state import RunState
     from maestro_hive.maestro.state.store import Store
+
+
+STATUSES = ("pending", entries.RUNNING, entries.WAITING, *OVER, STOPPED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,12 @@ def list_runs(
     store: Store, status: str | None = None, workflow: str | None = None, limit: int | None = None
 ) -> list[RunInfo]:
     """Return runs, newest first."""
+    if status is not None and status not in STATUSES:
+        raise ConfigurationError(
+            f"no run is ever {status!r}; where runs stand is said by {', '.join(STATUSES)}"
+        )
+    if limit is not None and limit < 0:
+        raise ConfigurationError(f"the limit is {limit}, and must be 0 or more")
     held = store.held_runs()
     shown = [_info(record, record.name in held) for record in store.runs()]
     found = [

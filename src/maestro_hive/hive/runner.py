@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from maestro_hive.hive import run_entries as entries
+from maestro_hive.hive import under_way
 from maestro_hive.hive.errors import (
     RunCancelledError,
     RunFailedError,
@@ -29,21 +28,26 @@ from maestro_hive.kernel.errors import (
     StorageError,
 )
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.run_state import facts_of
 from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen, parts_of
 from maestro_hive.unified_execution.state_persistence import StatePersistence
 from maestro_hive.unified_execution.steps import error_facts
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from concurrent.futures import Future
 
     from maestro_hive.hive.live_run import Staff
     from maestro_hive.hive.run_entries import Input
     from maestro_hive.hive.workflow_function import WorkflowFunction
     from maestro_hive.maestro.state.records import Entry
+    from maestro_hive.maestro.state.run_state import RunState
     from maestro_hive.maestro.state.store import Store
 
 R = TypeVar("R")
 
+#: How often a run that somebody else here gave up in the middle is gone on with.
+_TAKE_OVERS = 100
 #: How many more times a task may be cancelled while its run is let go.
 _CANCELLATIONS = 100
 
@@ -76,26 +80,52 @@ class Runner:
     ) -> R:
         """Return the result of a run, from wherever it stands; what is kept of it without holding.
 
-        Whoever asks for a run that this process executes already waits for that one.
+        Whoever asks for a run that this process executes already waits for that one, and goes on
+        with it if the other gives up.
         """
-        over = ended_state(self._store, run_id)
-        if over is not None and over.ended is not None:
-            if over.begun is not None:
-                _check_same(run_id, over.begun, given, self._store)
-            Mail(self._store).throw_away(run_id)  # if whoever ended it could not do so
-            kept: R = outcome(run_id, over.ended, self._store.load)
-            return kept
+        for _ in range(_TAKE_OVERS):
+            over = ended_state(self._store, run_id)
+            if over is not None and over.ended is not None:
+                kept: R = self._kept(run_id, over, given)
+                return kept
+            task = self.start(workflow, given, run_id, parent)
+            if isinstance(task, asyncio.Task):
+                return await task
+            try:
+                joined: R = await asyncio.shield(asyncio.wrap_future(task))
+            except RunLeftError as left:
+                if left.run_id != run_id:
+                    raise
+            else:
+                return joined
+        raise RunLeftError(run_id)
+
+    def start(
+        self,
+        workflow: WorkflowFunction[..., R],
+        given: Input,
+        run_id: str,
+        parent: LiveRun | None = None,
+    ) -> asyncio.Task[R] | Future[R]:
+        """Begin to execute a run; if this process does so already, return what it will give."""
         _refuse_itself(run_id)
-        mine, other = _enter(self._store, run_id, given)
-        if other is not None:
-            _check_equal(run_id, other.given, given)
-            joined: R = await asyncio.shield(asyncio.wrap_future(other.done))
-            return joined
+        found, is_mine = under_way.enter(self._store, run_id, given)
+        if not is_mine:
+            _check_equal(run_id, found.given, given)
+            return found.done
         # A task of its own: cancelling the run must not cancel its caller.
-        name = f"run {run_id}"
-        task = asyncio.create_task(self._execute(workflow, given, run_id, parent), name=name)
-        task.add_done_callback(lambda done: _leave(self._store, run_id, mine, done))
-        return await task
+        work = self._execute(workflow, given, run_id, parent)
+        task = asyncio.create_task(work, name=f"run {run_id}")
+        task.add_done_callback(lambda done: under_way.leave(self._store, run_id, found, done))
+        return task
+
+    def _kept(self, run_id: str, over: RunState, given: Input) -> Any:
+        assert over.ended is not None
+        if over.begun is not None:
+            _check_same(run_id, over.begun, given, self._store)
+        # If whoever ended it could not do so.
+        Mail(self._store).settle(run_id, str(facts_of(over.ended).get("status")))
+        return outcome(run_id, over.ended, self._store.load)
 
     async def _execute(
         self,
@@ -151,23 +181,30 @@ class Runner:
             result = await live.drive(lambda: workflow.function(*given.args, **given.kwargs))
             live.check_going()
             value = codec.encode(result, f"the result of run {live.run_id}")
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             self._end_if_cancelled(live)
-            raise
-        except Exception as error:
+            if _was_asked_to_stop():
+                raise
+            await self._fail(live, error)
+        except Exception as error:  # noqa: BLE001 - whatever the workflow raised
             self._end_if_cancelled(live)
             if any(isinstance(part, _NO_END) for part in parts_of(error)):
                 raise with_own_lines(error)  # noqa: B904 - the same error
-            facts = error_facts(with_own_lines(error))
-            await self._end(live, entries.ended(entries.FAILED, error=facts), entries.FAILED)
-            raise RunFailedError(live.run_id, facts) from error
+            await self._fail(live, error)
         await self._end(live, entries.ended(entries.SUCCESS, value=value), entries.SUCCESS)
         done: R = result
         return done
 
+    async def _fail(self, live: LiveRun, error: BaseException) -> NoReturn:
+        facts = error_facts(with_own_lines(error))
+        if isinstance(error, asyncio.CancelledError):
+            facts["message"] = "the workflow waited for something that was cancelled"
+        await self._end(live, entries.ended(entries.FAILED, error=facts), entries.FAILED)
+        raise RunFailedError(live.run_id, facts) from error
+
     async def _end(self, live: LiveRun, ended: Any, status: str) -> None:
         await live.held.record(ended, sync=True, status=status)
-        self._watch().mail.throw_away(live.run_id)
+        self._watch().mail.settle(live.run_id, status)
 
     def _end_if_cancelled(self, live: LiveRun) -> None:
         """Record that the run was cancelled, and say so; at once: it may be cancelled once more."""
@@ -175,7 +212,7 @@ class Runner:
         if reason is None:
             return
         live.held.append([entries.ended(entries.CANCELLED, reason=reason)], entries.CANCELLED)
-        self._watch().mail.throw_away(live.run_id)
+        self._watch().mail.settle(live.run_id, entries.CANCELLED)
         raise RunCancelledError(live.run_id, reason) from None
 
     def _watch(self) -> Watch:
@@ -207,6 +244,11 @@ def _check_equal(run_id: str, kept: Input, given: Input) -> None:
         )
 
 
+def _was_asked_to_stop() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 def _refuse_itself(run_id: str) -> None:
     around = live_run_or_none()
     while around is not None:
@@ -236,41 +278,3 @@ async def _in_any_case(work: Coroutine[Any, Any, None]) -> None:
 def _let_go(opening: asyncio.Future[StatePersistence]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().shutdown()
-
-
-# --- runs that this process executes -----------------------------------------------------------------
-
-_mutex = threading.Lock()
-_under_way: dict[tuple[int, str], _UnderWay] = {}
-
-
-class _UnderWay(NamedTuple):
-    given: Input
-    done: Future[Any]
-
-
-def _enter(store: Store, run_id: str, given: Input) -> tuple[Future[Any], _UnderWay | None]:
-    """Return what the result is put into, and if somebody here executes the run, theirs."""
-    mine = _UnderWay(given, Future())
-    with _mutex:
-        other = _under_way.setdefault((id(store), run_id), mine)
-    return mine.done, None if other is mine else other
-
-
-def _leave(store: Store, run_id: str, mine: Future[Any], done: asyncio.Task[Any]) -> None:
-    """Tell those who waited for the run here how it ended."""
-    with _mutex:
-        del _under_way[id(store), run_id]
-    if done.cancelled():
-        mine.set_exception(RunLeftError(run_id))
-    elif (error := done.exception()) is not None:
-        mine.set_exception(error)
-    else:
-        mine.set_result(done.result())
-
-
-def is_under_way_here(store: Store, run_id: str) -> Future[Any] | None:
-    """Return what the result of a run will be put into, if this process executes it."""
-    with _mutex:
-        found = _under_way.get((id(store), run_id))
-    return found.done if found is not None else None

@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 from maestro_hive.kernel.errors import RunHeldError, StorageError, StoreBusyError
 from maestro_hive.kernel.threads import threads
@@ -229,7 +230,7 @@ class Slots:
 
     def lease_name(self, what: object) -> str:
         """Return the name of a slot's lease, or of a place in line."""
-        return f"slot/{self._name}/{what}"
+        return f"slot/{quote(self._name, safe='')}/{what}"
 
     def is_mine(self, number: int) -> bool:
         """Tell whether this process has the slot."""

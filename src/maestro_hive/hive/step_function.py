@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
@@ -17,6 +18,42 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+def _own(value: Any) -> Any:
+    """Return a copy of an argument, or what cannot be copied itself."""
+    if type(value) in _IMMUTABLE:
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - the user's own object, such as a client with a lock in it
+        return value
+
+
+def _given_copies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, called with copies of its arguments.
+
+    A step that is kept is not called again. If it could change what it was given, a workflow would
+    go another way after a restart, and a second attempt would not begin like the first.
+    """
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            named = {name: _own(value) for name, value in kwargs.items()}
+            return await function(*map(_own, args), **named)
+
+        return call
+
+    @functools.wraps(function)
+    def call_blocking(*args: Any, **kwargs: Any) -> Any:
+        named = {name: _own(value) for name, value in kwargs.items()}
+        return function(*map(_own, args), **named)
+
+    return call_blocking
+
+
 class StepFunction(Generic[P, R]):
     """What ``@hive.step`` makes of a function: awaited in a workflow, it runs once and is kept.
 
@@ -28,6 +65,8 @@ class StepFunction(Generic[P, R]):
         self.function = function
         self.terms = terms
         self.signature = inspect.signature(function)
+        #: What an attempt calls.
+        self.body = _given_copies(function)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result that is kept, or else call the function until it succeeds."""

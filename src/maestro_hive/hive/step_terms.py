@@ -81,7 +81,7 @@ class StepTerms:
 class Step(Protocol):
     """A function with its terms."""
 
-    function: Callable[..., Any]
+    body: Callable[..., Any]
     terms: StepTerms
     signature: inspect.Signature
 

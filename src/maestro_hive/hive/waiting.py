@@ -27,18 +27,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_A_MOMENT = 0.01
+
 
 async def sleep(seconds: float) -> None:
     """Return when so many seconds are over, those before a restart included."""
     run = live_run("hive.sleep()")
-    length = settings.number(0)("the seconds to sleep", seconds)
-    identity = run.told_apart("sleep", repr(float(length)))
+    given: object = seconds
+    is_over = isinstance(given, int | float) and given < 0  # as in sleep(deadline - now)
+    length = float(settings.number(0)("the seconds to sleep", 0 if is_over else given))
+    identity = run.told_apart("sleep", repr(length))
     state, clock = run.held.state, run.held.store.clock
     if identity in state.answers:
         return
     begun = state.waits.get(identity)
     if begun is None:
-        wait = Wait.begin(clock, float(length))
+        wait = Wait.begin(clock, length)
         new = entries.wait_begun(identity, "sleep", entries.SLEEP, wait=wait.to_facts())
         await run.record(new)
     else:
@@ -57,25 +61,41 @@ async def wait_for(name: str, within: float | None, expected: Any) -> Any:
     limit = None if within is None else settings.number(0)("the timeout", within)
     identity = run.told_apart("wait", name)
     ended = run.held.state.answers.get(identity)
-    if ended is None:
+    if ended is None or not _still_fits(run, ended, shape):
         wait = await _ask(run, identity, name, limit, shape)
         ended = await run.owning(lambda: _answered(run, identity, name, wait))
     if facts_of(ended).get("how") == "timeout":
         raise TimeoutError(f"nobody answered {name!r} of run {run.run_id!r} in time")
+    return shapes.build(expected, _value(run, ended))
+
+
+def _value(run: LiveRun, ended: Entry) -> Any:
     data = run.held.store.load(ended)
-    value = None if data is None else codec.decode(data, f"the answer to {name}")
-    return shapes.build(expected, value)
+    return None if data is None else codec.decode(data, "the answer")
+
+
+def _still_fits(run: LiveRun, ended: Entry, shape: Json) -> bool:
+    """Tell whether a kept answer is what the workflow asks for by now: its code may have changed."""
+    if facts_of(ended).get("how") == "timeout":
+        return True
+    try:
+        shapes.check(shape, _value(run, ended))
+    except ShapeError:
+        return False
+    return True
 
 
 async def _ask(
     run: LiveRun, identity: bytes, name: str, limit: float | None, shape: Any
 ) -> Wait | None:
-    """Record the question, unless it was asked before; return how long to wait at most."""
+    """Record the question, unless it was asked like that; return how long to wait at most."""
     begun = run.held.state.waits.get(identity)
-    if begun is not None:
-        kept = facts_of(begun).get("wait")
-        return None if kept is None else Wait.from_facts(kept)
     wait = None if limit is None else Wait.begin(run.held.store.clock, float(limit))
+    if begun is not None and identity in run.held.state.questions:
+        kept = facts_of(begun).get("wait")
+        wait = None if kept is None else Wait.from_facts(kept)
+        if facts_of(begun).get("shape") == shape:
+            return wait
     told = None if wait is None else wait.to_facts()
     await run.record(entries.wait_begun(identity, name, entries.ANSWER, wait=told, shape=shape))
     return wait
@@ -83,17 +103,21 @@ async def _ask(
 
 async def _answered(run: LiveRun, identity: bytes, name: str, wait: Wait | None) -> Entry:
     """Return the entry that says how the wait ended; whoever brings an answer has written it."""
-    arrived = run.questions[identity] = run.loop.create_future()
+    arrived = run.listen(identity)
     timer = asyncio.create_task(wait.over(run.held.store.clock)) if wait is not None else None
     run.look_for_letters()
     try:
-        await asyncio.wait({arrived, timer} if timer else {arrived}, return_when="FIRST_COMPLETED")
-        if arrived.done():
+        waited = {arrived, timer} if timer else {arrived}
+        await asyncio.wait(waited, return_when="FIRST_COMPLETED")
+        while not arrived.done():
+            if run.claim(identity):
+                await run.record(entries.wait_ended(identity, name, "timeout"))
+                break
+            await asyncio.sleep(_A_MOMENT)  # an answer is being written down, in the last moment
+        else:
             arrived.result()  # or the error that kept it away
-        if identity not in run.held.state.answers:
-            await run.record(entries.wait_ended(identity, name, "timeout"))
     finally:
-        del run.questions[identity]
+        run.listen_no_more(identity)
         if timer is not None:
             timer.cancel()
     return run.held.state.answers[identity]
@@ -104,29 +128,47 @@ async def _answered(run: LiveRun, identity: bytes, name: str, wait: Wait | None)
 
 async def deliver(run: LiveRun, mail: Mail, answers: list[Answer]) -> None:
     """Record the answers that a run waits for, and throw those letters away."""
-    taken = {facts_of(entry).get("answer") for entry in run.held.state.answers.values()}
     for answer in answers:
-        if answer.id in taken:  # recorded by a process that died before it threw the letter away
-            mail.taken(run.run_id, answer.id)
-            continue
-        identity = _oldest_question(run, answer.name)
-        if identity is None:
+        identity = _question_of(run, answer)
+        if identity is None and not _is_too_late(run, answer):
             continue  # it may be asked later
-        try:
-            tree = _fitted(run, identity, answer)
-        except ShapeError as error:  # it came before its question
-            logger.warning("run %s still waits: %s", run.run_id, error)
-            mail.taken(run.run_id, answer.id)
-            continue
-        value = codec.encoded(codec.dump_canonical(tree))
-        ended = entries.wait_ended(
-            identity, answer.name, "answered", value, answer=answer.id, by=answer.by
-        )
-        await run.record(ended)
+        if identity is not None and run.claim(identity):
+            await _hand_over(run, identity, answer)
         mail.taken(run.run_id, answer.id)
-        waiter = run.questions.get(identity)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+
+
+async def _hand_over(run: LiveRun, identity: bytes, answer: Answer) -> None:
+    """Record an answer, and only then let the workflow have it."""
+    try:
+        tree = _fitted(run, identity, answer)
+        value = codec.encoded(codec.dump_canonical(tree))
+        told = {"answer": answer.id, "by": answer.by}
+        await run.record(entries.wait_ended(identity, answer.name, "answered", value, **told))
+    except ShapeError as error:  # it came before its question
+        logger.warning("run %s still waits: %s", run.run_id, error)
+        run.give_up_claim(identity)
+    except BaseException:
+        run.give_up_claim(identity)
+        raise
+    else:
+        run.tell(identity)
+
+
+def _question_of(run: LiveRun, answer: Answer) -> bytes | None:
+    """Return which of the questions under way a letter answers."""
+    for identity, asked in run.held.state.questions.items():
+        is_it = answer.question in (None, identity.hex())
+        if is_it and facts_of(asked).get("name") == answer.name and run.listens(identity):
+            return identity
+    return None
+
+
+def _is_too_late(run: LiveRun, answer: Answer) -> bool:
+    """Tell whether a letter's question is over: answered, perhaps by it, or too late."""
+    if answer.question is None:
+        taken = (facts_of(entry).get("answer") for entry in run.held.state.answers.values())
+        return answer.id in taken
+    return bytes.fromhex(answer.question) in run.held.state.answers
 
 
 def _fitted(run: LiveRun, identity: bytes, answer: Answer) -> Json:
@@ -136,16 +178,6 @@ def _fitted(run: LiveRun, identity: bytes, answer: Answer) -> Json:
         shape = facts_of(question).get("shape") or {}
         return shapes.parse_words(shape, answer.value, f"the answer to {answer.name!r}")
     return fitting(question, answer.name, answer.value)
-
-
-def _oldest_question(run: LiveRun, name: str) -> bytes | None:
-    state = run.held.state
-    for identity in state.waits:
-        asked = facts_of(state.waits[identity])
-        is_open = identity not in state.answers and identity in run.questions
-        if is_open and asked.get("what") == entries.ANSWER and asked.get("name") == name:
-            return identity
-    return None
 
 
 def fitting(question: Entry | None, name: str, value: Any) -> Json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from maestro_hive.hive.mail import Mail
 from maestro_hive.hive.waiting import deliver
-from maestro_hive.kernel.errors import FencedError, StorageError, StoreBusyError
+from maestro_hive.kernel.errors import MaestroError, StoreBusyError
 
 if TYPE_CHECKING:
     from maestro_hive.hive.live_run import LiveRun
@@ -36,7 +36,7 @@ class Watch:
     def add(self, run: LiveRun) -> None:
         """Look after a run's letters from now on."""
         self.runs[run.run_id] = run
-        run.look_for_letters = self._look_now.set
+        run.look_for_letters = self.look_soon
         self._look_now.set()
         if self._task is None or self._task.done():
             self._task = self._loop.create_task(self._look())
@@ -56,32 +56,24 @@ class Watch:
     async def _look(self) -> None:
         while True:
             self._look_now.clear()
-            try:
-                for run_id, letters in (await self._letters()).items():
-                    run = self.runs.get(run_id)
-                    if run is not None:
-                        await self._hand_over(run, letters)
-            except (StorageError, FencedError) as error:
-                self._tell_those_who_wait(error)
+            for run in list(self.runs.values()):
+                try:
+                    await self._hand_over(run, await self._letters(run.run_id))
+                except StoreBusyError:
+                    continue  # there is another look
+                except MaestroError as error:
+                    # Nobody waits for an answer that cannot be read, or not be written down.
+                    run.tell_all(error)
             try:
                 async with asyncio.timeout(_LOOK_EVERY):
                     await self._look_now.wait()
             except TimeoutError:
                 continue
 
-    def _tell_those_who_wait(self, error: Exception) -> None:
-        """Let nobody wait for an answer that could not be read, or not be written down."""
-        if isinstance(error, StoreBusyError):
-            return  # there is another look
-        for run in self.runs.values():
-            for question in run.questions.values():
-                if not question.done():
-                    question.set_exception(error)
-
-    async def _letters(self) -> dict[str, Letters]:
+    async def _letters(self, run_id: str) -> Letters:
         if self.store.quick():
-            return self.mail.all()
-        return await asyncio.to_thread(self.mail.all)
+            return self.mail.letters(run_id)
+        return await asyncio.to_thread(self.mail.letters, run_id)
 
     async def _hand_over(self, run: LiveRun, letters: Letters) -> None:
         if letters.cancel is not None:

@@ -50,6 +50,8 @@ class WorkflowFunction(Generic[P, R]):
         self.function = function
         self.name = name
         self.signature = inspect.signature(function)
+        #: Its parameters' names, with stars as in its signature.
+        self.parameters = _starred(self.signature)
         self._children = children
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -81,3 +83,17 @@ class WorkflowFunction(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<workflow {self.name!r}>"
+
+
+def _starred(signature: inspect.Signature) -> tuple[str, ...]:
+    found: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            found.append(f"*{parameter.name}")
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            found.append(f"**{parameter.name}")
+        else:
+            if parameter.kind is parameter.KEYWORD_ONLY and not any(n[0] == "*" for n in found):
+                found.append("*")
+            found.append(parameter.name)
+    return tuple(found)

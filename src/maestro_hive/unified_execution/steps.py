@@ -132,7 +132,7 @@ _TRACEBACK_LENGTH = 4_000
 #: An error that is raised again and again has them all, and each costs time.
 _FRAMES = 40
 #: Packages whose lines a user need not see: between the call and the task there is nothing else.
-_OURS = ("maestro_hive.unified_execution", "maestro_hive.kernel", "asyncio")
+_OURS = ("maestro_hive.unified_execution", "maestro_hive.hive", "maestro_hive.kernel", "asyncio")
 
 
 def error_facts(error: BaseException) -> dict[str, Any]:

@@ -147,6 +147,8 @@ class RunState:
     #: What the workflow waits for, or waited for, and how that ended; by identity.
     waits: dict[bytes, Entry] = field(default_factory=dict)
     answers: dict[bytes, Entry] = field(default_factory=dict)
+    #: Those of the waits that somebody must answer, and nobody has yet.
+    questions: dict[bytes, Entry] = field(default_factory=dict)
     children: dict[bytes, Entry] = field(default_factory=dict)
     #: The fencing number that the run's files had reached when this journal began.
     fence_floor: int = 0
@@ -336,6 +338,7 @@ def _retried(state: RunState, entry: Entry) -> None:
         state.escalated.clear()
         if state.ended is not None and facts_of(state.ended).get("status") != "success":
             state.ended = None
+        _ask_anew(state)
         return
     if entry.identity in state.by_identity:
         _start_over(state, state.by_identity[entry.identity], entry, forget=forget)
@@ -360,11 +363,28 @@ def _run_ended(state: RunState, entry: Entry) -> None:
 
 
 def _wait_begun(state: RunState, entry: Entry) -> None:
-    state.waits[_identity(entry)] = entry
+    identity = _identity(entry)
+    state.waits[identity] = entry
+    state.answers.pop(identity, None)  # asked anew, since its answer does not fit any more
+    if facts_of(entry).get("what") == "answer":
+        state.questions[identity] = entry
 
 
 def _wait_ended(state: RunState, entry: Entry) -> None:
-    state.answers[_identity(entry)] = entry
+    identity = _identity(entry)
+    state.answers.setdefault(identity, entry)  # what came first is what the workflow was told
+    state.questions.pop(identity, None)
+
+
+def _ask_anew(state: RunState) -> None:
+    """Let questions that nobody answered in time, or not yet, be asked again with all their time."""
+    late = [
+        identity for identity, entry in state.answers.items() if facts_of(entry)["how"] == "timeout"
+    ]
+    for identity in (*late, *state.questions):
+        del state.waits[identity]
+        state.answers.pop(identity, None)
+    state.questions.clear()
 
 
 def _child_begun(state: RunState, entry: Entry) -> None:

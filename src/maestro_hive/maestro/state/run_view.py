@@ -119,11 +119,7 @@ def standing(workflow: str, status: str, *, held: bool) -> str:
 
 def open_waits(state: RunState) -> list[Entry]:
     """Return what the workflow waits for that somebody must answer."""
-    return [
-        entry
-        for identity, entry in state.waits.items()
-        if identity not in state.answers and facts_of(entry).get("what") == "answer"
-    ]
+    return list(state.questions.values())
 
 
 def without_what_steps_say(state: RunState, changes: dict[str, Any]) -> dict[str, Any]:
