@@ -7,8 +7,7 @@ import threading
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +21,9 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.unified_execution.exceptions import HelpNeeded
 from tests.hive.conftest import quick_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
