@@ -32,6 +32,9 @@ COMMAND = [sys.executable, "-m", "maestro_hive"]
 #: What would change what is printed, or where is looked.
 _IN_THE_WAY = {"NO_COLOR", "FORCE_COLOR", "MAESTRO_STATE_DIR", "MAESTRO_CHECKPOINT_DIR", "COLUMNS"}
 
+#: Python loses a Ctrl+C that is typed between its prompt and its reading.
+_UNTIL_IT_READS = 0.2
+
 
 def environment(**changes: str) -> dict[str, str]:
     """Return the environment of a test, without what would change what is printed."""
@@ -86,6 +89,7 @@ def in_terminal(
     *arguments: str | Path,
     typed: dict[str, str] | None = None,
     columns: int = 80,
+    command: list[str] = COMMAND,
     **changes: str,
 ) -> Seen:
     """Run a verb in a terminal of its own; after each text in ``typed`` is seen, type its keys."""
@@ -93,12 +97,12 @@ def in_terminal(
     try:
         ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
         process = subprocess.Popen(
-            [sys.executable, "-c", _IN_TERMINAL, *COMMAND, *map(str, arguments)],
+            [sys.executable, "-c", _IN_TERMINAL, *command, *map(str, arguments)],
             stdin=inside,
             stdout=inside,
             stderr=inside,
             start_new_session=True,
-            env=environment(TERM="xterm-256color", **changes),
+            env=environment(**{"TERM": "xterm-256color", **changes}),
         )
         os.close(inside)
         try:
@@ -126,6 +130,7 @@ def _shown(screen: int, typed: dict[str, str]) -> str:
             return text
         text += piece.decode()
         for awaited in [each for each in typed if each in text]:
+            time.sleep(_UNTIL_IT_READS)
             os.write(screen, typed.pop(awaited).encode())
     raise TimeoutError(f"the terminal shows, after a minute: {text}")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -138,3 +140,45 @@ def test_a_backup_of_a_damaged_journal_is_an_error(folder: Path, tmp_path: Path)
     journal.write_bytes(text)
     message = complaint(maestro("backup", tmp_path / "target", "--store", folder))
     assert str(journal) in message
+
+
+KILLED = """
+import os, sys
+from maestro_hive.cli import backup, main
+backup._copy = lambda *_: os.kill(os.getpid(), 9)
+main()
+"""
+
+
+def killed_backup(folder: Path, target: Path) -> None:
+    """Kill a backup when it has the journal and is about to copy the rest."""
+    words = [sys.executable, "-c", KILLED, "backup", str(target), "--store", str(folder)]
+    assert subprocess.run(words, check=False).returncode == -9
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_backup_that_was_killed_is_none_and_the_next_one_is_whole(
+    folder: Path, tmp_path: Path, *, is_there: bool
+) -> None:
+    target = tmp_path / "copies" / "monday"
+    if is_there:
+        target.mkdir(parents=True)
+        target.chmod(0o700)
+    killed_backup(folder, target)
+    assert "is not a state folder" in complaint(maestro("doctor", "--store", target))
+    assert target.exists() is is_there
+    assert maestro("backup", target, "--store", folder).returncode == 0
+    assert sorted(path.name for path in target.parent.iterdir()) == ["monday"]
+    assert not (target / ".half").exists()
+    assert maestro("doctor", "--store", target).returncode == 0
+    assert (target / "runs" / "run" / "execution_state.json").exists()
+
+
+def test_two_backups_to_one_place_do_not_mix(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / ".copy.half").mkdir()
+    lock = os.open(tmp_path / ".copy.half", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    message = complaint(maestro("backup", tmp_path / "copy", "--store", folder))
+    os.close(lock)
+    assert f"another process is making the backup {tmp_path / 'copy'}" in message
+    assert not (tmp_path / "copy").exists()

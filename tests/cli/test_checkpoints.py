@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,73 @@ def test_a_class_that_only_the_program_knows_is_no_damage(folder: Path, tmp_path
         sys.path.remove(str(tmp_path))
     assert checkpoints(folder, "verify").returncode == 0
     assert maestro("doctor", "--store", folder).returncode == 0
+
+
+SHOP = """
+import asyncio, sys
+from dataclasses import dataclass
+from maestro_hive.unified_execution import *
+@dataclass
+class Order:
+    number: int
+async def sell(number):
+    print("selling", number, flush=True)
+    return Order(number)
+async def main():
+    config = ExecutionConfig.in_folder(sys.argv[1])
+    for number in (1, 2):
+        with PersonaExecutor(config, "clerk", workflow_id="shop") as executor:
+            await executor.execute(sell, f"sell-{number}", number)
+        with StatePersistence(config, "shop") as persistence:
+            persistence.update_persona_state("clerk", {"order": Order(number)})
+            persistence.mark_task_completed(f"sold-{number}", {"order": Order(number)})
+            persistence.checkpoint(f"sold-{number}")
+asyncio.run(main())
+"""
+
+
+def shop(folder: Path) -> list[str]:
+    """Execute a run whose values are of a class in ``__main__``; return what it did now."""
+    words = [sys.executable, "-c", SHOP, str(folder)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout.splitlines()
+
+
+def test_values_of_a_class_in_main_are_whole_shown_compared_and_restored(folder: Path) -> None:
+    assert shop(folder) == ["selling 1", "selling 2"]
+    assert checkpoints(folder, "verify").returncode == 0
+    found = answer(checkpoints(folder, "show", "sold-1", "--json"))["checkpoint"]["contents"]
+    assert found["artifacts"]["order"]["t"] == "__main__:Order"
+    assert ("step", "added", "clerk/sell-2") in differences(folder, "sold-1", "sold-2")
+    done = checkpoints(folder, "restore", "shop", "sold-1", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "2 (sell-2, sold-2)" in done.stdout
+    assert shop(folder) == ["selling 2"]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_was_restored_is_what_a_folder_without_a_journal_resumes_from(
+    folder: Path, *, is_lost: bool
+) -> None:
+    shop(folder)
+    if is_lost:
+        (folder / "journal.db").unlink()
+        filled(folder)
+    assert checkpoints(folder, "restore", "shop", "sold-1", "--yes").returncode == 0
+    (folder / "journal.db").unlink()
+    assert shop(folder) == ["selling 2"]
+    assert list(folder.rglob("*.damaged-*")) == []
+
+
+def test_doctor_knows_runs_of_a_class_in_main(folder: Path) -> None:
+    shop(folder)
+    copy = folder / "runs" / "shop" / "execution_state.json"
+    copy.unlink()
+    words = ("doctor", "--json", "--store", folder)
+    assert "write the missing copy of run 'shop'" in answer(maestro(*words))["repairs"][0]
+    assert answer(maestro(*words, "--fix"))["fixed"]
+    assert copy.exists()
+    assert shop(folder) == []
 
 
 # --- diff ---

@@ -180,6 +180,69 @@ def test_a_link_is_named_and_what_it_leads_to_is_left_alone(folder: Path, tmp_pa
     assert mine.stat().st_mode & 0o777 == 0o644
 
 
+def in_a_project(folder: Path) -> dict[Path, int]:
+    """Put files of somebody else into a state folder, also into the folders that we share."""
+    names = {
+        "deploy.sh": 0o755,
+        "journal.md": 0o644,
+        "web/index.html": 0o644,
+        "web/.page.tmp": 0o644,
+        "runs/train/model.sh": 0o755,
+        "checkpoints/epoch-3/weights.bin": 0o644,
+    }
+    for name, mode in names.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.parent.chmod(0o755)
+        path.write_text("mine")
+        path.chmod(mode)
+    folder.chmod(0o700)
+    (folder / "web" / "latest").symlink_to("index.html")
+    there = [folder / name for name in (*names, "web", "runs/train", "checkpoints/epoch-3")]
+    return {path: path.stat().st_mode for path in there}
+
+
+def test_what_a_project_has_in_its_folder_is_left_as_it_is(folder: Path) -> None:
+    mine = in_a_project(folder)
+    (folder / "runs").chmod(0o750)
+    found = examined(folder, "--fix")
+    assert found["wrong"] == []
+    assert {path: path.stat().st_mode for path in mine} == mine
+    assert (folder / "runs").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser may give files away")
+def test_what_others_own_in_a_project_is_not_given_to_anybody(folder: Path) -> None:
+    mine = list(in_a_project(folder))
+    for path in mine:
+        os.chown(path, 12345, -1)
+    assert examined(folder, "--fix")["wrong"] == []
+    assert {path.stat().st_uid for path in mine} == {12345}
+
+
+def test_files_behind_a_link_are_left_as_they_are(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (folder / "runs").rename(elsewhere)
+    copy = elsewhere / "run" / "execution_state.json"
+    copy.chmod(0o644)
+    (folder / "runs").symlink_to(elsewhere)
+    found = examined(folder, "--fix", code=1)
+    assert any("runs is a symbolic link" in line for line in found["wrong"])
+    assert copy.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_folder_that_all_users_share_is_named_and_stays_theirs(
+    folder: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    environment = {"MAESTRO_CHECKPOINT_DIR": str(shared)}
+    done = maestro("doctor", "--fix", "--store", folder, **environment)
+    assert f"{shared} is shared with other users" in done.stdout
+    assert shared.stat().st_mode & 0o7777 == 0o1777
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser may give files away")
 def test_a_file_that_the_owner_cannot_use_is_given_back(folder: Path) -> None:
     path = folder / "runs" / "run" / "execution_state.json"

@@ -98,6 +98,17 @@ def test_the_exit_code_says_how_a_dead_run_ended(
     assert maestro("events", "dead", "--store", tmp_path).returncode == 0
 
 
+def test_a_run_that_has_its_answers_needs_nobody(tmp_path: Path) -> None:
+    workflow(tmp_path, "asking", "waiting", asks("go"), asks("when"))
+    maestro("answer", "asking", "go", "yes", "--store", tmp_path)
+    done = maestro("events", "asking", "--follow", "--store", tmp_path)
+    assert (done.returncode, "needs a person" in done.stderr) == (75, True)
+    maestro("answer", "asking", "when", "now", "--store", tmp_path)
+    done = maestro("events", "asking", "--follow", "--store", tmp_path)
+    assert done.returncode == 1
+    assert "has its answer, and goes on when its program is started" in done.stderr
+
+
 def test_a_retried_run_is_not_over(tmp_path: Path) -> None:
     workflow(
         tmp_path,

@@ -247,6 +247,38 @@ def test_a_damaged_file_changes_nothing(new: Path, file: Path, kind: str) -> Non
     assert not new.exists()
 
 
+@pytest.mark.parametrize(
+    "kind, facts",
+    [
+        ("run_begun", "x"),
+        ("run_begun", [[]]),
+        ("attempt_begun", 1.5),
+        ("attempt_begun", {"name": ["s"]}),
+        ("attempt_failed", {"wait": "x"}),
+        ("attempt_failed", {"wait": {"seconds": "x"}}),
+        ("attempt_failed", {"error": "x"}),
+        ("attempt_failed", {"error": {"type": "E", "traceback": [1]}}),
+        ("wait_begun", {"what": "answer", "name": 3}),
+    ],
+)
+def test_a_file_with_wrong_facts_and_the_right_checksum_is_refused(
+    tmp_path: Path, new: Path, kind: str, facts: Any
+) -> None:
+    entries = [
+        entry(EntryKind.ATTEMPT_BEGUN, step=1, attempt=1, name="s", persona="p"),
+        entry(EntryKind.ATTEMPT_FAILED, step=1, attempt=1, error={"type": "E", "message": "m"}),
+    ]
+    workflow(tmp_path / "old", RUN, "waiting", *entries, asks())
+    file = tmp_path / "run.json"
+    assert maestro("export", RUN, file, "--store", tmp_path / "old").returncode == 0
+    run = json.loads(file.read_text())["document"]["run"]
+    (changed,) = [each for each in run["entries"] if each["kind"] == kind]
+    changed["facts"] = {**changed["facts"], **facts} if isinstance(facts, dict) else facts
+    file.write_bytes(documents.seal(KIND, {"run": run}))
+    assert "cannot be trusted" in complaint(maestro("import", file, "--store", new))
+    assert not new.exists()
+
+
 def test_a_file_of_a_newer_version_is_refused(
     new: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

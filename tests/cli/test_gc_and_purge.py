@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.hive.mail import Mail
+from maestro_hive.hive.mail import Answer, Mail
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
 from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
+from tests.cli.plays import ends, under_way, workflow
 from tests.cli.processes import (
     Done,
     answer,
@@ -24,6 +25,7 @@ from tests.cli.processes import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SECRET = "secret-of-the-customer"
@@ -128,7 +130,7 @@ def test_a_damaged_copy_that_was_set_aside_goes_too(folder: Path) -> None:
 def test_answers_that_wait_for_a_purged_run_go_too(folder: Path) -> None:
     secretive(folder)
     store = SqliteStore(folder)
-    Mail(store).answer("private", "approval", SECRET)
+    Mail(store).answer("private", Answer(name="approval", value=SECRET))
     store.close()
     assert purge(folder, "private", "--yes").returncode == 0
     assert places_of_the_secret(folder) == []
@@ -213,6 +215,118 @@ def test_what_a_link_leads_to_is_not_deleted(folder: Path, tmp_path: Path) -> No
     (folder / "runs" / "linked").symlink_to(mine)
     assert "symbolic link" in complaint(purge(folder, "linked", "--yes"))
     assert (mine / "file").exists()
+
+
+BOSS = """
+import os, sys
+from maestro_hive import Hive
+hive = Hive(sys.argv[1])
+@hive.step(persona="developer")
+async def pay(number):
+    print("paying", number, flush=True)
+    return number
+@hive.workflow
+async def grandchild(number): return await pay(number)
+@hive.workflow
+async def child(number): return await grandchild(number)
+@hive.workflow
+async def boss():
+    paid = [await child(1), await child(2)]
+    if sys.argv[2] == "killed":
+        os._exit(9)
+    return paid
+hive.run_sync(boss, run_id="boss")
+"""
+
+
+def boss(folder: Path, end: str = "killed") -> list[str]:
+    """Execute a run that has parts, and is killed when they are over; return what it did now."""
+    words = [sys.executable, "-c", BOSS, str(folder), end]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+    return done.stdout.splitlines()
+
+
+def test_parts_of_a_run_that_is_not_over_stay_when_runs_are_chosen_by_status(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "state"
+    assert boss(folder) == ["paying 1", "paying 2"]
+    before = runs(folder)
+    assert sorted(before.values()) == ["running"] + ["success"] * 4
+    done = purge(folder, "--status", "success", "--yes")
+    assert done.returncode == 0, done
+    assert "4 runs of those stay: they are parts of runs that are not over (boss)" in done.stderr
+    assert runs(folder) == before
+    assert boss(folder, "well") == []
+    assert purge(folder, "--status", "success", "--yes").returncode == 0
+    assert runs(folder) == {}
+
+
+def test_a_run_is_purged_with_all_its_parts_if_all_are_chosen(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    boss(folder)
+    done = purge(folder, "--status", "success", "--status", "stopped", "--yes")
+    assert (done.returncode, runs(folder)) == (0, {}), done
+
+
+def test_a_part_that_is_named_is_asked_about_with_the_run_that_needs_it(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    boss(folder)
+    part = next(name for name in runs(folder) if ".grandchild" in name)
+    said = complaint(purge(folder, part), 2)
+    assert f"Runs that are not over (boss) will execute their parts again: {part}. Forget" in said
+    assert purge(folder, part, "--yes").returncode == 0
+    assert part not in runs(folder)
+
+
+class KeysAfter(str):
+    """Keys that are typed after something else has happened."""
+
+    __slots__ = ("happens",)
+    happens: Callable[[], object]
+
+    def encode(self, *_: str) -> bytes:
+        self.happens()
+        return super().encode()
+
+
+def test_a_run_that_changed_while_somebody_was_asked_is_not_forgotten(folder: Path) -> None:
+    workflow(folder, "over", "failed", ends("failed"))
+    workflow(folder, "again", "failed", ends("failed"))
+    keys = KeysAfter("y\r")
+    keys.happens = lambda: workflow(folder, "again", "running")
+    seen = in_terminal("purge", "--status", "failed", "--store", folder, typed={"[y/N]": keys})
+    assert seen.returncode == 1
+    assert "run 'over' is forgotten" in seen.text
+    assert "run 'again' has changed since it was chosen and is stopped now" in seen.text
+    assert runs(folder) == {"run": "pending", "again": "running"}
+
+
+def test_a_run_that_was_added_to_while_somebody_was_asked_is_not_forgotten(folder: Path) -> None:
+    def add() -> None:
+        with StatePersistence(ExecutionConfig.in_folder(folder), "run") as persistence:
+            persistence.mark_task_completed("one more")
+
+    keys = KeysAfter("y\r")
+    keys.happens = add
+    seen = in_terminal("purge", "run", "--store", folder, typed={"[y/N]": keys})
+    assert seen.returncode == 1
+    assert "run 'run' has changed since it was chosen and is pending now" in seen.text
+    assert list(runs(folder)) == ["run"]
+
+
+def test_runs_are_chosen_by_the_status_that_runs_shows(folder: Path) -> None:
+    workflow(folder, "left", "running")
+    with under_way(folder, "busy", of_workflow=True) as process:
+        shown = answer(maestro("runs", "--json", "--store", folder))["runs"]
+        standing = {run["run_id"]: run["status"] for run in shown}
+        assert standing == {"busy": "running", "left": "stopped", "run": "pending"}
+        done = purge(folder, "--status", "running", "--yes")
+        assert done.returncode == 1
+        assert f"process {process.pid}" in done.stderr
+        assert set(runs(folder)) == {"busy", "left", "run"}
+        assert purge(folder, "--status", "stopped", "--yes").returncode == 0
+        assert set(runs(folder)) == {"busy", "run"}
 
 
 KILLED_BETWEEN = """
@@ -306,3 +420,39 @@ def test_gc_keeps_as_many_checkpoints_as_it_is_told(folder: Path) -> None:
     assert maestro("gc", "--keep", "2", "--store", folder).returncode == 0
     left = maestro("checkpoints", "list", "--store", folder).stdout
     assert [line.split("\t")[0] for line in left.splitlines()] == ["after-c", "after-b", "after-a"]
+
+
+@pytest.mark.parametrize("newer", ["inside", "elsewhere"])
+def test_gc_keeps_the_newest_of_checkpoints_in_two_folders(
+    folder: Path, tmp_path: Path, newer: str
+) -> None:
+    executed(folder, "build", "a", "b", "c")
+    (folder / "checkpoints").rename(tmp_path / "older")
+    executed(folder, "build", "d", "e")
+    if newer == "inside":
+        elsewhere = tmp_path / "older"
+    else:
+        elsewhere = (folder / "checkpoints").rename(tmp_path / "newer")
+        (tmp_path / "older").rename(folder / "checkpoints")
+    places = {"MAESTRO_CHECKPOINT_DIR": str(elsewhere)}
+
+    def listed() -> list[str]:
+        done = maestro("checkpoints", "list", "build", "--store", folder, **places)
+        return [line.split("\t")[0] for line in done.stdout.splitlines()]
+
+    assert listed() == ["after-e", "after-d", "after-c", "after-b", "after-a"]
+    assert maestro("gc", "--keep", "3", "--store", folder, **places).returncode == 0
+    assert listed() == ["after-e", "after-d", "after-c"]
+
+
+def test_checkpoints_of_one_fence_in_two_folders_are_told_apart_by_their_time(
+    folder: Path, tmp_path: Path
+) -> None:
+    made = [
+        CheckpointManager(place).create_checkpoint("flow", WorkflowState("flow")).checkpoint_id
+        for place in [folder / "checkpoints"] * 3 + [tmp_path / "elsewhere"]
+    ]
+    places = {"MAESTRO_CHECKPOINT_DIR": str(tmp_path / "elsewhere")}
+    assert maestro("gc", "--keep", "1", "--store", folder, **places).returncode == 0
+    done = maestro("checkpoints", "list", "flow", "--store", folder, **places)
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [made[-1]]

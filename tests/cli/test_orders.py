@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.maestro.state.records import EntryKind
+from tests.cli.plays import asks, entry, workflow
 from tests.cli.processes import answer, complaint, in_terminal, maestro
 
 if TYPE_CHECKING:
@@ -163,6 +165,28 @@ def test_the_answer_is_asked_for_in_a_terminal(world: World) -> None:
     assert life.communicate(timeout=30)[0] == "[5, '', True]\n"
 
 
+@pytest.mark.parametrize("number", ["-5", "-0.5", "-1e3"])
+@pytest.mark.parametrize("order", ["last", "first", "marked"])
+def test_an_answer_may_be_a_negative_number(tmp_path: Path, number: str, order: str) -> None:
+    question = entry(EntryKind.WAIT_BEGUN, name="n", what="answer", shape={"type": "number"})
+    workflow(tmp_path, "r", "waiting", question)
+    options = ["--store", str(tmp_path), "--by", "me"]
+    words = {
+        "last": ["r", "n", number, *options],
+        "first": [*options, "r", "n", number],
+        "marked": [*options, "r", "n", "--", number],
+    }[order]
+    done = maestro("answer", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"run r has its answer to n: {number}\n"
+
+
+def test_what_looks_like_an_option_and_is_no_number_is_still_wrong(tmp_path: Path) -> None:
+    workflow(tmp_path, "r", "waiting", asks("n"))
+    said = complaint(maestro("answer", "r", "n", "--earyl", "--store", tmp_path), code=2)
+    assert "--earyl" in said
+
+
 def test_a_failed_run_is_retried_and_its_kept_steps_are_not(world: World) -> None:
     (world.place / "broken").touch()
     code, out, err = world.run("assemble", "r")
@@ -216,6 +240,41 @@ def test_a_fork_runs_again_only_what_it_must(world: World) -> None:
     assert world.run("resume", "s")[:2] == (0, "building b\n['a', 'bbb', 'c']\n")
     shown = answer(world.maestro("show", "s", "--json"))
     assert json.dumps(shown)
+
+
+def test_what_is_said_of_a_run_is_the_same_in_runs_and_show(world: World) -> None:
+    def said(run_id: str) -> tuple[Any, Any]:
+        runs = answer(world.maestro("runs", "--json"))["runs"]
+        (listed,) = [run for run in runs if run["run_id"] == run_id]
+        shown = answer(world.maestro("show", run_id, "--json"))["run"]
+        names = [[wait["name"] for wait in run["waits_for"]] for run in (listed, shown)]
+        return (listed["status"], names[0]), (shown["status"], names[1])
+
+    world.run("assemble", "done")
+    before = answer(world.maestro("show", "done", "--json"))["run"]
+    world.maestro("fork", "done", "--from-step", "build#2", "--as", "forked")
+    listed, shown = said("forked")
+    assert listed == shown
+    forked = answer(world.maestro("show", "forked", "--json"))["run"]
+    assert forked["begun_at"] > before["updated_at"]
+    assert forked["updated_at"] >= forked["begun_at"]
+    life = world.start("ask", "asking")
+    world.until(lambda: world.status("asking") == "waiting")
+    life.kill()
+    life.communicate()
+    assert said("asking") == (("waiting", ["plan"]), ("waiting", ["plan"]))
+    assert world.maestro("retry", "asking").returncode == 0
+    listed, shown = said("asking")
+    assert listed == shown
+
+
+def test_a_setting_that_is_no_json_of_ours_is_text(world: World) -> None:
+    world.run("assemble", "r")
+    for number, text in enumerate(["9" * 5000, "[" * 100_000, "NaN", "-Infinity", "1e999", "a b"]):
+        done = world.maestro("fork", "r", "--set", f"factor={text}", "--as", f"s{number}")
+        assert done.returncode == 0, done.stderr[-300:]
+        shown = answer(world.maestro("show", f"s{number}", "--json"))["run"]
+        assert text in json.dumps(shown["input"])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from maestro_hive.maestro.state.sqlite_store import SqliteStore
 from tests.cli.plays import asks, ends, executed, under_way, workflow
 from tests.cli.processes import answer, complaint, in_terminal, maestro
@@ -135,6 +137,23 @@ def test_a_terminal_shows_a_table_with_relative_times(tmp_path: Path) -> None:
     assert heading.split() == ["run", "workflow", "status", "begun", "updated", "waits", "for"]
     assert line.split()[:3] == ["asking", "build", "waiting"]
     assert "ago" in line or "now" in line
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 120])
+def test_a_long_run_id_hides_nothing_however_narrow_the_terminal(
+    tmp_path: Path, columns: int
+) -> None:
+    long = "parent.build-0123456789." * 5
+    workflow(tmp_path, long, "waiting", asks("approve-release"), name="release-to-production")
+    workflow(tmp_path, "short", "failed", ends("failed"))
+    seen = in_terminal("runs", "--store", tmp_path, columns=columns, NO_COLOR="1")
+    lines = seen.text.splitlines()
+    table = lines[next(at for at, line in enumerate(lines) if line.startswith("run")) :]
+    assert max(map(len, table)) <= columns
+    for word in ("waiting", "failed", "short"):
+        assert any(word in line.split() for line in table), seen.text
+    column = -1 if columns < 80 else 0  # where there is no room for a table, one block per run
+    assert long in "".join(line.split()[column] for line in table if line.strip())
 
 
 def test_ten_thousand_runs_are_listed_quickly(tmp_path: Path) -> None:

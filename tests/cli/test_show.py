@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.hive.mail import Mail
 from maestro_hive.maestro.state.records import EntryKind
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
 from maestro_hive.unified_execution import PersonaExecutor, UnrecoverableError
 from maestro_hive.unified_execution.attempt import current
 from tests.cli.plays import (
@@ -105,17 +103,32 @@ def test_a_finished_run_shows_what_it_was_given_and_gave(tmp_path: Path) -> None
 def test_a_run_that_waits_shows_the_command_that_answers(tmp_path: Path) -> None:
     workflow(tmp_path, "asking", "waiting", asks("the plan"), asks("amount"))
     said = text(tmp_path, "asking")
+    assert "waits for amount (anything) since " in said
     assert f": maestro answer asking 'the plan' VALUE --store {tmp_path}\n" in said
     assert f": maestro answer asking amount VALUE --store {tmp_path}\n" in said
     chosen = maestro("show", "asking", MAESTRO_STATE_DIR=str(tmp_path))
     assert ": maestro answer asking amount VALUE\n" in chosen.stdout
 
 
+@pytest.mark.parametrize(
+    "shape, words",
+    [
+        ({"type": "boolean"}, "yes or no"),
+        ({"enum": ["red", "blue"]}, "one of: red, blue"),
+        ({"type": "tomorrow"}, "of a kind that this version does not know"),
+    ],
+)
+def test_which_kind_of_answer_is_expected_is_told(
+    tmp_path: Path, shape: dict[str, Any], words: str
+) -> None:
+    question = entry(EntryKind.WAIT_BEGUN, name="go", what="answer", shape=shape)
+    workflow(tmp_path, "asking", "waiting", question)
+    assert f"waits for go ({words}) since " in text(tmp_path, "asking")
+
+
 def test_an_answer_that_nobody_took_so_far_is_told(tmp_path: Path) -> None:
     workflow(tmp_path, "asking", "waiting", asks("approve"))
-    store = SqliteStore(tmp_path)
-    Mail(store).answer("asking", "approve", value=True)
-    store.close()
+    assert maestro("answer", "asking", "approve", "yes", "--store", tmp_path).returncode == 0
     (wait,) = shown(tmp_path, "asking")["waits_for"]
     assert (wait["name"], wait["answered"]) == ("approve", True)
     assert "approve is answered" in text(tmp_path, "asking")

@@ -108,7 +108,9 @@ def test_every_leaf_of_a_deep_family_is_executed(hive: Hive) -> None:
     assert len(leaves) == 64
 
 
-def test_a_workflow_of_another_hive_is_refused(hive: Hive, tmp_path: Path) -> None:
+def test_a_workflow_of_another_hive_runs_with_all_its_parts_where_it_is_run(
+    hive: Hive, tmp_path: Path
+) -> None:
     with Hive(tmp_path / "other", quick_config()) as other:
         theirs = Family(other)
 
@@ -116,9 +118,16 @@ def test_a_workflow_of_another_hive_is_refused(hive: Hive, tmp_path: Path) -> No
         async def mixed() -> str:
             return await theirs.child("a")
 
-        with pytest.raises(RunFailedError, match="belongs to another Hive"):
-            hive.run_sync(mixed)
-        with pytest.raises(ConfigurationError, match="was defined on another Hive"):
+        assert hive.run_sync(mixed, run_id="m") == "A"
+        assert hive.run_sync(theirs.parent, ["b"], run_id="p") == ["B"]
+        assert asyncio.run(hive.resume("p")) == ["B"]
+        assert len(hive.runs()) == 4
+        assert other.runs() == []
+
+        @hive.workflow(name="child")
+        async def namesake() -> None: ...
+
+        with pytest.raises(ConfigurationError, match="has another workflow 'child'"):
             hive.run_sync(theirs.child, "a")
 
 

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import getpass
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from maestro_hive.cli import completion, screen
-from maestro_hive.cli.frame import verb
-from maestro_hive.cli.standing import find_run
+from maestro_hive.cli.frame import Helpful, verb
+from maestro_hive.cli.standing import expected, find_run
 
 if TYPE_CHECKING:
     from maestro_hive.cli.call import Call
     from maestro_hive.maestro.state.records import Entry
+
+_NEGATIVE_NUMBER = re.compile(r"-[0-9.][0-9.eE+-]*", re.ASCII)
+
+
+class TakesNegativeNumbers(Helpful):
+    """A verb whose last argument may be a negative number, which looks like an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put negative numbers behind the options, where they are none."""
+        numbers = [each for each in args if _NEGATIVE_NUMBER.fullmatch(each)]
+        if numbers and "--" not in args:
+            args = [*(each for each in args if each not in numbers), "--", *numbers]
+        return super().parse_args(ctx, args)
 
 
 @verb(
@@ -24,6 +38,7 @@ if TYPE_CHECKING:
     maestro answer checkout-42 plan '{"size": 3}'   JSON, where more is asked for
     maestro answer checkout-42 note "ship it" --early   before the run asks
     """,
+    cls=TakesNegativeNumbers,
 )
 @click.argument("run", metavar="RUN", shell_complete=completion.run_ids)
 @click.argument("name", metavar="NAME")
@@ -60,14 +75,12 @@ def _asked(name: str, shape: Any) -> str:
     """Ask the person at the terminal, and say what is expected."""
     import sys  # noqa: PLC0415 - only here
 
-    from maestro_hive.hive import shapes  # noqa: PLC0415 - not for --help
-
     if not sys.stdin.isatty():
         raise click.UsageError(
-            f"There is no VALUE, and nobody to ask; expected is {shapes.describe(shape)}.",
+            f"There is no VALUE, and nobody to ask; expected is {expected(shape)}.",
             click.get_current_context(silent=True),
         )
-    return str(click.prompt(f"{name} ({shapes.describe(shape)})", err=True))
+    return str(click.prompt(f"{name} ({expected(shape)})", err=True))
 
 
 def _me() -> str | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import time
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from maestro_hive.kernel import files
@@ -23,6 +25,17 @@ DOCUMENTS = {
     "checkpoints/*/*.json": "checkpoint",
 }
 
+#: What a checkpoint folder that lies by itself has in it.
+_CHECKPOINTS = ("*/*~*.json", "*/*~*.json.damaged-*", "*/.*.tmp")
+#: What a state folder has in it, and nobody else would call so.
+_OURS = (
+    *("journal.db", "journal.db-*", "journal.lock", "journal.users", ".*.tmp"),
+    *("holders", "holders/*.json", "damaged", "damaged/journal.db-wal.*", "damaged/.*.tmp"),
+    *("runs/*/execution_state.json", "runs/*/execution_state.json.damaged-*", "runs/*/.*.tmp"),
+    *("checkpoints/*.json", "checkpoints/*.json.damaged-*", "checkpoints/.*.tmp"),
+    *(f"checkpoints/{pattern}" for pattern in _CHECKPOINTS),
+)
+
 #: As ``files.write_atomically`` names what it has not finished yet.
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 #: Nobody takes as long to write one file; younger ones may still be under way.
@@ -34,6 +47,46 @@ def copies(folder: Path) -> Iterator[tuple[Path, str]]:
     for pattern, kind in DOCUMENTS.items():
         for path in sorted(folder.glob(pattern)):
             yield path, kind
+
+
+def ours(state_folder: Path) -> list[Path]:
+    """Return what was made by us in a state folder, each folder before what lies in it.
+
+    So are links where folders of ours would be; whatever else somebody put there is not.
+    """
+    return _matching(state_folder, _OURS)
+
+
+def ours_in_checkpoints(folder: Path) -> list[Path]:
+    """Return what was made by us in a checkpoint folder that lies by itself."""
+    return _matching(folder, _CHECKPOINTS)
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    found = {path for pattern in patterns for path in _matching_one(folder, pattern)}
+    return sorted(
+        path
+        for path in found
+        if path.suffix != ".tmp" or _TEMPORARY.fullmatch(path.name)  # or it is somebody else's
+    )
+
+
+def _matching_one(folder: Path, pattern: str) -> Iterator[Path]:
+    """Yield what is there by such a name, and the folders on the way; no link is followed."""
+    name, _, rest = pattern.partition("/")
+    inside: list[Path] = []
+    with contextlib.suppress(OSError):  # gone in this moment, or not to be read
+        inside = list(folder.iterdir())
+    for path in inside:
+        if not fnmatchcase(path.name, name):
+            continue
+        if not rest or path.is_symlink():
+            yield path
+        elif path.is_dir():
+            found = list(_matching_one(path, rest))
+            if found or not os.access(path, os.R_OK | os.X_OK):
+                yield path
+            yield from found
 
 
 def set_aside(folder: Path) -> Iterator[Path]:

@@ -9,18 +9,20 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from maestro_hive.cli import screen
 from maestro_hive.cli.endings import FAILED, complain
+from maestro_hive.cli.unwritable import UnwritableError, naming_what_is_unwritable
 from maestro_hive.kernel.errors import FolderError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from maestro_hive.maestro.state.sqlite_store import SqliteStore
+    from maestro_hive.maestro.state.store import Store
 
 
 class Call:
@@ -55,11 +57,32 @@ class Call:
 
         require_journal(self.folder)
         speak_up()
-        store = borrow_store(self.folder)
-        try:
+        with naming_what_is_unwritable(self.folder):
+            store = borrow_store(self.folder)
+            try:
+                yield store
+            finally:
+                return_store(store)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Store]:
+        """Open the state folder to read only: also where nothing can be written, and say so."""
+        with contextlib.ExitStack() as open_until_read:
+            try:
+                store: Store = open_until_read.enter_context(self.opened())
+            except UnwritableError as error:
+                store = open_until_read.enter_context(self._looked_at(error))
             yield store
-        finally:
-            return_store(store)
+
+    @contextlib.contextmanager
+    def _looked_at(self, why: UnwritableError) -> Iterator[Store]:
+        from maestro_hive.cli.look import Look  # noqa: PLC0415 - loads the database
+
+        with Look(self.folder) as look:
+            screen.note(f"{why}; it is only looked at")
+            if look.partial:
+                screen.note(look.partial)
+            yield cast("Store", look)  # the half of one that reads
 
     # --- answering ---
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.cli.foreign import is_of_unknown_class
+from maestro_hive.cli.plain_values import plainly
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import (
     CorruptionError,
@@ -86,7 +87,7 @@ class CheckpointFile:
         try:
             self.run_copy(self.read())
         except (CorruptionError, StorageError, NewerFormatError, CheckpointError) as error:
-            return None if is_of_unknown_class(error) else str(error)
+            return str(error)
         return None
 
     def run_copy(self, body: dict[str, Any]) -> RunCopy | None:
@@ -94,17 +95,32 @@ class CheckpointFile:
         state = body.get("state")
         if not isinstance(state, dict):
             raise DocumentCorruptError(str(self.path), "it holds no state")
-        return read_run(str(self.path), state) if "entries" in state else None
+        if "entries" not in state:
+            return None
+        return read_run(str(self.path), state, plainly(_in_the_entry))
 
 
 def all_checkpoints(folders: Iterable[Path], run: str | None = None) -> Iterator[CheckpointFile]:
     """Yield the checkpoints of all runs, or of one, newest first within each."""
-    for root in folders:
-        folder = CheckpointFolder(root)
-        for workflow in folder.workflows() if run is None else [run]:
-            for name in reversed(folder.names(workflow)):
-                path = folder.path(workflow, name)
-                yield CheckpointFile(run=workflow, name=name, path=path)
+    places = [CheckpointFolder(root) for root in folders]
+    runs = {name for place in places for name in place.workflows()} if run is None else {run}
+    for workflow in sorted(runs):
+        # Each folder counts its versions by itself: across folders only fence and time tell.
+        yield from heapq.merge(
+            *(_newest_first(place, workflow) for place in places), key=_age, reverse=True
+        )
+
+
+def _newest_first(place: CheckpointFolder, run: str) -> list[CheckpointFile]:
+    return [
+        CheckpointFile(run=run, name=name, path=place.path(run, name))
+        for name in reversed(place.names(run))
+    ]
+
+
+def _age(checkpoint: CheckpointFile) -> tuple[int, datetime, int]:
+    made = checkpoint.created_at() or datetime.min.replace(tzinfo=UTC)
+    return checkpoint.name.fence, made, checkpoint.name.version
 
 
 def find(folders: Iterable[Path], checkpoint_id: str, run: str | None = None) -> CheckpointFile:
@@ -129,12 +145,12 @@ def find(folders: Iterable[Path], checkpoint_id: str, run: str | None = None) ->
 
 def run_of(copy: RunCopy) -> tuple[RunState, dict[str, Any]]:
     """Return what a copy's entries add up to, and the run as people see it."""
-    state = RunState()
+    state, load = RunState(), plainly(_in_the_entry)
     for seq, new in enumerate(CopiedEntries(copy), start=1):
         data, sha256 = new.value or (None, None)
         rest = (new.step, new.attempt, new.at or 0, new.facts, data, None, sha256, new.identity)
-        state.add(Entry(seq, new.kind, *rest), _in_the_entry)
-    return state, show_run(state, copy.body["workflow_id"], _in_the_entry)
+        state.add(Entry(seq, new.kind, *rest), load)
+    return state, show_run(state, copy.body["workflow_id"], load)
 
 
 def _in_the_entry(entry: Entry) -> bytes | None:

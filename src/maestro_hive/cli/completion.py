@@ -23,6 +23,33 @@ _BREAKERS = (
     " AND substr(key, 1, length(?1)) = ?1 ORDER BY key LIMIT ?2"
 )
 
+#: Bash takes a colon for the end of a word, and run ids may have some: what it took apart is put
+#: together again for click, and what stands before the last colon is taken off what click offers.
+_WITH_COLONS = r"""
+_maestro_completion_with_colons() {
+    local line=$COMP_LINE words=() cword=0 i word before
+    for ((i = 0; i < ${#COMP_WORDS[@]}; i++)); do
+        word=${COMP_WORDS[i]}
+        if ((i)) && [[ $line != [[:blank:]]* && ($word == :* || ${words[-1]} == *:) ]]; then
+            words[-1]+=$word
+        else
+            words+=("$word")
+        fi
+        line=${line#*"$word"}
+        ((i == COMP_CWORD)) && cword=$((${#words[@]} - 1))
+    done
+    local COMP_WORDS=("${words[@]}") COMP_CWORD=$cword
+    _maestro_completion "$@"
+    word=${words[cword]}
+    if [[ $COMP_WORDBREAKS == *:* && $word == *:* ]]; then
+        before=${word%"${word##*:}"}
+        COMPREPLY=("${COMPREPLY[@]#"$before"}")
+    fi
+}
+
+complete -o nosort -F _maestro_completion_with_colons maestro
+"""
+
 
 @verb(
     "completion",
@@ -46,7 +73,8 @@ def command(_: Call, shell: str) -> None:
 
     made = get_completion_class(shell)
     assert made is not None
-    click.echo(made(cli, {}, "maestro", "_MAESTRO_COMPLETE").source())
+    script = made(cli, {}, "maestro", "_MAESTRO_COMPLETE").source()
+    click.echo(f"{script}{_WITH_COLONS}" if shell == "bash" else script)
 
 
 def run_ids(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:

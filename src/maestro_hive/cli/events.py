@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import click
 from maestro_hive.cli import endings, screen
 from maestro_hive.cli.completion import run_ids
 from maestro_hive.cli.frame import verb
-from maestro_hive.cli.standing import find_run
+from maestro_hive.cli.standing import are_answered, find_run
 from maestro_hive.cli.words import in_one_line
 
 if TYPE_CHECKING:
@@ -48,10 +47,10 @@ def command(call: Call, run_id: str, *, follow: bool, after: int) -> int | None:
     Each line is an entry of its journal: its number, when it was recorded, and what it says. With
     --follow it goes on until the run ends or no living process executes it; the exit code is then 0
     if it is done, 1 if it failed, was cancelled or was left unfinished, and 75 if it waits for a
-    person and nobody executes it. With --json each line is an object with the keys event, seq, at
+    person, has no answer, and nobody executes it. With --json each line is an object with the keys event, seq, at
     and run_id, and those of its kind.
     """
-    with call.opened() as store:
+    with call.reading() as store:
         record = find_run(store, run_id)
         feed = _Feed(store, record)
         while True:
@@ -92,7 +91,7 @@ def _print(events: Iterator[RunEvent], *, as_json: bool) -> None:
     from maestro_hive.maestro.state.run_events import to_dict  # noqa: PLC0415 - not for --help
 
     if as_json:
-        lines = [json.dumps(to_dict(event), ensure_ascii=False) for event in events]
+        lines = [screen.to_json(to_dict(event)) for event in events]
     else:
         lines = [_line(event) for event in events]
     if lines:
@@ -120,7 +119,11 @@ def _ending(store: Store, record: RunRecord, state: RunState) -> int:
         return endings.FAILED
     if state.ended is not None or _is_done(state):
         return endings.DONE
-    if open_waits(state) or state.escalated:
+    asked = open_waits(state)
+    if asked and all(are_answered(store, record.name, asked)):
+        screen.note(f"run {record.name!r} has its answer, and goes on when its program is started")
+        return endings.FAILED
+    if asked or state.escalated:
         screen.note(f"run {record.name!r} needs a person, and nobody executes it")
         return endings.PERSON_NEEDED
     screen.note(f"run {record.name!r} is not done, and nobody executes it")

@@ -12,8 +12,8 @@ import apsw
 import maestro_hive
 from maestro_hive.cli import beside, words
 from maestro_hive.cli.call import checkpoint_folders
-from maestro_hive.cli.foreign import is_of_unknown_class
 from maestro_hive.cli.look import Look
+from maestro_hive.cli.plain_values import plainly
 from maestro_hive.cli.rights import Exposed, exposed
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import (
@@ -152,7 +152,7 @@ def _look_at_place(found: Findings) -> None:
 
 def look_at_rights(folder: Path) -> list[Exposed]:
     """Return what is not private; before the journal is opened, because that mends its file."""
-    return exposed([folder, *outside_checkpoints(folder)])
+    return exposed(folder, outside_checkpoints(folder))
 
 
 def outside_checkpoints(folder: Path) -> list[Path]:
@@ -185,10 +185,9 @@ def _read(found: Findings, look: Look, run: RunRecord) -> RunState | None:
         entries = look.entries(run.id, 0)
         for entry in entries:
             look.load(entry)
-        return fold(entries, look.load)
+        return fold(entries, plainly(look.load))
     except (CorruptionError, CodecError) as error:
-        if not is_of_unknown_class(error):
-            found.wrong.append(f"run {run.name}: {error}")
+        found.wrong.append(f"run {run.name}: {error}")
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +9,7 @@ import click
 from maestro_hive.cli import completion, screen
 from maestro_hive.cli.frame import verb
 from maestro_hive.cli.standing import find_run
+from maestro_hive.kernel.errors import DecodeError
 
 if TYPE_CHECKING:
     from maestro_hive.cli.call import Call
@@ -54,6 +54,8 @@ def command(
 
 
 def _setting(text: str) -> tuple[str, Any]:
+    from maestro_hive.maestro.state.strict_json import parse  # noqa: PLC0415 - not for --help
+
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise click.UsageError(
@@ -61,6 +63,6 @@ def _setting(text: str) -> tuple[str, Any]:
             click.get_current_context(silent=True),
         )
     try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
+        return name, parse(value.encode(), name)
+    except DecodeError:
         return name, value

@@ -67,14 +67,16 @@ class HelpfulGroup(Helpful, click.Group):
         return f" There is: {', '.join(sorted(self.commands))}."
 
 
-def verb(name: str, *, examples: str, reads: bool = False) -> Callable[[Body], Helpful]:
+def verb(
+    name: str, *, examples: str, reads: bool = False, cls: type[Helpful] = Helpful
+) -> Callable[[Body], Helpful]:
     """Make a function that takes a ``Call`` first into a verb; one that reads has ``--json``.
 
     The docstring is its help. It returns the exit code, None for 0.
     """
 
     def made(body: Body) -> Helpful:
-        command = click.command(name, cls=Helpful, context_settings=CONTEXT)(click.pass_obj(body))
+        command = click.command(name, cls=cls, context_settings=CONTEXT)(click.pass_obj(body))
         return _completed(command, examples, reads=reads)
 
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 from maestro_hive.cli import screen
 from maestro_hive.cli.call import speak_up
 from maestro_hive.cli.frame import verb
+from maestro_hive.cli.unwritable import naming_what_is_unwritable
 
 if TYPE_CHECKING:
     from maestro_hive.cli.call import Call
@@ -42,12 +44,9 @@ def command(call: Call, source: str, new_id: str | None) -> None:
     copy = run_file.read(*_read(source))
     run_id = copy.body["workflow_id"] if new_id is None else new_id
     speak_up()
-    store = SqliteStore(call.folder)
-    try:
+    with naming_what_is_unwritable(call.folder), closing(SqliteStore(call.folder)) as store:
         folders = [call.folder / "runs", *call.checkpoint_folders]
         run_file.take_in(store, copy, run_id, folders)
-    finally:
-        store.close()
     screen.line(f"run {run_id!r} is in {call.folder}, as of {copy.saved_at}")
 
 

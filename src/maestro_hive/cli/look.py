@@ -16,18 +16,23 @@ from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import CorruptionError, StorageError
 from maestro_hive.kernel.locks import is_locked
 from maestro_hive.maestro.state import page_checksums
-from maestro_hive.maestro.state.leases import read_lease
+from maestro_hive.maestro.state.leases import (
+    FIND_LEASE,
+    FIND_RUN_LEASES,
+    Leases,
+    Presence,
+    read_lease,
+)
 from maestro_hive.maestro.state.migrate import check_format
 from maestro_hive.maestro.state.records import RunRecord, from_micros
 from maestro_hive.maestro.state.sqlite_documents import Documents
 from maestro_hive.maestro.state.sqlite_entries import RUN_BITS, Entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
     from pathlib import Path
 
-    from maestro_hive.maestro.state.records import Lease
+    from maestro_hive.maestro.state.records import Document, Entry, Lease
 
 _LEASES = (
     "SELECT id, name, fence, holder, host, pid, since, boot, expires FROM leases"
@@ -41,8 +46,14 @@ _UNUSED = (
 )
 
 
+_RUNS = "SELECT id, name, workflow, status, created_at, updated_at FROM runs"
+
+
 class Look:
-    """An open journal, to be looked at; a context manager."""
+    """An open journal, to be looked at; a context manager.
+
+    Where a ``Store`` is only read it may stand for one.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,10 +66,17 @@ class Look:
         except apsw.Error as error:
             raise self._explained(error) from error
         # Their reading halves need no more than ``rows`` and ``path``.
-        file, clock = cast("Any", self), SystemClock()
-        self.documents = Documents(file, clock).all
-        entries = Entries(file, cast("Any", None), clock)
-        self.entries, self.load = entries.read, entries.load
+        file, self.clock = cast("Any", self), SystemClock()
+        self._documents = Documents(file, self.clock)
+        self._leases = Leases(Presence(folder, self.clock), self.clock)
+        self._entries = Entries(file, self._leases, self.clock)
+        self.document, self.load = self._documents.get, self._entries.load
+        self.values_of = self._entries.values_of
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return str(self.folder)
 
     def _connect(self) -> apsw.Connection:
         log = self.path.with_name(f"{self.path.name}-wal")
@@ -91,18 +109,25 @@ class Look:
         found = self.rows("PRAGMA integrity_check(20)")
         return [str(row[0]) for row in found if row[0] != "ok"]
 
-    def runs(self) -> Iterator[RunRecord]:
-        """Yield the runs, newest first."""
-        sql = "SELECT id, name, workflow, status, created_at, updated_at FROM runs ORDER BY id DESC"
-        for number, name, workflow, status, created_at, updated_at in self.rows(sql):
-            yield RunRecord(
-                id=number,
-                name=name,
-                workflow=workflow,
-                status=status,
-                created_at=from_micros(created_at),
-                updated_at=from_micros(updated_at),
-            )
+    def run(self, name: str) -> RunRecord | None:
+        """Find a run by its name."""
+        found = self.rows(f"{_RUNS} WHERE name = ?", (name,))
+        return _run_record(found[0]) if found else None
+
+    def runs(self, status: str | None = None, limit: int | None = None) -> list[RunRecord]:
+        """List runs, newest first."""
+        sql = f"{_RUNS} WHERE ?1 IS NULL OR status = ?1 ORDER BY id DESC LIMIT ?2"
+        return [
+            _run_record(row) for row in self.rows(sql, (status, -1 if limit is None else limit))
+        ]
+
+    def entries(self, run: int, after: int = 0) -> list[Entry]:
+        """Return a run's entries in order, making sure that none is missing."""
+        return self._entries.read(run, after)
+
+    def documents(self, namespace: str | None = None) -> list[Document]:
+        """Return documents by namespace and key."""
+        return self._documents.all(namespace)
 
     def last_change(self, run: RunRecord) -> datetime:
         """Return when something was last added to a run."""
@@ -114,6 +139,15 @@ class Look:
     def leases(self) -> list[Lease]:
         """Return the leases that were not given back, by name."""
         return [read_lease(row) for row in self.rows(_LEASES)]
+
+    def lease(self, name: str) -> Lease | None:
+        """Return a lease as it stands."""
+        found = self.rows(FIND_LEASE, (name,))
+        return read_lease(found[0]) if found else None
+
+    def held_runs(self) -> dict[str, Lease]:
+        """Return who holds which runs."""
+        return self._leases.held_runs(self.rows(FIND_RUN_LEASES))
 
     def is_alive(self, lease: Lease) -> bool:
         """Tell whether the process that has a lease lives, on this machine."""
@@ -143,3 +177,15 @@ class Look:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _run_record(row: tuple[Any, ...]) -> RunRecord:
+    number, name, workflow, status, created_at, updated_at = row
+    return RunRecord(
+        id=number,
+        name=name,
+        workflow=workflow,
+        status=status,
+        created_at=from_micros(created_at),
+        updated_at=from_micros(updated_at),
+    )

@@ -6,14 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from maestro_hive.cli import words
+from maestro_hive.cli.restoring import write_copy
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import MaestroError
-from maestro_hive.unified_execution.config import ExecutionConfig
-from maestro_hive.unified_execution.state_persistence import StatePersistence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from maestro_hive.cli.examination import Findings
     from maestro_hive.cli.rights import Exposed
@@ -39,12 +37,15 @@ def mend(found: Findings, store: SqliteStore) -> Iterator[str]:
         yield _tried(said, store.collect)
     for name in found.without_copy:
         said = f"run {name!r} had no execution_state.json: written"
-        yield _tried(said, partial(_write_copy, found.folder, name))
+        yield _tried(said, partial(_write_copy, store, name))
 
 
-def _write_copy(folder: Path, run: str) -> None:
-    """Open the run and shut it down again, which writes its copy."""
-    StatePersistence(ExecutionConfig.in_folder(folder), run).shutdown()
+def _write_copy(store: SqliteStore, run: str) -> None:
+    hold = store.hold_run(run)
+    try:
+        write_copy(store, run)
+    finally:
+        store.release_run(hold)
 
 
 def _tried(done: str, action: Callable[[], object]) -> str:

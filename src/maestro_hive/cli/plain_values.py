@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from maestro_hive.kernel.errors import DecodeError
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.raising import UnknownClassError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ def plainly(load: Load) -> Load:
             return None
         try:
             codec.decode(data)
-        except DecodeError:
+        except UnknownClassError:
             tree = codec.parse(data, depth=codec.DOCUMENT_DEPTH)
             return codec.encode(tree, depth=codec.WHOLE_DEPTH).data
         return data

@@ -1,4 +1,4 @@
-"""Who may read and write a state folder: everything in it is its owner's, and nobody else's."""
+"""Who may read and write a state folder: what is ours in it is its owner's, and nobody else's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import os
 import stat
 from typing import TYPE_CHECKING, NamedTuple
+
+from maestro_hive.cli import beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,14 +38,23 @@ class Exposed(NamedTuple):
             self.path.chmod(self.mode)
 
 
-def exposed(folders: Iterable[Path]) -> list[Exposed]:
-    """Return all that is not private in these folders, the folders themselves first."""
-    return [found for folder in folders for found in _exposed_in(folder.resolve())]
+def exposed(state_folder: Path, checkpoint_folders: Iterable[Path]) -> list[Exposed]:
+    """Return all of ours that is not private, each folder before what lies in it.
+
+    A state folder may be a project's own folder, with files in it that others shall read and
+    execute: those are nobody's business here.
+    """
+    root = state_folder.resolve()
+    found = list(_exposed_of(root, beside.ours(root)))
+    for each in checkpoint_folders:
+        root = each.resolve()
+        found += _exposed_of(root, beside.ours_in_checkpoints(root))
+    return found
 
 
-def _exposed_in(root: Path) -> Iterator[Exposed]:
+def _exposed_of(root: Path, ours: Iterable[Path]) -> Iterator[Exposed]:
     owner = root.stat().st_uid
-    for path in _walk(root):
+    for path in (root, *ours):
         with contextlib.suppress(FileNotFoundError):  # gone in this moment
             facts = path.lstat()
             if stat.S_ISLNK(facts.st_mode):
@@ -53,13 +64,10 @@ def _exposed_in(root: Path) -> Iterator[Exposed]:
                 trouble = f"belongs to user {facts.st_uid}, and its folder to user {owner}"
                 yield Exposed(path, trouble, owner=owner)
             if facts.st_mode & 0o077:
-                trouble = f"is open to other users (mode {stat.S_IMODE(facts.st_mode):04o})"
-                mode = 0o700 if stat.S_ISDIR(facts.st_mode) else 0o600
-                yield Exposed(path, trouble, mode=mode)
+                yield _open_to_others(path, stat.S_IMODE(facts.st_mode))
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    yield root
-    for folder, names, files in os.walk(root, followlinks=False):
-        for name in sorted([*names, *files]):
-            yield root.joinpath(folder, name)
+def _open_to_others(path: Path, mode: int) -> Exposed:
+    if mode & stat.S_ISVTX:  # as /tmp: taken from the others, it would be of no use to anybody
+        return Exposed(path, f"is shared with other users (mode {mode:04o}); choose another folder")
+    return Exposed(path, f"is open to other users (mode {mode:04o})", mode=mode & ~0o077)

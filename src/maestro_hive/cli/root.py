@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 import click
 
 import maestro_hive
+from maestro_hive.cli import screen
 from maestro_hive.cli.call import Call
 from maestro_hive.cli.endings import ended_by
 from maestro_hive.cli.frame import CONTEXT, HelpfulGroup, common_options
@@ -74,9 +75,18 @@ maestro VERB --help                more about a verb, with examples"""
 
 def run(arguments: list[str]) -> int:
     """Do what was typed and return the exit code."""
+    _open_closed_streams()
     sys.stdout, sys.stderr = _that_takes_all(sys.stdout), _that_takes_all(sys.stderr)
     call = Call()
     return ended_by(lambda: _called(arguments, call), debug=lambda: call.debug)
+
+
+def _open_closed_streams() -> None:
+    """Let a stream that was closed be an empty one; else a file of ours would get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number, which is the one of this stream.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _that_takes_all(stream: TextIO) -> TextIO:
@@ -104,6 +114,15 @@ def _called(arguments: list[str], call: Call) -> int | None:
 
         asked = os.environ[_COMPLETE]
         return shell_complete(cli, {"obj": call}, "maestro", _COMPLETE, asked)
-    colour = False if os.environ.get("NO_COLOR") else None
+    for each in arguments:
+        _require_text(each)
+    colour = None if screen.colours_are_welcome() else False
     with cli.make_context("maestro", arguments, obj=call, color=colour) as ctx:
         return cast("int | None", cli.invoke(ctx))
+
+
+def _require_text(argument: str) -> None:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"{argument!r} is not UTF-8, and what is typed must be.") from None

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.cli.plain_values import plainly
-from maestro_hive.cli.standing import holder_of, waits_of
+from maestro_hive.cli.standing import are_answered, holder_of, waits_of, where
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import EntryKind, from_micros
 from maestro_hive.maestro.state.run_state import facts_of, fold
-from maestro_hive.maestro.state.run_view import STOPPED, open_waits, run_status, standing
+from maestro_hive.maestro.state.run_view import STOPPED, open_waits
 from maestro_hive.maestro.state.step_view import labels, status_of
 
 if TYPE_CHECKING:
@@ -35,10 +35,8 @@ class ReadRun:
 
     @property
     def status(self) -> str:
-        """Where it stands."""
-        state = self.state
-        status = run_status(state) if state.begun is not None else self.record.status
-        return standing(self.workflow, status, held=self.lease is not None)
+        """Where it stands, as listings say it."""
+        return where(self.record, () if self.lease is None else (self.record.name,))
 
     @property
     def workflow(self) -> str:
@@ -60,6 +58,7 @@ class ReadRun:
 def read(store: Store, record: RunRecord) -> ReadRun:
     """Read a run."""
     lease = store.held_runs().get(record.name)
+    record = store.run(record.name) or record  # as of now, since it may just have been given back
     entries = store.entries(record.id)
     state = fold(entries, plainly(store.load))
     return ReadRun(store=store, record=record, entries=entries, state=state, lease=lease)
@@ -94,7 +93,9 @@ def run_facts(run: ReadRun, most: int | None) -> dict[str, Any]:
 def _times(run: ReadRun) -> dict[str, Any]:
     state, record = run.state, run.record
     begun_at = from_micros(state.created_at) if state.seq else record.created_at
-    updated_at = from_micros(state.updated_at) if state.seq else record.updated_at
+    if state.begun is not None:  # a fork has entries that are older than itself
+        begun_at = state.begun.when
+    updated_at = max(begun_at, from_micros(state.updated_at) if state.seq else record.updated_at)
     ended_at = state.ended.when if state.ended is not None else None
     return {
         "begun_at": begun_at,
@@ -114,15 +115,12 @@ def _seconds(begun: datetime, ended: datetime) -> float:
 
 
 def _awaited(run: ReadRun) -> list[dict[str, Any]]:
-    from maestro_hive.hive.mail import Mail  # noqa: PLC0415 - only for a run that waits
-
-    asked = waits_of(open_waits(run.state))
+    asked = open_waits(run.state)
     if run.state.ended is not None or not asked:
         return []
-    answers = [each.name for each in Mail(run.store).letters(run.record.name).answers]
-    for wait in asked:
-        wait["answered"] = wait["name"] in answers
-    return asked
+    answered = are_answered(run.store, run.record.name, asked)
+    waits = zip(waits_of(asked), answered, strict=True)
+    return [{**wait, "answered": is_answered} for wait, is_answered in waits]
 
 
 def _children(run: ReadRun) -> list[dict[str, Any]]:
@@ -134,7 +132,7 @@ def _children(run: ReadRun) -> list[dict[str, Any]]:
     for entry in run.state.children.values():
         name, workflow = str(facts_of(entry).get("run_id")), facts_of(entry).get("workflow")
         record = known.get(name)
-        status = record and standing(str(workflow), record.status, held=name in held)
+        status = record and where(record, held)
         children.append({"run_id": name, "workflow": workflow, "status": status})
     return children
 

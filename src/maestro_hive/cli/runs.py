@@ -9,11 +9,9 @@ import click
 from maestro_hive.cli import screen
 from maestro_hive.cli.frame import verb
 from maestro_hive.cli.screen import Styled
-from maestro_hive.cli.standing import STYLES, holder_of, waits_of
+from maestro_hive.cli.standing import STYLES, holder_of, waits_of, where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from maestro_hive.cli.call import Call
     from maestro_hive.maestro.state.records import Lease, RunRecord
     from maestro_hive.maestro.state.store import Store
@@ -54,11 +52,11 @@ def command(call: Call, statuses: tuple[str, ...], workflow: str | None, limit: 
     again, and it goes on. A run without a workflow has the status that its program gave it, and is
     running while a process has it open.
     """
-    with call.opened() as store:
+    with call.reading() as store:
         held = store.held_runs()
         found = [
             (record, status)
-            for record, status in _standings(store.runs(), held)
+            for record, status in ((each, where(each, held)) for each in store.runs())
             if (not statuses or status in statuses) and workflow in (None, record.workflow)
         ]
         shown = found[:limit] if limit else found
@@ -72,15 +70,6 @@ def command(call: Call, statuses: tuple[str, ...], workflow: str | None, limit: 
     screen.table(columns, map(_row, runs), empty=empty)
     if len(found) > len(runs):
         screen.note(f"… and {len(found) - len(runs):,} more: --limit 0")
-
-
-def _standings(
-    records: Iterable[RunRecord], held: dict[str, Lease]
-) -> Iterable[tuple[RunRecord, str]]:
-    from maestro_hive.maestro.state.run_view import standing  # noqa: PLC0415 - not for --help
-
-    for record in records:
-        yield record, standing(record.workflow, record.status, held=record.name in held)
 
 
 def _facts(store: Store, record: RunRecord, status: str, held: dict[str, Lease]) -> dict[str, Any]:
@@ -101,7 +90,7 @@ def _awaited(store: Store, record: RunRecord) -> list[dict[str, Any]]:
     from maestro_hive.maestro.state.run_state import fold  # noqa: PLC0415 - as above
     from maestro_hive.maestro.state.run_view import open_waits  # noqa: PLC0415 - as above
 
-    telling = {EntryKind.WAIT_BEGUN, EntryKind.WAIT_ENDED, EntryKind.RESTORED}
+    telling = {EntryKind.WAIT_BEGUN, EntryKind.WAIT_ENDED, EntryKind.RETRIED, EntryKind.RESTORED}
     entries = [entry for entry in store.entries(record.id) if entry.kind in telling]
     return waits_of(open_waits(fold(entries, store.load)))
 

@@ -15,13 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from maestro_hive.cli.words import ago, in_one_line, printable
+from maestro_hive.cli.words import ago, in_one_line, printable, printable_json
 from maestro_hive.kernel.errors import CodecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from rich.table import Table
     from rich.text import Text
+
+#: Between two columns.
+_GAP = 2
+#: No column has to be wider than this; longer words, such as ids, are folded.
+_LONGEST_WORD = 12
 
 
 class Styled(NamedTuple):
@@ -55,13 +61,17 @@ def as_json(value: Any) -> None:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON; what JSON has no form for, in the form it is stored in."""
+    """Return a value as JSON that cannot command a terminal.
+
+    What JSON has no form for stands in it in the form it is stored in.
+    """
     try:
-        return json.dumps(
+        text = json.dumps(
             value, indent=indent, ensure_ascii=False, allow_nan=False, default=_stored
         )
     except (TypeError, ValueError):  # a key that is no text, or a number that is none
-        return json.dumps(_plain(value), indent=indent, ensure_ascii=False)
+        text = json.dumps(_plain(value), indent=indent, ensure_ascii=False)
+    return printable_json(text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str = "") -> None:
@@ -83,19 +93,64 @@ def is_terminal() -> bool:
 
 def _rich_table(columns: Sequence[str], rows: list[Sequence[Cell]]) -> None:
     from rich.console import Console  # noqa: PLC0415 - slow to import, and for terminals only
-    from rich.table import Table  # noqa: PLC0415 - as above
 
     now = datetime.now(UTC)
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for number, column in enumerate(columns):
-        right = all(isinstance(row[number], int | float | None) for row in rows)
-        shown.add_column(
-            column, justify="right" if right else "left", overflow="fold", no_wrap=number == 0
-        )
-    for row in rows:
-        shown.add_row(*(_in_a_terminal(cell, now) for cell in row))
+    cells = [[_in_a_terminal(cell, now) for cell in row] for row in rows]
     coloured = "auto" if _colour(terminal=True) else None
-    Console(color_system=coloured, highlight=False, emoji=False).print(shown)  # type: ignore[arg-type]
+    console = Console(color_system=coloured, highlight=False, emoji=False)  # type: ignore[arg-type]
+    widths = _widths(columns, cells, console.width)
+    if widths is None:
+        console.print(_blocks(columns, cells))
+        return
+    from rich.table import Table  # noqa: PLC0415 - as above
+
+    shown = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for number, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        right = all(isinstance(row[number], int | float | None) for row in rows)
+        justify = "right" if right else "left"
+        shown.add_column(column, width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in cells:
+        shown.add_row(*row)
+    console.print(shown)
+
+
+def _widths(columns: Sequence[str], rows: list[list[Text]], most: int) -> list[int] | None:
+    """Return how wide each column is, so that words stay whole; None if there is no room for that.
+
+    The widest give way first.
+    """
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    room = most - _GAP * (len(columns) - 1)
+    parts = list(zip(map(Text, columns), *rows, strict=True))
+    widths = [min(room, max(part.cell_len for part in column)) for column in parts]
+    least = [min(_LONGEST_WORD, max(map(_longest_word, column))) for column in parts]
+    if sum(least) > room:
+        return None
+    while sum(widths) > room:
+        _, widest = max((w, at) for at, w in enumerate(widths) if w > least[at])
+        widths[widest] -= 1
+    return widths
+
+
+def _longest_word(text: Text) -> int:
+    return max((word.cell_len for word in text.split(" ")), default=0)
+
+
+def _blocks(columns: Sequence[str], rows: list[list[Text]]) -> Table:
+    """Return rows below one another, each cell in a line of its own."""
+    from rich.table import Table  # noqa: PLC0415 - as above
+
+    shown = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=False)
+    shown.add_column(style="bold", no_wrap=True)
+    shown.add_column(overflow="fold")
+    for row in rows:
+        if shown.row_count:
+            shown.add_row()
+        for column, cell in zip(columns, row, strict=True):
+            if cell:
+                shown.add_row(column, cell)
+    return shown
 
 
 def _in_a_terminal(cell: Cell, now: datetime) -> Text:
@@ -154,5 +209,10 @@ def _plain(value: object) -> object:
             return _stored(value)
 
 
+def colours_are_welcome() -> bool:
+    """Tell whether a terminal may be sent escapes: it knows them, and nobody minds."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def _colour(terminal: bool) -> bool:
-    return terminal and not os.environ.get("NO_COLOR")
+    return terminal and colours_are_welcome()

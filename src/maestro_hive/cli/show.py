@@ -13,7 +13,7 @@ from maestro_hive.cli import screen, words
 from maestro_hive.cli.completion import run_ids
 from maestro_hive.cli.frame import verb
 from maestro_hive.cli.screen import Styled
-from maestro_hive.cli.standing import STYLES, command_for, find_run
+from maestro_hive.cli.standing import STYLES, command_for, expected, find_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ def command(call: Call, run_id: str, step: str | None, *, every: bool) -> None:
     """
     from maestro_hive.cli import run_sheet, step_sheet  # noqa: PLC0415 - not for --help
 
-    with call.opened() as store:
+    with call.reading() as store:
         run = run_sheet.read(store, find_run(store, run_id))
         if step is not None:
             facts = step_sheet.sheet_of(run, *step_sheet.find_step(run, step))
@@ -116,9 +116,8 @@ def _what_to_do(call: Call, run: dict[str, Any]) -> list[str]:
             lines.append(f"{wait['name']} is answered: the run goes on when its program runs")
         else:
             answer = command_for(call, "answer", run["run_id"], wait["name"], "VALUE")
-            lines.append(
-                f"waits for {wait['name']} since {_moment(wait['since'])}{until}: {answer}"
-            )
+            what = f"{wait['name']} ({expected(wait['shape'])})"
+            lines.append(f"waits for {what} since {_moment(wait['since'])}{until}: {answer}")
     if run["status"] in ("failed", "cancelled") and run["workflow"]:
         lines.append(f"to try again: {command_for(call, 'retry', run['run_id'])}")
     if run["status"] == "stopped":

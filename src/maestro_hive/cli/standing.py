@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
     from datetime import datetime
 
     from maestro_hive.cli.call import Call
@@ -49,6 +49,13 @@ def find_run(store: Store, run_id: str) -> RunRecord:
     raise click.UsageError(f"There is no run {run_id!r} in {store.location}.{hint}", context)
 
 
+def where(record: RunRecord, held: Container[str]) -> str:
+    """Return where a run stands, given the names of the runs that living processes hold."""
+    from maestro_hive.maestro.state.run_view import standing  # noqa: PLC0415 - not for --help
+
+    return standing(record.workflow, record.status, held=record.name in held)
+
+
 def holder_of(lease: Lease | None) -> dict[str, Any] | None:
     """Return who executes a run, with the keys of ``--json``."""
     if lease is None:
@@ -72,9 +79,39 @@ def waits_of(open_waits: Iterable[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def _until(entry: Entry, wait: Any) -> datetime | None:
+def are_answered(store: Store, run_id: str, open_waits: Iterable[Entry]) -> list[bool]:
+    """Tell of each question whether an answer lies there that the run takes when it goes on."""
+    from maestro_hive.hive.mail import Mail  # noqa: PLC0415 - only for a run that waits
+    from maestro_hive.maestro.state.run_state import facts_of  # noqa: PLC0415 - not for --help
+
+    letters = Mail(store).letters(run_id).answers
+    to_a_question = {each.question for each in letters if each.question is not None}
+    early = [each.name for each in letters if each.question is None]
+    answered = []
+    for entry in open_waits:
+        name = facts_of(entry).get("name")
+        found = entry.identity is not None and entry.identity.hex() in to_a_question
+        if not found and name in early:
+            early.remove(name)
+            found = True
+        answered.append(found)
+    return answered
+
+
+def expected(shape: Any) -> str:
+    """Say in words which kind of answer a question takes."""
+    from maestro_hive.hive import shapes  # noqa: PLC0415 - only for a run that waits
+
     try:
-        return entry.when + timedelta(seconds=wait["seconds"]) if wait else None
+        return shapes.describe(shape)
+    except (AttributeError, KeyError, TypeError):
+        return "of a kind that this version does not know"
+
+
+def _until(entry: Entry, wait: Any) -> datetime | None:
+    seconds = (wait or {}).get("seconds")
+    try:
+        return None if seconds is None else entry.when + timedelta(seconds=seconds)
     except OverflowError:  # for ever, nearly
         return None
 

@@ -12,7 +12,7 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 #: What could move the cursor, change colours or reverse the direction of writing.
 _UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]"
 )
 
 
@@ -22,6 +22,11 @@ def printable(text: str) -> str:
     What a run stores comes from models and from other programs; line ends and tabs stay.
     """
     return _UNPRINTABLE.sub(_as_number, text)
+
+
+def printable_json(text: str) -> str:
+    """Return JSON that means the same and cannot command a terminal."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def in_one_line(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from maestro_hive.hive.step_function import StepFunction
@@ -15,7 +14,6 @@ from maestro_hive.kernel.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from maestro_hive.hive.live_run import LiveRun
     from maestro_hive.hive.rates import Rate
     from maestro_hive.hive.step_terms import Key
     from maestro_hive.unified_execution.call_options import Ambiguous
@@ -42,22 +40,12 @@ class WorkflowDecorator(Protocol):
         ...
 
 
-class Definitions(ABC):
+class Definitions:
     """What ``@hive.step`` and ``@hive.workflow`` made, by name."""
 
     def __init__(self) -> None:
         self._workflows: dict[str, WorkflowFunction[..., Any]] = {}
         self._steps: dict[tuple[str, str], StepFunction[..., Any]] = {}
-
-    @abstractmethod
-    async def run_child(
-        self,
-        parent: LiveRun,
-        workflow: WorkflowFunction[..., R],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> R:
-        """Run a workflow that another one called."""
 
     @overload
     def step(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> StepFunction[P, R]: ...
@@ -160,7 +148,7 @@ class Definitions(ABC):
                     f"there are two workflows {own!r}, {_shown(known.function)} and"
                     f" {_shown(function)}; give one of them name="
                 )
-            made = WorkflowFunction(function, own, self)
+            made = WorkflowFunction(function, own)
             self._workflows[own] = made
             return made
 
@@ -168,9 +156,11 @@ class Definitions(ABC):
 
     def _known(self, workflow: Callable[..., Awaitable[R]]) -> WorkflowFunction[..., R]:
         if isinstance(workflow, WorkflowFunction):
-            if self._workflows.get(workflow.name) is not workflow:
+            known = self._workflows.setdefault(workflow.name, workflow)
+            if known is not workflow:
                 raise ConfigurationError(
-                    f"the workflow {workflow.name!r} was defined on another Hive; run it on that one"
+                    f"this Hive has another workflow {workflow.name!r} than the one to be run,"
+                    " which was defined on another Hive"
                 )
             return workflow
         raise ConfigurationError(

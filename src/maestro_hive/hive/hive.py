@@ -34,7 +34,7 @@ from maestro_hive.unified_execution.config import ExecutionConfig, get_execution
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from maestro_hive.hive.live_run import LiveRun
+    from maestro_hive.hive.live_run import LiveRun, Workflow
     from maestro_hive.hive.rates import Rate
     from maestro_hive.hive.run_entries import Input
     from maestro_hive.hive.run_reading import RunInfo
@@ -162,7 +162,8 @@ class Hive(Definitions):
         stop = stop_politely()
         try:
             async with stop:
-                return await self._runs.run(workflow, given, run_id)
+                result: R = await self._runs.run(workflow, given, run_id)
+                return result
         except asyncio.CancelledError:
             if stop.signal is None:
                 raise
@@ -172,19 +173,10 @@ class Hive(Definitions):
             raise KeyboardInterrupt(f"run {run_id!r} was stopped; started again, it goes on")
         raise SystemExit(128 + stop.signal)
 
-    async def run_child(
-        self,
-        parent: LiveRun,
-        workflow: WorkflowFunction[..., R],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> R:
-        """Run a workflow as a child of another run; called by the workflow itself."""
-        if parent.held.store is not self._open():
-            raise ConfigurationError(
-                f"the workflow {workflow.name!r} belongs to another Hive than the one that runs"
-                f" {parent.run_id!r}; define both on one"
-            )
+    async def _run_child(
+        self, parent: LiveRun, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a workflow as a child of another run; equal children are told apart by order."""
         given = make_input(workflow.name, args, kwargs, workflow.parameters)
         identity = parent.told_apart("child", given.identity)
         known = parent.held.state.children.get(identity)
@@ -193,8 +185,7 @@ class Hive(Definitions):
         else:
             run_id = child_id(parent.run_id, workflow.name, identity)
             await parent.held.record(child_begun(identity, run_id, workflow.name), sync=False)
-        result: R = await parent.owning(lambda: self._runs.run(workflow, given, run_id, parent))
-        return result
+        return await parent.owning(lambda: self._runs.run(workflow, given, run_id, parent))
 
     # --- inside a workflow ---
 
@@ -342,7 +333,12 @@ class Hive(Definitions):
         with self._mutex:
             store = self._open()
             if self._runner is None:
-                staff = Staff(config=self.config, gate=self._gate, **self._helpers)  # type: ignore[arg-type]
+                staff = Staff(
+                    config=self.config,
+                    gate=self._gate,
+                    run_child=self._run_child,
+                    **self._helpers,  # type: ignore[arg-type]
+                )
                 self._runner = Runner(staff, store)
             return self._runner
 

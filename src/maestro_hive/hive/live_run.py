@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from maestro_hive.hive import run_entries as entries
 from maestro_hive.hive.errors import OutsideRunError
@@ -20,7 +20,7 @@ from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from maestro_hive.hive.step_terms import Key, Step, StepTerms
     from maestro_hive.maestro.state.records import NewEntry
@@ -34,6 +34,25 @@ if TYPE_CHECKING:
 _live: ContextVar[LiveRun | None] = ContextVar("live_run", default=None)
 
 
+class Workflow(Protocol):
+    """What a run is executed of."""
+
+    @property
+    def name(self) -> str:
+        """What its runs are found by."""
+        ...
+
+    @property
+    def function(self) -> Callable[..., Awaitable[Any]]:
+        """What is called, at every start."""
+        ...
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of what it takes, with stars as in its signature."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staff:
     """What the steps of every run work with."""
@@ -41,6 +60,8 @@ class Staff:
     config: ExecutionConfig
     #: Returns what the attempts of a step have to pass; None where nothing limits them.
     gate: Callable[[StepTerms], Gate | None]
+    #: Runs a workflow as the child of a run.
+    run_child: Callable[[LiveRun, Workflow, tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
     healer: Healer | None = None
     enforcer: Enforcer | None = None
     escalation: Escalation | None = None
@@ -255,6 +276,12 @@ class LiveRun:
                 escalation=self._staff.escalation,
             )
         return found
+
+    async def run_child(
+        self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the result of another workflow, in a run of its own."""
+        return await self._staff.run_child(self, workflow, args, kwargs)
 
     # --- what is recorded of the run itself ---
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from maestro_hive.hive import run_entries as entries
 from maestro_hive.hive import under_way
@@ -37,14 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from concurrent.futures import Future
 
-    from maestro_hive.hive.live_run import Staff
+    from maestro_hive.hive.live_run import Staff, Workflow
     from maestro_hive.hive.run_entries import Input
-    from maestro_hive.hive.workflow_function import WorkflowFunction
     from maestro_hive.maestro.state.records import Entry
     from maestro_hive.maestro.state.run_state import RunState
     from maestro_hive.maestro.state.store import Store
-
-R = TypeVar("R")
 
 #: How often a run that somebody else here gave up in the middle is gone on with.
 _TAKE_OVERS = 100
@@ -73,11 +70,11 @@ class Runner:
 
     async def run(
         self,
-        workflow: WorkflowFunction[..., R],
+        workflow: Workflow,
         given: Input,
         run_id: str,
         parent: LiveRun | None = None,
-    ) -> R:
+    ) -> Any:
         """Return the result of a run, from wherever it stands; what is kept of it without holding.
 
         Whoever asks for a run that this process executes already waits for that one, and goes on
@@ -86,27 +83,24 @@ class Runner:
         for _ in range(_TAKE_OVERS):
             over = ended_state(self._store, run_id)
             if over is not None and over.ended is not None:
-                kept: R = self._kept(run_id, over, given)
-                return kept
+                return self._kept(run_id, over, given)
             task = self.start(workflow, given, run_id, parent)
             if isinstance(task, asyncio.Task):
                 return await task
             try:
-                joined: R = await asyncio.shield(asyncio.wrap_future(task))
+                return await asyncio.shield(asyncio.wrap_future(task))
             except RunLeftError as left:
                 if left.run_id != run_id:
                     raise
-            else:
-                return joined
         raise RunLeftError(run_id)
 
     def start(
         self,
-        workflow: WorkflowFunction[..., R],
+        workflow: Workflow,
         given: Input,
         run_id: str,
         parent: LiveRun | None = None,
-    ) -> asyncio.Task[R] | Future[R]:
+    ) -> asyncio.Task[Any] | Future[Any]:
         """Begin to execute a run; if this process does so already, return what it will give."""
         _refuse_itself(run_id)
         found, is_mine = under_way.enter(self._store, run_id, given)
@@ -129,11 +123,11 @@ class Runner:
 
     async def _execute(
         self,
-        workflow: WorkflowFunction[..., R],
+        workflow: Workflow,
         given: Input,
         run_id: str,
         parent: LiveRun | None,
-    ) -> R:
+    ) -> Any:
         state = await self._opened(run_id, workflow.name)
         try:
             live = LiveRun(self._staff, state, parent)
@@ -154,13 +148,12 @@ class Runner:
             opening.add_done_callback(_let_go)
             raise
 
-    async def _go_on(self, live: LiveRun, workflow: WorkflowFunction[..., R], given: Input) -> R:
+    async def _go_on(self, live: LiveRun, workflow: Workflow, given: Input) -> Any:
         state, store = live.held.state, self._store
         if state.begun is not None:
             _check_same(live.run_id, state.begun, given, store)
         if state.ended is not None:  # also before it began
-            kept: R = outcome(live.run_id, state.ended, store.load)
-            return kept
+            return outcome(live.run_id, state.ended, store.load)
         if state.begun is None:
             parent = live.parent.run_id if live.parent is not None else None
             await live.record(entries.begun(given, parent=parent))
@@ -175,7 +168,7 @@ class Runner:
             watch.remove(live)
             family.discard(live)
 
-    async def _drive(self, live: LiveRun, workflow: WorkflowFunction[..., R], given: Input) -> R:
+    async def _drive(self, live: LiveRun, workflow: Workflow, given: Input) -> Any:
         """Let the workflow go on to its end, and record it."""
         try:
             result = await live.drive(lambda: workflow.function(*given.args, **given.kwargs))
@@ -192,8 +185,7 @@ class Runner:
                 raise with_own_lines(error)  # noqa: B904 - the same error
             await self._fail(live, error)
         await self._end(live, entries.ended(entries.SUCCESS, value=value), entries.SUCCESS)
-        done: R = result
-        return done
+        return result
 
     async def _fail(self, live: LiveRun, error: BaseException) -> NoReturn:
         facts = error_facts(with_own_lines(error))

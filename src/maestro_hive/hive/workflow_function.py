@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from maestro_hive.hive.live_run import live_run
 from maestro_hive.kernel.errors import ConfigurationError
@@ -12,35 +12,18 @@ from maestro_hive.kernel.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from maestro_hive.hive.live_run import LiveRun
-
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class RunsChildren(Protocol):
-    """What a workflow needs of its hive to be called by another workflow."""
-
-    async def run_child(
-        self,
-        parent: LiveRun,
-        workflow: WorkflowFunction[..., R],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> R:
-        """Return the result of a run of its own."""
-        ...
 
 
 class WorkflowFunction(Generic[P, R]):
     """What ``@hive.workflow`` makes of a function: ``hive.run`` executes it.
 
-    Awaited inside another workflow it is a child: a run of its own, kept like a step.
+    Awaited inside another workflow it is a child: a run of its own, kept like a step, on the hive
+    that runs the other.
     """
 
-    def __init__(
-        self, function: Callable[P, Awaitable[R]], name: str, children: RunsChildren
-    ) -> None:
+    def __init__(self, function: Callable[P, Awaitable[R]], name: str) -> None:
         if not inspect.iscoroutinefunction(function):
             raise ConfigurationError(
                 f"the workflow {name!r} is not an async function: write `async def {name}(…)`,"
@@ -52,13 +35,12 @@ class WorkflowFunction(Generic[P, R]):
         self.signature = inspect.signature(function)
         #: Its parameters' names, with stars as in its signature.
         self.parameters = _starred(self.signature)
-        self._children = children
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it as a child of the workflow that calls it."""
         parent = live_run(f"the workflow {self.name!r}")
-        args_, kwargs_ = self.bind(args, kwargs)
-        return await self._children.run_child(parent, self, args_, kwargs_)
+        result: R = await parent.run_child(self, *self.bind(args, kwargs))
+        return result
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

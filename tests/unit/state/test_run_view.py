@@ -15,9 +15,9 @@ from maestro_hive.maestro.state.run_view import (
     show_fields,
     show_persona,
     show_run,
-    status_of,
     without_what_steps_say,
 )
+from maestro_hive.maestro.state.step_view import status_of
 from tests.unit.state.test_run_state import Journal
 
 

@@ -16,7 +16,11 @@ from typing import Any, NamedTuple
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
 from maestro_hive.maestro.state.lowering import PLAIN_SCALARS, TAG, lower
-from maestro_hive.maestro.state.raising import raise_up
+from maestro_hive.maestro.state.raising import (
+    UnknownClassAtPathError,
+    UnknownClassError,
+    raise_up,
+)
 from maestro_hive.maestro.state.strict_json import (
     DOCUMENT_DEPTH,
     MAX_BYTES,
@@ -133,6 +137,8 @@ def revive(tree: Json, path: str = "value", *, depth: int = MAX_DEPTH) -> Any:
     """Turn tags back into the values they stand for."""
     try:
         return raise_up(tree, depth)
+    except UnknownClassAtPathError as error:
+        raise UnknownClassError(path + error.where(), error.reason) from None
     except AtPathError as error:
         raise DecodeError(path + error.where(), error.reason) from None
     except RecursionError:

@@ -16,11 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from maestro_hive.kernel.errors import DecodeError
 from maestro_hive.maestro.state.lowering import TAG, Model, find_type
 from maestro_hive.maestro.state.strict_json import MAX_DEPTH, AtPathError, Json, member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+class UnknownClassError(DecodeError):
+    """A value is whole, and of a class that this process does not have: its own program does."""
+
+
+class UnknownClassAtPathError(AtPathError):
+    """What becomes an ``UnknownClassError`` when its path is known."""
 
 
 def raise_up(node: Json, room: int = MAX_DEPTH) -> Any:
@@ -187,8 +196,13 @@ _RAISE: dict[str, Callable[[dict[str, Json], int], Any]] = {
 def _find_type(name: str) -> type:
     module_name = name.partition(":")[0]
     if module_name not in sys.modules:
-        raise AtPathError(f"its type {name} is not imported; import {module_name} first")
+        raise UnknownClassAtPathError(
+            f"its type {name} is not imported; import {module_name} first"
+        )
     found = find_type(name)
     if found is None:
-        raise AtPathError(f"its type {name} does not exist any more")
+        raise UnknownClassAtPathError(
+            f"its type {name} is not in this process: the module {module_name} has no such class"
+            " here; read it with the program that stored it, or give the class back its name"
+        )
     return found

@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 
 _NAMES = {kind.value: kind.name.lower() for kind in EntryKind}
 _KINDS = {kind.name.lower(): kind for kind in EntryKind}
+#: What facts are that somebody counts with or looks into; None stands for each of them.
+_FACTS: dict[str, Any] = {
+    **dict.fromkeys(("name", "persona", "task", "workflow", "parent", "run_id", "status"), str),
+    **dict.fromkeys(("forked_from", "from_step", "what", "how", "reason", "ticket"), str),
+    **dict.fromkeys(("tokens", "usd", "round", "fence"), int | float),
+    "error": dict.fromkeys(("type", "message", "category", "traceback"), str),
+    "parameters": list,
+    "report": {},
+    "shape": {},
+    "wait": {"seconds": int | float},
+}
 
 
 class RunCopy(NamedTuple):
@@ -179,7 +190,7 @@ class CopiedEntries:
             kind=_KINDS[entry["kind"]],
             step=_integer(entry["step"]),
             attempt=_integer(entry["attempt"]),
-            facts=None if facts is None else codec.dump_canonical(facts),
+            facts=None if facts is None else codec.dump_canonical(_checked(facts, _FACTS)),
             value=self._value(entry),
             family=_family(facts),
             identity=None if identity is None else bytes.fromhex(identity),
@@ -224,8 +235,23 @@ def _integer(value: Json) -> int:
     return value
 
 
+def _checked(facts: Json, expected: dict[str, Any]) -> dict[str, Json]:
+    """Return facts, if those that are more than shown are what they are taken for."""
+    if type(facts) is not dict:
+        raise TypeError("its facts are no object")
+    for name in facts.keys() & expected.keys():
+        fact, kind = facts[name], expected[name]
+        if fact is None:
+            continue
+        if isinstance(kind, dict):
+            _checked(fact, kind)
+        elif not isinstance(fact, kind):
+            raise TypeError(f"its {name} cannot be {str(fact)[:40]!r}")
+    return facts
+
+
 def _family(facts: Json) -> str:
     """Values of the same step name and persona may have grown from one another."""
-    if not isinstance(facts, dict):
+    if facts is None:
         return ""
     return f"{facts.get('persona', '')}/{facts.get('name', '')}"
