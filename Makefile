@@ -7,7 +7,9 @@
 BIN      := .venv/bin
 READY    := $(wildcard .venv/ready)
 PYTHONS  := $(if $(READY),$(BIN)/python) python3 python3.14 python3.13 python3.12 python3.11
-PARALLEL := -n auto --maxprocesses 8 --dist worksteal
+# One worker more than there are cores: many tests wait for processes that they started.
+WORKERS  := $(shell expr `getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2` + 1)
+PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format formatted lint types imports docs bench bench-peers

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive import Hive
+from maestro_hive.hive.run_reading import read_run
 from maestro_hive.maestro.state.records import EntryKind
+from maestro_hive.maestro.state.run_state import facts_of
+from maestro_hive.maestro.state.run_view import open_waits
 from tests.cli.plays import asks, entry, workflow
 from tests.cli.processes import answer, complaint, in_terminal, maestro
 
@@ -71,6 +75,7 @@ class World:
         self.place = place
         self.folder = place / "state"
         self._started: list[subprocess.Popen[str]] = []
+        self._hive: Hive | None = None
 
     def start(self, what: str, run_id: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", _PROGRAM, str(self.folder), what, run_id]
@@ -89,10 +94,18 @@ class World:
         return maestro(*arguments, "--store", self.folder)
 
     def status(self, run_id: str) -> str:
-        if not (self.folder / "journal.db").exists():
-            return "none"
-        found = answer(self.maestro("runs", "--json"))["runs"]
-        return next((run["status"] for run in found if run["run_id"] == run_id), "none")
+        """Return where a run stands, as ``maestro runs`` says; without a process for each look."""
+        if self._hive is None and (self.folder / "journal.db").exists():
+            self._hive = Hive(self.folder)
+        runs = self._hive.runs() if self._hive is not None else []
+        return next((info.status for info in runs if info.run_id == run_id), "none")
+
+    def asks(self, run_id: str, name: str) -> bool:
+        """Tell whether a run waits for this answer just now."""
+        if self.status(run_id) != "waiting" or self._hive is None:
+            return False
+        waits = open_waits(read_run(self._hive._open(), run_id))
+        return name in [facts_of(entry)["name"] for entry in waits]
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 30
@@ -101,6 +114,8 @@ class World:
             time.sleep(0.05)
 
     def end(self) -> None:
+        if self._hive is not None:
+            self._hive.close()
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -121,7 +136,7 @@ def test_a_living_run_is_answered_and_a_wrong_answer_changes_nothing(world: Worl
         assert "plan" in complaint(world.maestro("answer", "r", "plan", bad), code=2)
     done = world.maestro("answer", "r", "plan", '{"size": 3}')
     assert done.returncode == 0, done.stderr
-    world.until(lambda: "approve" in world.maestro("runs").stdout)
+    world.until(lambda: world.asks("r", "approve"))
     assert "yes or no" in complaint(world.maestro("answer", "r", "approve", "perhaps"), code=2)
     assert world.maestro("answer", "r", "approve", "yes").returncode == 0
     out, err = life.communicate(timeout=30)
