@@ -13,6 +13,7 @@ import pytest
 
 from maestro_hive import Hive, RunFailedError
 from maestro_hive.hive import OutsideRunError, UnknownRunError
+from maestro_hive.hive.live_run import LiveRun
 from maestro_hive.hive.run_reading import read_run
 from maestro_hive.hive.shapes import ShapeError
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
@@ -472,3 +473,23 @@ def test_letters_that_cannot_be_read_are_an_error_of_their_run_alone(hive: Hive)
         return await running
 
     assert asyncio.run(main()) == 5
+
+
+def test_a_letter_that_could_not_be_handed_over_is_not_thrown_away(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = [False]  # somebody else settles the question just now, and gives it up again
+    claim = LiveRun.claim
+    monkeypatch.setattr(
+        LiveRun, "claim", lambda run, identity: claims.pop() if claims else claim(run, identity)
+    )
+
+    async def main() -> Any:
+        running = asyncio.create_task(hive.run(ask(hive), run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        hive.answer("r", "approve", 5)
+        async with asyncio.timeout(5):
+            return await running
+
+    assert asyncio.run(main()) == 5
+    assert not claims

@@ -27,6 +27,7 @@ from maestro_hive.maestro.state.migrate import check_format
 from maestro_hive.maestro.state.records import RunRecord, from_micros
 from maestro_hive.maestro.state.sqlite_documents import Documents
 from maestro_hive.maestro.state.sqlite_entries import RUN_BITS, Entries
+from maestro_hive.maestro.state.sqlite_store import run_record
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -112,14 +113,12 @@ class Look:
     def run(self, name: str) -> RunRecord | None:
         """Find a run by its name."""
         found = self.rows(f"{_RUNS} WHERE name = ?", (name,))
-        return _run_record(found[0]) if found else None
+        return run_record(found[0]) if found else None
 
     def runs(self, status: str | None = None, limit: int | None = None) -> list[RunRecord]:
         """List runs, newest first."""
         sql = f"{_RUNS} WHERE ?1 IS NULL OR status = ?1 ORDER BY id DESC LIMIT ?2"
-        return [
-            _run_record(row) for row in self.rows(sql, (status, -1 if limit is None else limit))
-        ]
+        return [run_record(row) for row in self.rows(sql, (status, -1 if limit is None else limit))]
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
         """Return a run's entries in order, making sure that none is missing."""
@@ -177,15 +176,3 @@ class Look:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _run_record(row: tuple[Any, ...]) -> RunRecord:
-    number, name, workflow, status, created_at, updated_at = row
-    return RunRecord(
-        id=number,
-        name=name,
-        workflow=workflow,
-        status=status,
-        created_at=from_micros(created_at),
-        updated_at=from_micros(updated_at),
-    )

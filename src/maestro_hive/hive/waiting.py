@@ -130,11 +130,12 @@ async def deliver(run: LiveRun, mail: Mail, answers: list[Answer]) -> None:
     """Record the answers that a run waits for, and throw those letters away."""
     for answer in answers:
         identity = _question_of(run, answer)
-        if identity is None and not _is_too_late(run, answer):
-            continue  # it may be asked later
         if identity is not None and run.claim(identity):
             await _hand_over(run, identity, answer)
-        mail.taken(run.run_id, answer.id)
+            mail.taken(run.run_id, answer.id)
+        elif _is_too_late(run, answer):
+            mail.taken(run.run_id, answer.id)
+        # Otherwise it may be asked later, or somebody else is settling it just now.
 
 
 async def _hand_over(run: LiveRun, identity: bytes, answer: Answer) -> None:

@@ -158,7 +158,7 @@ class SqliteStore:
     def run(self, name: str) -> RunRecord | None:
         """Find a run by its name."""
         rows = self._file.rows(f"SELECT {_RUN_COLUMNS} FROM runs WHERE name = ?", (name,))  # noqa: S608
-        return _run_record(rows[0]) if rows else None
+        return run_record(rows[0]) if rows else None
 
     def runs(self, status: str | None = None, limit: int | None = None) -> list[RunRecord]:
         """List runs, newest first."""
@@ -167,7 +167,7 @@ class SqliteStore:
             " ORDER BY id DESC LIMIT ?2",
             (status, -1 if limit is None else limit),
         )
-        return [_run_record(row) for row in rows]
+        return [run_record(row) for row in rows]
 
     # --- entries ---
 
@@ -367,7 +367,8 @@ def _damage_text(found: Damage) -> str:
     return f"{found.file}: {found.reason}. The log is kept as {found.kept_as}"
 
 
-def _run_record(row: tuple[Any, ...]) -> RunRecord:
+def run_record(row: tuple[Any, ...]) -> RunRecord:
+    """Turn a row of ``runs`` into a record."""
     number, name, workflow, status, created_at, updated_at = row
     return RunRecord(
         id=number,
