@@ -40,7 +40,7 @@ class Results:
         self.quiet: list[Quiet] = []
 
     def has(self, *names: str) -> bool:
-        """Tell whether all of these contenders were measured."""
+        """Return whether all of these contenders were measured."""
         return all(self.figures.get(name) for name in names)
 
     @property
@@ -92,13 +92,13 @@ class Contest:
 
     def _hold_round(self, contenders: Sequence[Contender], results: Results) -> None:
         """Wait for a quiet machine before every turn, in all no longer than was allowed."""
-        patience, loudest = self._quiet_seconds, 0.0
+        busy_timeout, loudest = self._quiet_seconds, 0.0
         for contender in contenders:
-            quiet = wait_until_quiet(patience)
-            patience = max(0.0, patience - quiet.waited)
+            quiet = wait_until_quiet(busy_timeout)
+            busy_timeout = max(0.0, busy_timeout - quiet.waited)
             loudest = max(loudest, quiet.busy_share or 0.0)
             self._take_turn(contender, results)
-        quiet = Quiet(loudest, self._quiet_seconds - patience)
+        quiet = Quiet(loudest, self._quiet_seconds - busy_timeout)
         results.quiet.append(quiet)
         if not quiet.reached:
             self._say(f"  the machine was NOT quiet: up to {loudest:.0%} busy with something else")

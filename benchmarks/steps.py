@@ -1,4 +1,4 @@
-"""A step as an executor records it: begun without fsync, its outcome with one."""
+"""A step as an executor records it: started without fsync, its outcome with one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from maestro_hive.maestro.state.store import Append
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.recorder import Recorder
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore
-    from maestro_hive.maestro.state.store import Hold
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
+    from maestro_hive.maestro.state.store import RunLease
 
 _NAME, _PERSONA = "draft_section", "technical_writer"
 _FAMILY = f"{_PERSONA}/{_NAME}"
@@ -22,12 +22,12 @@ _WARM_STEPS = 600
 _BATCH = 500
 
 
-def begun(number: int) -> NewEntry:
+def started(number: int) -> NewEntry:
     """Return the entry that says that a step begins, its input and its identity worked out."""
     given = codec.encode({"section": number, "style": "plain", "audience": "operators"}, "input")
     identity = hashlib.sha256(f"{_NAME}\0{_PERSONA}\0".encode() + given.sha256).digest()
     facts = codec.dump_canonical({"name": _NAME, "persona": _PERSONA})
-    return NewEntry(EntryKind.ATTEMPT_BEGUN, number, 1, facts, given, _FAMILY, identity)
+    return NewEntry(EntryKind.ATTEMPT_STARTED, number, 1, facts, given, _FAMILY, identity)
 
 
 def result(number: int) -> dict[str, object]:
@@ -36,30 +36,30 @@ def result(number: int) -> dict[str, object]:
     return {"section": number, "text": text, "words": 11}
 
 
-def kept(number: int) -> NewEntry:
+def completed(number: int) -> NewEntry:
     """Return the entry that says that a step is finished."""
     value = codec.encode(result(number), "result")
     facts = codec.dump_canonical({"tokens": 512 + number % 7})
-    return NewEntry(EntryKind.STEP_KEPT, number, 1, facts, value, _FAMILY)
+    return NewEntry(EntryKind.STEP_COMPLETED, number, 1, facts, value, _FAMILY)
 
 
-async def record(recorder: Recorder, hold: Hold, number: int, *, sync: bool = True) -> None:
+async def record(recorder: Recorder, hold: RunLease, number: int, *, sync: bool = True) -> None:
     """Record one step."""
-    await recorder.append(hold, [begun(number)], sync=False)
-    await recorder.append(hold, [kept(number)], sync=sync)
+    await recorder.append(hold, [started(number)], sync=False)
+    await recorder.append(hold, [completed(number)], sync=sync)
 
 
-def fill(store: SqliteStore, hold: Hold, first: int, last: int) -> None:
+def fill(store: SqliteStore, hold: RunLease, first: int, last: int) -> None:
     """Record finished steps ``first`` to ``last`` in large batches."""
     for start in range(first, last + 1, _BATCH):
         numbers = range(start, min(start + _BATCH, last + 1))
-        entries = [make(number) for number in numbers for make in (begun, kept)]
+        entries = [make(number) for number in numbers for make in (started, completed)]
         store.append([Append(hold, entries)], sync=False)
 
 
 async def warm(store: SqliteStore, recorder: Recorder) -> None:
     """Let the log grow and begin again, as it has in any journal in use."""
-    hold = store.hold_run("warm-up")
+    hold = store.acquire_run("warm-up")
     for number in range(1, _WARM_STEPS + 1):
         await record(recorder, hold, number, sync=False)
     store.release_run(hold)

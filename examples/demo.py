@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from maestro_hive import Hive, current
-from maestro_hive.maestro.state.run_events import StepKept
+from maestro_hive.maestro.state.events import StepCompleted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -84,11 +84,11 @@ def questions_in(folder: Path) -> list[str]:
     return noted.read_text().split() if noted.exists() else []
 
 
-async def steps_kept(folder: Path) -> int:
+async def steps_completed(folder: Path) -> int:
     """Return how many steps are kept, as the journal tells any process that asks."""
     async with Hive(folder / "state") as hive:
         events = [event async for event in hive.events("demo", follow=False)]
-    return sum(isinstance(event, StepKept) for event in events)
+    return sum(isinstance(event, StepCompleted) for event in events)
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
@@ -99,7 +99,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 def kill_in_the_middle(process: subprocess.Popen[bytes], folder: Path) -> None:
     """Wait until one developer is done and two are not, then end the process without a word."""
     for _ in range(1000):
-        if set(CUT_OFF) <= set(questions_in(folder)) and asyncio.run(steps_kept(folder)) == 2:
+        if set(CUT_OFF) <= set(questions_in(folder)) and asyncio.run(steps_completed(folder)) == 2:
             break
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults import tools
+from faults.child_processes import ChildProcesses, SilentError
 from faults.manual_clocks import move_clocks
-from faults.nursery import Nursery, SilentError
 from faults.registry import Outcome, Plan, row
 from faults.workflows import clocks_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from faults.nursery import Life
+    from faults.child_processes import Life
 
 #: How long is waited, and how much later a busy machine may be.
 SECONDS, SLACK = 2.5, 1.5
@@ -48,11 +48,11 @@ _BIND = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
 )
 def clocks(plan: Plan, outcome: Outcome) -> None:
     """Let real processes wait in all these worlds, then move a manual clock at random."""
-    dice = random.Random(plan.seed)
+    rng = random.Random(plan.seed)
     cases = [
         case
         for number in range(plan.amount(quick=1, full=8))
-        for case in _cases(plan.scratch / f"round-{number}", dice, outcome if not number else None)
+        for case in _cases(plan.scratch / f"round-{number}", rng, outcome if not number else None)
     ]
     waited: list[float] = []
     before = outcome.failed
@@ -131,7 +131,7 @@ def _reboot(folder: Path, offset: str | None = None) -> World:
     return World(before=words, environment=wall.environment, other=wall.other | {"boot_id"})
 
 
-def _cases(top: Path, dice: random.Random, outcome: Outcome | None) -> Iterator[Case]:
+def _cases(top: Path, rng: random.Random, outcome: Outcome | None) -> Iterator[Case]:
     """Yield what this machine can do; say once what it cannot."""
     top.mkdir()
     no_faketime = tools.missing("faketime")
@@ -154,10 +154,10 @@ def _cases(top: Path, dice: random.Random, outcome: Outcome | None) -> Iterator[
                 *([] if no_mounts else _reboot_cases(top, workflow, fake=not no_faketime)),
             )
         ):
-            yield _placed(case, top / f"{workflow}-{number}", dice)
+            yield _placed(case, top / f"{workflow}-{number}", rng)
 
 
-def _placed(case: Case, folder: Path, dice: random.Random) -> Case:
+def _placed(case: Case, folder: Path, rng: random.Random) -> Case:
     return Case(
         name=f"{case.workflow}, {case.name}",
         workflow=case.workflow,
@@ -166,7 +166,7 @@ def _placed(case: Case, folder: Path, dice: random.Random) -> Case:
         second=case.second,
         rebooted=case.rebooted,
         jump=case.jump,
-        kill_after=dice.uniform(0.1, 0.6) * SECONDS,
+        kill_after=rng.uniform(0.1, 0.6) * SECONDS,
     )
 
 
@@ -234,7 +234,7 @@ def _hold_across_namespaces(plan: Plan, outcome: Outcome) -> None:
         ("a day behind", _namespace(), World()),
     ):
         folder = plan.scratch / name
-        with _nursery(first) as one, _nursery(second) as other:
+        with _children(first) as one, _children(second) as other:
             holder = one.start("holding", folder)
             holder.wait_until_it_says("held")
             said = other.start("holding", folder).wait_until_it_says("answer")
@@ -252,7 +252,7 @@ def _refused(how: str) -> str:
 
 
 def _live_through(case: Case) -> Seen:
-    with _nursery(case.first) as first, _nursery(case.second) as second:
+    with _children(case.first) as first, _children(case.second) as second:
         life = first.start(case.workflow, case.folder, seconds=SECONDS)
         life.wait_until_it_says("fails")
         failed = time.monotonic()
@@ -302,8 +302,8 @@ def _differences(said: dict[str, Any]) -> set[str]:
     return other | ({"boot_id"} if said["boot_id"] != here["boot_id"] else set())
 
 
-def _nursery(world: World) -> Nursery:
-    return Nursery("faults.workflows", before=world.before, environment=world.environment)
+def _children(world: World) -> ChildProcesses:
+    return ChildProcesses("faults.workflows", before=world.before, environment=world.environment)
 
 
 def _set(path: Path, offset: str) -> None:

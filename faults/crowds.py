@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from faults.processes import Worker
 from faults.registry import Outcome, Plan, row
-from maestro_hive.maestro.state import codec, shelves
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state import shared_records as shelves
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from pathlib import Path

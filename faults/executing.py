@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from maestro_hive.maestro.state.run_state import RunState
-    from maestro_hive.unified_execution.config import ExecutionConfig
+    from maestro_hive.engine.config import ExecutionConfig
+    from maestro_hive.maestro.state.projections import RunState
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
     Say = Callable[[str], Coroutine[Any, Any, None]]
@@ -46,7 +46,7 @@ def persona_of(step: int) -> str:
 
 def config_in(folder: Path) -> ExecutionConfig:
     """Return the configuration of the run."""
-    from maestro_hive.unified_execution.config import (  # noqa: PLC0415 - a victim starts quickly
+    from maestro_hive.engine.config import (  # noqa: PLC0415 - a victim starts quickly
         ExecutionConfig,
         Level1Config,
         StateConfig,
@@ -89,7 +89,7 @@ async def _step(executor: PersonaExecutor, number: int, say: Say) -> None:
 
 
 async def _body(say: Say, number: int) -> dict[str, Any]:
-    from maestro_hive.unified_execution.attempt import current  # noqa: PLC0415
+    from maestro_hive.engine.attempt import current  # noqa: PLC0415
 
     here = current()
     await say(f"started {number} {here.attempt}")
@@ -143,7 +143,7 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
 class _Said(NamedTuple):
     """What was acknowledged, by what it tells of."""
 
-    kept: set[int]
+    completed: set[int]
     started: dict[int, int]
     notes: dict[str, list[tuple[int, int]]]
 
@@ -166,7 +166,7 @@ class _Said(NamedTuple):
             what: [pair for pair in pairs if persona_of(pair[0]) == persona]
             for what, pairs in self.notes.items()
         }
-        kept = {step for step in self.kept if persona_of(step) == persona}
+        kept = {step for step in self.completed if persona_of(step) == persona}
         return _Said(kept, self.started, notes)
 
     def pairs(self, what: str) -> list[tuple[int, int]]:
@@ -175,9 +175,9 @@ class _Said(NamedTuple):
 
 
 def is_in_a_step(acks: list[str]) -> bool:
-    """Tell whether a step had started and was not acknowledged as kept."""
+    """Return whether a step had started and was not acknowledged as kept."""
     said = _Said.read(acks)
-    return bool(said.started.keys() - said.kept)
+    return bool(said.started.keys() - said.completed)
 
 
 def check_execution(folder: Path, acks: list[str], openings: int) -> None:
@@ -185,9 +185,9 @@ def check_execution(folder: Path, acks: list[str], openings: int) -> None:
     before = _Said.read(acks)
     resumed = list(execute(folder))
     after = _Said.read(resumed)
-    again = before.kept & after.started.keys()
+    again = before.completed & after.started.keys()
     require(not again, f"steps {sorted(again)} were acknowledged, and started again")
-    require(after.kept == set(STEPS), f"only {sorted(after.kept)} came to their end")
+    require(after.completed == set(STEPS), f"only {sorted(after.completed)} came to their end")
     for step, attempt in before.started.items():
         later = next((w for w in map(str.split, resumed) if w[:2] == ["started", str(step)]), None)
         fits = later is None or attempt < int(later[2]) <= attempt + 1 + openings
@@ -202,7 +202,7 @@ def _check_journal(folder: Path, before: _Said, after: _Said, openings: int) -> 
     from maestro_hive.unified_execution.state_persistence import StatePersistence  # noqa: PLC0415
 
     with StatePersistence(config_in(folder), RUN) as state:
-        shown, run = state.state, state.held_run.state
+        shown, run = state.state, state.run.state
         names = [f"s{step}" for step in STEPS]
         require(sorted(shown.completed_tasks) == names, f"completed: {shown.completed_tasks}")
         require(shown.pending_tasks == [], f"pending: {shown.pending_tasks}")
@@ -213,7 +213,7 @@ def _check_journal(folder: Path, before: _Said, after: _Said, openings: int) -> 
 
 
 def _check_persona(shown: dict[str, Any], before: _Said, after: _Said, openings: int) -> None:
-    memory = {str(step): PARTS for step in after.kept}
+    memory = {str(step): PARTS for step in after.completed}
     require(shown["memory"] == memory, f"the memory is {shown['memory']}")
     spent = len(before.pairs("spent")) + len(after.pairs("spent"))
     more = shown["tokens_used"] // TOKENS - spent
@@ -228,7 +228,7 @@ def _check_persona(shown: dict[str, Any], before: _Said, after: _Said, openings:
 def _check_limits(run: RunState, openings: int) -> None:
     require(len(run.steps) == len(STEPS), f"there are {len(run.steps)} steps")
     for number, step in run.steps.items():
-        require(step.kept is not None, f"step {number} is not kept")
+        require(step.completed is not None, f"step {number} is not kept")
         require(step.interruptions <= openings, f"step {number} was interrupted too often")
     kinds = Counter(_kinds_of_failures(run))
     # A journal that cannot be read fails the body that asks it, and that counts as it should.
@@ -238,8 +238,8 @@ def _check_limits(run: RunState, openings: int) -> None:
 
 
 def _kinds_of_failures(run: RunState) -> Iterator[str]:
+    from maestro_hive.maestro.state.projections import facts_of  # noqa: PLC0415 - as above
     from maestro_hive.maestro.state.records import EntryKind  # noqa: PLC0415 - as above
-    from maestro_hive.maestro.state.run_state import facts_of  # noqa: PLC0415 - as above
 
     for step in run.steps.values():
         for entry in step.log:

@@ -18,21 +18,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from faults.execution_model import DELAYS, MAX_ATTEMPTS, MAX_INTERRUPTIONS, TINY, RunModel
-from faults.watch import DeadError, Watch
+from faults.watch import DeadError, InboxWatcher
+from maestro_hive.engine import open_run as open_run_
+from maestro_hive.engine.attempt import current, round_number
+from maestro_hive.engine.config import ExecutionConfig, Level1Config
+from maestro_hive.engine.errors import UnrecoverableError
 from maestro_hive.kernel.errors import StorageError
-from maestro_hive.maestro.state.run_state import facts_of
-from maestro_hive.unified_execution import held_run, state_persistence
-from maestro_hive.unified_execution.attempt import current, round_number
-from maestro_hive.unified_execution.config import ExecutionConfig, Level1Config
-from maestro_hive.unified_execution.exceptions import UnrecoverableError
+from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.unified_execution import state_persistence
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from faults.execution_model import StepModel
-    from maestro_hive.maestro.state.run_state import StepState
-    from maestro_hive.unified_execution.results import ExecutionResult
+    from maestro_hive.engine.results import ExecutionResult
+    from maestro_hive.maestro.state.projections import StepState
 
 RUN, PERSONA = "run", "developer"
 _NAMES = st.sampled_from(["a", "b", "c"])
@@ -53,7 +54,7 @@ class ExecutionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Watch()
+        self.clock = InboxWatcher()
         self.model = RunModel()
         self.loop = asyncio.new_event_loop()
         self.top = Path(tempfile.mkdtemp(prefix="faults-execution-"))
@@ -101,10 +102,10 @@ class ExecutionMachine(RuleBasedStateMachine):
         assert self.executor is not None
         state = self.executor.state_persistence
         assert state is not None
-        run, self.executor = state.held_run, None
+        run, self.executor = state.run, None
         self.kill_store()
-        for place in [place for place, held in held_run._held.items() if held is run]:  # noqa: SLF001
-            del held_run._held[place]  # noqa: SLF001 - a new process knows nothing of it
+        for place in [place for place, held in open_run_._held.items() if held is run]:  # noqa: SLF001
+            del open_run_._held[place]  # noqa: SLF001 - a new process knows nothing of it
         state_persistence._open_states.discard(state)  # noqa: SLF001 - nor shuts it down
 
     def run(self, work: Coroutine[Any, Any, None], *, crowded: bool = False) -> None:
@@ -222,7 +223,7 @@ class ExecutionMachine(RuleBasedStateMachine):
             step.interrupt()
 
     def _is_marked(self, name: str, step: StepModel) -> bool:
-        return name in self.model.marked and not step.kept
+        return name in self.model.marked and not step.completed
 
     def _check_result(
         self, result: ExecutionResult, name: str, step: StepModel, *, marked: bool
@@ -342,7 +343,7 @@ class ExecutionMachine(RuleBasedStateMachine):
             return
         state = self.executor.state_persistence
         assert state is not None
-        self._compare_steps(list(state.held_run.state.steps.values()))
+        self._compare_steps(list(state.run.state.steps.values()))
         shown = state.state
         assert set(shown.completed_tasks) == self.model.completed()
         assert shown.retry_counts.get(PERSONA, 0) == self.model.retries()
@@ -354,13 +355,13 @@ class ExecutionMachine(RuleBasedStateMachine):
         assert self.executor.get_token_usage() == self.model.tokens
 
     def _compare_steps(self, found: list[StepState]) -> None:
-        model = {which: step for which, step in self.model.steps.items() if step.begun}
+        model = {which: step for which, step in self.model.steps.items() if step.started}
         assert len(found) == len(model)
         counts = sorted(
             (
-                facts_of(step.begun)["name"],
+                facts_of(step.started)["name"],
                 *(step.starts, step.failures, step.stops, step.interruptions),
-                *(step.open_attempt > 0, step.kept is not None),
+                *(step.open_attempt > 0, step.completed is not None),
             )
             for step in found
         )
@@ -368,7 +369,7 @@ class ExecutionMachine(RuleBasedStateMachine):
             (
                 name,
                 *(step.starts, step.failures, step.stops, step.interruptions),
-                *(step.open, step.kept),
+                *(step.open, step.completed),
             )
             for (name, _), step in model.items()
         )

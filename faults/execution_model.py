@@ -19,7 +19,7 @@ TINY = 1e-3
 class StepModel:
     """One step."""
 
-    kept: bool = False
+    completed: bool = False
     output: Any = None
     starts: int = 0
     #: Failures by round of level 2: each has its own set of attempts.
@@ -42,8 +42,8 @@ class StepModel:
     rebooted: bool = False
 
     @property
-    def begun(self) -> bool:
-        """Tell whether the journal knows of it."""
+    def started(self) -> bool:
+        """Return whether the journal knows of it."""
         return self.last_attempt > 0
 
     @property
@@ -57,8 +57,8 @@ class StepModel:
 
     def verdict(self, number: int = 1) -> str:
         """Return what a call in this round comes to before the body is called, if it is not."""
-        if self.kept:
-            return "kept"
+        if self.completed:
+            return "completed"
         if self.interruptions + self.open > MAX_INTERRUPTIONS:
             return "interrupted"
         failures = self.by_round.get(number, 0)
@@ -91,7 +91,7 @@ class StepModel:
 
     def keep(self, output: Any) -> None:
         """It succeeds."""
-        self.open, self.kept, self.output = False, True, output
+        self.open, self.completed, self.output = False, True, output
 
     def fail(self, now: float, number: int, *, final: bool) -> None:
         """It fails, and will be tried again after a while, or not."""
@@ -117,14 +117,14 @@ class StepModel:
 
     def start_over(self, *, forget: bool) -> None:
         """Somebody asks for a retry, or for all of it again."""
-        if not self.begun or (self.kept and not forget):
+        if not self.started or (self.completed and not forget):
             return
         self.starts = self.stops = self.interruptions = 0
         self.by_round, self.rounds = {}, set()
         self.open = False
         self.due = self.final = None
         if forget:
-            self.kept, self.output, self.progress = False, None, {}
+            self.completed, self.output, self.progress = False, None, {}
             self.failed_before = False
 
 
@@ -144,13 +144,13 @@ class RunModel:
 
     def completed(self) -> set[str]:
         """Return the names of tasks that are done."""
-        begun = [(name, step) for (name, _), step in self.steps.items() if step.begun]
-        waiting = {name for name, step in begun if not step.kept}
+        begun = [(name, step) for (name, _), step in self.steps.items() if step.started]
+        waiting = {name for name, step in begun if not step.completed}
         return {name for name, _ in begun if name not in waiting} | set(self.marked)
 
     def retries(self) -> int:
         """Return how often a step was begun again."""
-        return sum(step.last_attempt - 1 for step in self.steps.values() if step.begun)
+        return sum(step.last_attempt - 1 for step in self.steps.values() if step.started)
 
     def reboot(self) -> None:
         """The machine is started again: waits may end early now, and last no longer than whole."""

@@ -6,10 +6,10 @@ import os
 import shutil
 
 from faults.execution_machine import ExecutionMachine
-from maestro_hive.maestro.state import opened
-from maestro_hive.maestro.state.memory_store import MemoryStore
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.unified_execution.config import ExecutionConfig, StateConfig
+from maestro_hive.engine.config import ExecutionConfig, StateConfig
+from maestro_hive.maestro.state import stores as opened
+from maestro_hive.maestro.state.memory import MemoryStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 
 class MemoryExecutionMachine(ExecutionMachine):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from maestro_hive import Hive
     from maestro_hive.hive import WorkflowFunction
-    from maestro_hive.maestro.state.run_state import RunState
+    from maestro_hive.maestro.state.projections import RunState
 
     Say = Callable[[str], Coroutine[Any, Any, None]]
 
@@ -103,10 +103,10 @@ async def _answer(hive: Hive, working: asyncio.Task[Any], say: Say) -> None:
 
 
 async def _answer_once(hive: Hive, say: Say) -> None:
-    from maestro_hive.hive.mail import Mail  # noqa: PLC0415 - a victim starts quickly
+    from maestro_hive.hive.inbox import Inbox  # noqa: PLC0415 - a victim starts quickly
 
     store = hive._open()  # noqa: SLF001 - looks at what is under way
-    if not Mail(store).letters(RUN).answers and not _state(hive, RUN).answers_to("verdict"):
+    if not Inbox(store).messages(RUN).answers and not _state(hive, RUN).answers_to("verdict"):
         hive.answer(RUN, "verdict", "approved")
         await say("posted")
 
@@ -116,14 +116,14 @@ class _State:
         self.run = state
 
     def answers_to(self, name: str) -> bool:
-        """Tell whether a question of that name was answered."""
-        from maestro_hive.maestro.state.run_state import facts_of  # noqa: PLC0415 - as above
+        """Return whether a question of that name was answered."""
+        from maestro_hive.maestro.state.projections import facts_of  # noqa: PLC0415 - as above
 
         return any(facts_of(entry).get("name") == name for entry in self.run.answers.values())
 
 
 def _state(hive: Hive, run_id: str) -> _State:
-    from maestro_hive.hive.run_reading import read_run  # noqa: PLC0415 - as above
+    from maestro_hive.hive.runs import read_run  # noqa: PLC0415 - as above
 
     return _State(read_run(hive._open(), run_id))  # noqa: SLF001 - looks inside
 
@@ -140,7 +140,7 @@ def _begin_fork(hive: Hive) -> None:
     from maestro_hive.hive.errors import UnknownRunError  # noqa: PLC0415 - as above
 
     try:
-        begun = _state(hive, FORK).run.begun is not None
+        begun = _state(hive, FORK).run.started is not None
     except UnknownRunError:
         begun = False
     if not begun:
@@ -183,20 +183,20 @@ def check_runs(folder: Path, acks: list[str], openings: int) -> None:
 
 
 def _is_forked(step: str, before: set[str], after: list[str]) -> bool:
-    """Tell whether a step may have started in the fork: the one that the fork executes anew."""
+    """Return whether a step may have started in the fork: the one that the fork executes anew."""
     done = after.index("done") if "done" in after else 0
     return step == "2" and "forked" not in before and f"started {step}" not in after[:done]
 
 
 def _check_limits(folder: Path, openings: int) -> None:
-    from maestro_hive.hive.run_reading import read_run  # noqa: PLC0415 - as above
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415 - as above
+    from maestro_hive.hive.runs import read_run  # noqa: PLC0415 - as above
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415 - as above
 
     store = SqliteStore(folder / "state")
     try:
         for record in store.runs():
             for step in read_run(store, record.name).steps.values():
-                fine = step.kept is not None and step.interruptions <= openings
+                fine = step.completed is not None and step.interruptions <= openings
                 require(fine, f"step {step.name} of {record.name} is not as it should be")
         require(not store.documents("$mail"), "letters are left over")
     finally:

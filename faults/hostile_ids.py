@@ -12,7 +12,7 @@ from faults.registry import Outcome, Plan, row
 from faults.scenarios import RUN, SCENARIOS, config_in
 from maestro_hive.kernel.errors import MaestroError
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution.state_persistence import StatePersistence
 
@@ -131,7 +131,7 @@ def _doors(folder: Path) -> dict[str, Callable[[str], object]]:
     def hold(name: str) -> None:
         store = SqliteStore(folder / "store")
         try:
-            store.hold_run(name)
+            store.acquire_run(name)
         finally:
             store.close()
 
@@ -146,7 +146,7 @@ def _doors(folder: Path) -> dict[str, Callable[[str], object]]:
         "CheckpointManager.delete": checkpoints.delete_checkpoint,
         "StateManager.checkpoint": values.checkpoint,
         "StateManager.restore": values.restore,
-        "SqliteStore.hold_run": hold,
+        "SqliteStore.acquire_run": hold,
     }
 
 

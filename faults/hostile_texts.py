@@ -179,7 +179,7 @@ def _run_text(kind: str, workflow: str, digest: str, values: dict[str, object]) 
         "attempt": 1,
         "facts": None,
         "identity": None,
-        "kind": "fields_changed",
+        "kind": "fields_set",
         "seq": 1,
         "sha256": digest,
         "step": 0,

@@ -69,7 +69,7 @@ def _choose(plan: Plan, scenario: str) -> list[tuple[Point, str]]:
 
 
 def _is_folder(line: str) -> bool:
-    """Tell whether the only argument of a call is a descriptor of a folder."""
+    """Return whether the only argument of a call is a descriptor of a folder."""
     return Path(line.partition("<")[2].partition(">")[0]).is_dir()
 
 

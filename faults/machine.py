@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from maestro_hive.kernel.clock import ManualClock
-from maestro_hive.kernel.errors import FencedError, RunHeldError
+from maestro_hive.kernel.errors import FencedError, RunLeasedError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.memory_store import MemoryStore
+from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 
 if TYPE_CHECKING:
-    from maestro_hive.maestro.state.store import Hold, Store
+    from maestro_hive.maestro.state.store import RunLease, Store
 
 _LEASE = 10.0
 _RUNS = st.sampled_from(["alpha", "beta", "gamma"])
@@ -57,7 +57,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = ManualClock()
         self.stores: list[Store | None] = [None, None]
-        self.holds: list[dict[str, Hold]] = [{}, {}]
+        self.holds: list[dict[str, RunLease]] = [{}, {}]
         self.owner: dict[str, int] = {}
         self.expires: dict[str, float] = {}
         self.fences: dict[str, int] = {}
@@ -113,8 +113,8 @@ class StoreMachine(RuleBasedStateMachine):
         owned_by_other = self._stands(run) and self.owner[run] != process
         mine = self.owner.get(run) == process and run in self.holds[process]
         try:
-            hold = store.hold_run(run)
-        except RunHeldError:
+            hold = store.acquire_run(run)
+        except RunLeasedError:
             assert owned_by_other
             return
         assert not owned_by_other
@@ -162,7 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
         held = self._stands(run)
         try:
             gone = self.store(process).purge_run(run)
-        except RunHeldError:
+        except RunLeasedError:
             assert held
             return
         assert gone == (run in self.runs)

@@ -6,11 +6,11 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+from maestro_hive.engine.breaker import CircuitBreaker
+from maestro_hive.engine.errors import CircuitBreakerOpen
+from maestro_hive.engine.waits import Wait
 from maestro_hive.kernel.clock import ManualClock
-from maestro_hive.maestro.state.memory_store import MemoryStore
-from maestro_hive.unified_execution.breaker import CircuitBreaker
-from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen
-from maestro_hive.unified_execution.waits import Wait
+from maestro_hive.maestro.state.memory import MemoryStore
 
 if TYPE_CHECKING:
     from faults.registry import Outcome, Plan
@@ -25,12 +25,12 @@ _ASK_EVERY = 0.5
 class JumpyClock(ManualClock):
     """A clock that is set, slept through and started again while somebody waits on it."""
 
-    def __init__(self, dice: random.Random) -> None:
+    def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.true = 0.0
         self.reboots = 0
         self.last_reboot = 0.0
-        self._dice = dice
+        self._rng = rng
 
     def sleep_machine(self, seconds: float) -> None:
         """Let time pass."""
@@ -51,35 +51,35 @@ class JumpyClock(ManualClock):
 
     def disturb(self) -> None:
         """Set the wall clock, or not."""
-        if self._dice.random() < 0.4:
-            self.jump(self._dice.choice((-1, 1)) * self._dice.uniform(0, 2 * _AN_HOUR))
+        if self._rng.random() < 0.4:
+            self.jump(self._rng.choice((-1, 1)) * self._rng.uniform(0, 2 * _AN_HOUR))
 
 
 def move_clocks(plan: Plan, outcome: Outcome) -> None:
     """Wait many times on clocks that nobody can rely on."""
     rounds = plan.amount(quick=300, full=20_000)
-    dice = random.Random(plan.seed)
+    rng = random.Random(plan.seed)
     before, rebooted = outcome.failed, 0
     for number in plan.watch("waits on a manual clock", range(rounds), rounds):
-        seconds = dice.choice((0.3, 4.0, 60.0, 300.0))
-        reboots = dice.choice((0, 0, 1, 2))
+        seconds = rng.choice((0.3, 4.0, 60.0, 300.0))
+        reboots = rng.choice((0, 0, 1, 2))
         rebooted += reboots > 0
-        for wrong in (_back_off(dice, seconds, reboots), _cool_down(dice, seconds, reboots)):
+        for wrong in (_back_off(rng, seconds, reboots), _cool_down(rng, seconds, reboots)):
             if wrong:
                 outcome.fail(f"manual clock, round {number}, {seconds:g} s: {wrong}")
     outcome.ran.append(f"{rounds:,} backoffs and cooldowns on a manual clock moved at random")
     outcome.measured.append(f"{outcome.failed - before} wrong, {rebooted:,} over a reboot")
 
 
-def _back_off(dice: random.Random, seconds: float, reboots: int) -> str:
+def _back_off(rng: random.Random, seconds: float, reboots: int) -> str:
     """Begin a wait, die in it a few times, and wait it out."""
-    clock = JumpyClock(dice)
+    clock = JumpyClock(rng)
     facts = Wait.begin(clock, seconds).to_facts()
     began = clock.true
-    deaths = [True] * reboots + [False] * dice.choice((0, 1, 3))
-    dice.shuffle(deaths)
+    deaths = [True] * reboots + [False] * rng.choice((0, 1, 3))
+    rng.shuffle(deaths)
     for is_reboot in deaths:
-        clock.sleep_machine(dice.uniform(0, seconds / 2))
+        clock.sleep_machine(rng.uniform(0, seconds / 2))
         clock.disturb()
         if is_reboot:
             clock.reboot()
@@ -89,16 +89,16 @@ def _back_off(dice: random.Random, seconds: float, reboots: int) -> str:
     return _judge(clock, began, up, seconds, 0.0)
 
 
-def _cool_down(dice: random.Random, seconds: float, reboots: int) -> str:
+def _cool_down(rng: random.Random, seconds: float, reboots: int) -> str:
     """Open a breaker, and ask it now and then, from one process after another."""
-    clock = JumpyClock(dice)
+    clock = JumpyClock(rng)
     root = MemoryStore(clock=clock)
     CircuitBreaker(1, seconds, name="b", store=root).record_failure()
     began = clock.true
     up = began
     for _ in range(reboots):
-        if dice.random() < 0.5:
-            clock.sleep_machine(dice.uniform(0, seconds / 2))
+        if rng.random() < 0.5:
+            clock.sleep_machine(rng.uniform(0, seconds / 2))
         clock.reboot()
         clock.disturb()
         up = clock.true

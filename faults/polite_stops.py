@@ -9,14 +9,14 @@ from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING
 
-from faults.nursery import Nursery
+from faults.child_processes import ChildProcesses
 from faults.registry import Outcome, Plan, row
 from faults.scene import Scene, names_of
 from faults.workflows import BACKOFF, FLAKY, STEPS, WORK
 
 if TYPE_CHECKING:
-    from faults.nursery import Life
-    from maestro_hive.maestro.state.run_state import RunState
+    from faults.child_processes import Life
+    from maestro_hive.maestro.state.projections import RunState
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LONGEST = 5.0
@@ -31,18 +31,18 @@ _RUN_SECONDS = 7 * WORK + BACKOFF + 0.1
 )
 def polite_stops(plan: Plan, outcome: Outcome) -> None:
     """Stop busy runs and sleeping steps, let them go on, and count."""
-    dice = random.Random(plan.seed)
+    rng = random.Random(plan.seed)
     stops = _Stops(outcome)
-    with Nursery("faults.workflows") as nursery:
+    with ChildProcesses("faults.workflows") as children:
         wanted = plan.amount(quick=20, full=200)
         for number in plan.watch("runs stopped", count(1), wanted):
             folder = plan.scratch / f"busy-{number}"
-            _live_through(stops, nursery, Scene(folder, {}), dice)
+            _live_through(stops, children, Scene(folder, {}), rng)
             if stops.landed.total() >= wanted:
                 break
         sleepers = plan.amount(quick=4, full=40)
         for number in plan.watch("sleeping threads stopped", range(sleepers), sleepers):
-            _stop_sleeper(stops, nursery, Scene(plan.scratch / f"sleeping-{number}", {}), dice)
+            _stop_sleeper(stops, children, Scene(plan.scratch / f"sleeping-{number}", {}), rng)
     stops.report(plan.seed)
 
 
@@ -88,14 +88,16 @@ class _Stops:
         ]
 
 
-def _live_through(stops: _Stops, nursery: Nursery, scene: Scene, dice: random.Random) -> None:
+def _live_through(
+    stops: _Stops, children: ChildProcesses, scene: Scene, rng: random.Random
+) -> None:
     """Stop a run again and again until it comes to its end."""
     for life_number in range(100):
-        life = nursery.start("busy", scene.folder)
+        life = children.start("busy", scene.folder)
         life.wait_until_it_says("up")
-        time.sleep(dice.uniform(0, _RUN_SECONDS / 3))
+        time.sleep(rng.uniform(0, _RUN_SECONDS / 3))
         where = f"{scene.folder.name}, life {life_number}"
-        if not stops.stop(life, dice.choice(_SIGNALS), where):
+        if not stops.stop(life, rng.choice(_SIGNALS), where):
             break
         run = scene.journal()
         stops.landed[_place(run)] += 1
@@ -111,7 +113,7 @@ def _place(run: RunState) -> str:
     if not run.steps:
         return "nothing yet"
     last = max(run.steps.values(), key=lambda step: step.seq)
-    if last.kept is not None:
+    if last.completed is not None:
         return "between steps"
     if last.log and last.log[-1] is last.last_failure:
         return "a backoff"
@@ -129,7 +131,7 @@ def _check_free_of_charge(outcome: Outcome, run: RunState, scene: Scene, where: 
         outcome.require(fair, f"{where}: {name} has {step.failures} failures")
         told = scene.starts().count(name)
         outcome.require(step.starts >= told, f"{where}: {name} has {told} starts, not recorded")
-    kept = {names[number] for number, step in run.steps.items() if step.kept is not None}
+    kept = {names[number] for number, step in run.steps.items() if step.completed is not None}
     lost = {line["kept"] for line in scene.said() if "kept" in line} - kept
     outcome.require(not lost, f"{where}: {sorted(lost)} were acknowledged, and are lost")
 
@@ -140,20 +142,22 @@ def _check_repetitions(outcome: Outcome, scene: Scene) -> None:
     for number, name in names_of(run).items():
         step = run.steps[number]
         ended = step.failures + step.stops + 1
-        right = step.kept is not None and step.starts == ended
+        right = step.completed is not None and step.starts == ended
         outcome.require(
             right, f"{scene.folder.name}: {name} began {step.starts} times, not {ended}"
         )
 
 
-def _stop_sleeper(stops: _Stops, nursery: Nursery, scene: Scene, dice: random.Random) -> None:
+def _stop_sleeper(
+    stops: _Stops, children: ChildProcesses, scene: Scene, rng: random.Random
+) -> None:
     for _ in range(2):
-        life = nursery.start("sleeping", scene.folder)
+        life = children.start("sleeping", scene.folder)
         life.wait_until_it_says("sleeps")
-        time.sleep(dice.uniform(0, 0.2))
-        stopped = stops.stop(life, dice.choice(_SIGNALS), scene.folder.name)
+        time.sleep(rng.uniform(0, 0.2))
+        stopped = stops.stop(life, rng.choice(_SIGNALS), scene.folder.name)
         stops.outcome.require(stopped, f"{scene.folder.name}: the sleeper was not stopped")
         stops.sleepers += 1
         _check_free_of_charge(stops.outcome, scene.journal(), scene, scene.folder.name)
-    end = nursery.run("sleeping", scene.folder, awake=True)
+    end = children.run("sleeping", scene.folder, awake=True)
     stops.outcome.require(end["completed"] == ["s1"], f"{scene.folder.name}: it never woke up")

@@ -21,9 +21,9 @@ from maestro_hive.kernel.errors import FencedError, MaestroError, StoreFailedErr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore
-    from maestro_hive.maestro.state.store import Hold
-    from maestro_hive.unified_execution.config import ExecutionConfig
+    from maestro_hive.engine.config import ExecutionConfig
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
+    from maestro_hive.maestro.state.store import RunLease
 
 STEPS = 20
 #: Said before closing, where an error may stay unsaid: nothing is promised any more.
@@ -44,12 +44,12 @@ def result_of(step: int) -> dict[str, Any]:
 
 def first(folder: Path) -> Iterator[str]:
     """Open a folder for the first time."""
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
 
     store = SqliteStore(folder, busy_seconds=5)
     yield "opened"
     with _refusing(store):
-        store.hold_run(RUN)
+        store.acquire_run(RUN)
         yield "held"
         yield CLOSING
         store.close()
@@ -59,19 +59,19 @@ def steps(folder: Path, run: str = RUN, count: int = STEPS) -> Iterator[str]:
     """Record steps: begun without a sync, kept with one."""
     from maestro_hive.maestro.state import codec  # noqa: PLC0415
     from maestro_hive.maestro.state.records import EntryKind, NewEntry  # noqa: PLC0415
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
 
     store = SqliteStore(folder, busy_seconds=5)
     with _refusing(store):
-        hold = store.hold_run(run)
+        hold = store.acquire_run(run)
         known = store.entries(hold.run)
-        done = sum(entry.kind == EntryKind.STEP_KEPT for entry in known)
+        done = sum(entry.kind == EntryKind.STEP_COMPLETED for entry in known)
         for step in range(done + 1, count + 1):
-            begun = NewEntry(EntryKind.ATTEMPT_BEGUN, step, 1, facts=b'{"name":"work"}')
+            begun = NewEntry(EntryKind.ATTEMPT_STARTED, step, 1, facts=b'{"name":"work"}')
             _append(store, hold, begun, sync=False)
             yield f"{run} begun {step}"
             value = codec.encode(result_of(step))
-            kept = NewEntry(EntryKind.STEP_KEPT, step, 1, value=value, family="work")
+            kept = NewEntry(EntryKind.STEP_COMPLETED, step, 1, value=value, family="work")
             _append(store, hold, kept, sync=True)
             yield f"{run} kept {step}"
         yield CLOSING
@@ -80,7 +80,7 @@ def steps(folder: Path, run: str = RUN, count: int = STEPS) -> Iterator[str]:
 
 def long(folder: Path, run: str = RUN) -> Iterator[str]:
     """Record so much that the log is copied into the database and written over again."""
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
 
     number = 0
     for number, said in enumerate(steps(folder, run, count=400), start=1):
@@ -94,20 +94,20 @@ def long(folder: Path, run: str = RUN) -> Iterator[str]:
 def begins(folder: Path, run: str = RUN, count: int = 120) -> Iterator[str]:
     """Begin many attempts and sync none of them, over a log that has been used before."""
     from maestro_hive.maestro.state.records import EntryKind, NewEntry  # noqa: PLC0415
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
 
     said = list(steps(folder, run))
     yield from said
     store = SqliteStore(folder, busy_seconds=5)
     store.checkpoint()
-    hold = store.hold_run(run)
+    hold = store.acquire_run(run)
     for step in range(STEPS + 1, count + 1):
-        begun = NewEntry(EntryKind.ATTEMPT_BEGUN, step, 1, facts=b'{"name":"work"}')
+        begun = NewEntry(EntryKind.ATTEMPT_STARTED, step, 1, facts=b'{"name":"work"}')
         _append(store, hold, begun, sync=False)
         yield f"{run} begun {step}"
 
 
-def _append(store: SqliteStore, hold: Hold, entry: Any, *, sync: bool) -> None:
+def _append(store: SqliteStore, hold: RunLease, entry: Any, *, sync: bool) -> None:
     from maestro_hive.maestro.state.store import Append  # noqa: PLC0415
 
     (refused,) = store.append([Append(hold, [entry])], sync=sync)
@@ -117,7 +117,7 @@ def _append(store: SqliteStore, hold: Hold, entry: Any, *, sync: bool) -> None:
 
 def config_in(folder: Path) -> ExecutionConfig:
     """Return a configuration with both folders inside ``folder``."""
-    from maestro_hive.unified_execution.config import (  # noqa: PLC0415
+    from maestro_hive.engine.config import (  # noqa: PLC0415
         ExecutionConfig,
         StateConfig,
     )
@@ -202,7 +202,7 @@ def _refusing(store: SqliteStore) -> Iterator[None]:
     try:
         yield
     except StoreFailedError:
-        for attempt in (lambda: store.hold_run("another"), store.runs, store.collect):
+        for attempt in (lambda: store.acquire_run("another"), store.runs, store.collect):
             try:
                 attempt()
             except StoreFailedError:

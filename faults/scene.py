@@ -7,9 +7,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.maestro.state.run_state import RunState, facts_of, fold
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.unified_execution.config import ExecutionConfig, Level1Config, StateConfig
+from maestro_hive.engine.config import ExecutionConfig, Level1Config, StateConfig
+from maestro_hive.maestro.state.projections import RunState, facts_of, fold
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
 if TYPE_CHECKING:
@@ -112,4 +112,4 @@ def _lines(path: Path) -> list[str]:
 
 def names_of(run: RunState) -> dict[int, str]:
     """Return the names of a run's steps, by their numbers."""
-    return {number: str(facts_of(step.begun)["name"]) for number, step in run.steps.items()}
+    return {number: str(facts_of(step.started)["name"]) for number, step in run.steps.items()}

@@ -98,7 +98,7 @@ def points(scenario: str, scratch: Path) -> tuple[Point, ...]:
 
 
 def touches(text: str, folder: Path) -> bool:
-    """Tell whether the words of a call name the folder or something in it."""
+    """Return whether the words of a call name the folder or something in it."""
     return f'"{folder}"' in text or f"<{folder}>" in text or f"{folder}/" in text
 
 

@@ -14,11 +14,12 @@ from faults.registry import Outcome, Plan, row
 from faults.scenarios import RUN, STEPS, checkpoint, config_in, manager, result_of, save, steps
 from faults.strace import ROOT
 from maestro_hive.kernel.errors import MaestroError
-from maestro_hive.maestro.state import codec, documents
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager
-from maestro_hive.maestro.state.damage import DamagedJournalWarning
 from maestro_hive.maestro.state.records import EntryKind
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.maestro.state.sqlite.wal import DamagedJournalWarning
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.team.state import ExecutionState
 from maestro_hive.unified_execution.state_persistence import StatePersistence
@@ -171,7 +172,7 @@ def _read_all(folder: Path) -> tuple[str, SqliteStore | None]:
     try:
         record = store.run(RUN)
         entries = store.entries(record.id) if record else []
-        kept = [entry for entry in entries if entry.kind == EntryKind.STEP_KEPT]
+        kept = [entry for entry in entries if entry.kind == EntryKind.STEP_COMPLETED]
         for number, entry in enumerate(kept, start=1):
             right = store.load(entry) == codec.encode(result_of(number)).data
             if not right or entry.step != number:

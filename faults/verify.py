@@ -18,11 +18,12 @@ from faults.lost import LostError, require
 from faults.scenarios import RUN, STEPS, config_in, result_of
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import FencedError, MaestroError
-from maestro_hive.maestro.state import codec, documents
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager
-from maestro_hive.maestro.state.damage import DamagedJournalWarning
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.maestro.state.sqlite.wal import DamagedJournalWarning
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.team.state import ExecutionState
 from maestro_hive.unified_execution.state_persistence import StatePersistence
@@ -82,7 +83,7 @@ def verify(
 
 
 def false_alarm(folder: Path) -> bool:
-    """Tell whether a folder was found damaged when it was opened."""
+    """Return whether a folder was found damaged when it was opened."""
     return any(folder.rglob("damaged/*.json"))
 
 
@@ -106,8 +107,8 @@ def _check_steps(folder: Path, said: Said, power: bool) -> None:
 def _check_run(store: SqliteStore, run: str, said: Said, *, power: bool) -> None:
     record = store.run(run)
     entries = store.entries(record.id) if record else []
-    kept = [entry for entry in entries if entry.kind == EntryKind.STEP_KEPT]
-    begun = {entry.step for entry in entries if entry.kind == EntryKind.ATTEMPT_BEGUN}
+    kept = [entry for entry in entries if entry.kind == EntryKind.STEP_COMPLETED]
+    begun = {entry.step for entry in entries if entry.kind == EntryKind.ATTEMPT_STARTED}
     least, most = said.least(f"{run} kept"), said.most(f"{run} kept")
     require(
         least <= len(kept) <= most,
@@ -131,7 +132,7 @@ def _check_sound(folder: Path) -> None:
     try:
         wrong = store.check()
         require(not wrong, f"check found {wrong}")
-        hold = store.hold_run(RUN)
+        hold = store.acquire_run(RUN)
         note = NewEntry(EntryKind.PROGRESS_SAVED, STEPS + 1, 1, value=codec.encode("next"))
         (refused,) = store.append([Append(hold, [note])])
         require(not isinstance(refused, FencedError), f"the next write was refused: {refused}")

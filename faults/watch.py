@@ -11,7 +11,7 @@ class DeadError(Exception):
     """What a body raises after its process has died: nobody is there to hear it."""
 
 
-class Watch(ManualClock):
+class InboxWatcher(ManualClock):
     """A manual clock that knows the true time, and in whose sleep a process can die."""
 
     def __init__(self) -> None:

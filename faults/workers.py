@@ -12,17 +12,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.kernel.errors import FencedError, MaestroError, RunHeldError
-from maestro_hive.maestro.state import codec, shelves
+from maestro_hive.kernel.errors import FencedError, MaestroError, RunLeasedError
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state import shared_records as shelves
 from maestro_hive.maestro.state.records import Breaker, Budget, EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.maestro.state.store import Append
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.maestro.state.store import Hold
+    from maestro_hive.maestro.state.store import RunLease
 
 #: What row 6 gives a silent holder.
 LEASE_SECONDS = 0.25
@@ -71,13 +72,13 @@ def zombie(folder: Path, rounds: int) -> None:
     say(ready=True)
     for number in range(rounds):
         sys.stdin.readline()
-        hold = store.hold_run(f"round-{number}")
+        hold = store.acquire_run(f"round-{number}")
         say(held=number, fence=hold.lease.fence)
         say(**_append_until_refused(store, hold))
     store.close()
 
 
-def _append_until_refused(store: SqliteStore, hold: Hold) -> dict[str, Any]:
+def _append_until_refused(store: SqliteStore, hold: RunLease) -> dict[str, Any]:
     entry = NewEntry(EntryKind.SPENT, value=codec.encode({"by": "zombie"}))
     for done in range(_MOST_APPENDS):
         try:
@@ -93,7 +94,7 @@ def _append_until_refused(store: SqliteStore, hold: Hold) -> dict[str, Any]:
 def holder(folder: Path, _number: int) -> None:
     """Hold a run for as long as this process is left alive."""
     store = SqliteStore(folder)
-    store.hold_run("held")
+    store.acquire_run("held")
     say(ready=True)
     sys.stdin.readline()
 
@@ -105,9 +106,9 @@ def opener(folder: Path, _number: int) -> None:
     sys.stdin.readline()
     started = time.perf_counter()
     try:
-        hold = store.hold_run("held")
+        hold = store.acquire_run("held")
         say(fence=hold.lease.fence, seconds=time.perf_counter() - started)
-    except RunHeldError as error:
+    except RunLeasedError as error:
         say(host=error.host, pid=error.pid, since=error.since.isoformat())
     store.close()
 

@@ -1,6 +1,6 @@
 """The workflows of rows 7 and 9: a busy run, a step that sleeps, a backoff, a breaker's cooldown.
 
-Each goes on where it finds its run. The processes that execute them come from the ``nursery``.
+Each goes on where it finds its run. The processes that execute them come from the ``child_processes``.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults.scene import RUN
-from maestro_hive.kernel.errors import RunHeldError
+from maestro_hive.engine.breaker import CircuitBreaker
+from maestro_hive.engine.errors import CircuitBreakerOpen
+from maestro_hive.kernel.errors import RunLeasedError
 from maestro_hive.kernel.signals import stop_politely
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.unified_execution.breaker import CircuitBreaker
-from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from faults.nursery import Workflow
+    from faults.child_processes import Workflow
     from faults.scene import Scene
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
@@ -158,8 +158,8 @@ async def holding(scene: Scene) -> None:
     """Take the run, or be told who has it; and keep it for as long as it lives."""
     store = SqliteStore(scene.folder / "state")
     try:
-        hold = store.hold_run(RUN)
-    except RunHeldError as error:
+        hold = store.acquire_run(RUN)
+    except RunLeasedError as error:
         scene.say(refused=error.pid, answer=True)
     else:
         scene.say(held=hold.lease.fence, answer=True)

@@ -13,17 +13,17 @@ from faults.processes import Worker
 from faults.registry import Outcome, Plan, row
 from faults.scenarios import RUN, config_in
 from faults.workers import LEASE_SECONDS
-from maestro_hive.kernel.errors import FencedError, MaestroError, RunHeldError, StoreBusyError
+from maestro_hive.kernel.errors import FencedError, MaestroError, RunLeasedError, StoreBusyError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution.state_persistence import StatePersistence
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from maestro_hive.maestro.state.store import Hold
+    from maestro_hive.maestro.state.store import RunLease
 
 _TAKEOVER = codec.encode({"by": "successor"})
 
@@ -69,12 +69,12 @@ def _stop_and_wake(plan: Plan, outcome: Outcome) -> None:
     outcome.measured.append(f"{stale} stale writes; {inside} stopped inside a write")
 
 
-def _take_over_stopped(store: SqliteStore, worker: Worker, run: str) -> tuple[Hold, bool]:
+def _take_over_stopped(store: SqliteStore, worker: Worker, run: str) -> tuple[RunLease, bool]:
     """Stop the worker, take its run after the lease, write, and wake it."""
     os.kill(worker.process.pid, signal.SIGSTOP)
     time.sleep(LEASE_SECONDS * 1.3)
     try:
-        hold = store.hold_run(run)
+        hold = store.acquire_run(run)
         inside = False
     except StoreBusyError:  # stopped inside a commit: nobody can write until it goes on
         os.kill(worker.process.pid, signal.SIGCONT)
@@ -86,27 +86,27 @@ def _take_over_stopped(store: SqliteStore, worker: Worker, run: str) -> tuple[Ho
     return hold, inside
 
 
-def _stop_again(store: SqliteStore, worker: Worker, run: str) -> Hold:
+def _stop_again(store: SqliteStore, worker: Worker, run: str) -> RunLease:
     last: MaestroError | None = None
     for attempt in range(20):
         time.sleep(0.003 * attempt)
         os.kill(worker.process.pid, signal.SIGSTOP)
         time.sleep(LEASE_SECONDS * 1.3)
         try:
-            return store.hold_run(run)
-        except (StoreBusyError, RunHeldError) as error:
+            return store.acquire_run(run)
+        except (StoreBusyError, RunLeasedError) as error:
             last = error
             os.kill(worker.process.pid, signal.SIGCONT)
     raise AssertionError(f"{run} could not be taken over: {last}")
 
 
-def _append(store: SqliteStore, hold: Hold) -> None:
+def _append(store: SqliteStore, hold: RunLease) -> None:
     (refused,) = store.append([Append(hold, [NewEntry(EntryKind.SPENT, value=_TAKEOVER)])])
     if isinstance(refused, FencedError):
         raise refused
 
 
-def _stale_entries(store: SqliteStore, hold: Hold) -> int:
+def _stale_entries(store: SqliteStore, hold: RunLease) -> int:
     """Count what the zombie wrote after its successor had written."""
     taken, stale = False, 0
     for entry in store.entries(hold.run):

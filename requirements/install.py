@@ -79,7 +79,7 @@ def make_ready(wanted: Environment) -> None:
 
 
 def is_ready(wanted: Environment) -> bool:
-    """Tell whether an environment was finished, and was made as it would be made now."""
+    """Return whether an environment was finished, and was made as it would be made now."""
     alive = wanted.python.exists()  # it is a link, and what it leads to may be gone
     stamp = wanted.stamp
     return alive and stamp.exists() and stamp.read_text(encoding="utf-8") == made_from(wanted)

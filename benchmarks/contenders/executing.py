@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from benchmarks import steps
 from benchmarks.contender import Contender, Figures, measured
 from maestro_hive import ExecutionConfig
-from maestro_hive.maestro.state.opened import borrow_store, return_store
+from maestro_hive.engine.config import StateConfig
 from maestro_hive.maestro.state.recorder import recorder_for
-from maestro_hive.unified_execution.config import StateConfig
+from maestro_hive.maestro.state.stores import borrow_store, return_store
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
 if TYPE_CHECKING:

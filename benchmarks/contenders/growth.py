@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from benchmarks import steps
 from benchmarks.contender import Contender, Figures
 from maestro_hive import ExecutionConfig, StatePersistence
+from maestro_hive.engine.config import StateConfig
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
-from maestro_hive.unified_execution.config import StateConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,18 +25,18 @@ _CHECKPOINTS = 15
 
 def _grow(folder: Path, *, count: int) -> Figures:
     store = SqliteStore(folder)
-    hold = store.hold_run("run")
+    hold = store.acquire_run("run")
     spent = {"encode": 0.0, "store": 0.0}
     messages = _Messages()
     for number in range(1, count + 1):
         messages.add(number)
-        entry = steps.kept(number)._replace(value=messages.encoded())
+        entry = steps.completed(number)._replace(value=messages.encoded())
         if number > count - _LAST:
             started = time.perf_counter()
             assert codec.encode(messages.items) == entry.value
             spent["encode"] += time.perf_counter() - started
         started = time.perf_counter()
-        store.append([Append(hold, [steps.begun(number)])], sync=False)
+        store.append([Append(hold, [steps.started(number)])], sync=False)
         store.append([Append(hold, [entry])])
         if number > count - _LAST:
             spent["store"] += time.perf_counter() - started

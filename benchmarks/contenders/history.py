@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from benchmarks import steps
 from benchmarks.contender import Contender, Figures
 from maestro_hive import ExecutionConfig, StatePersistence
+from maestro_hive.engine.config import StateConfig
 from maestro_hive.maestro.state.recorder import Recorder
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.unified_execution.config import StateConfig
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def _steps(folder: Path) -> Figures:
         store = SqliteStore(folder)
         recorder = Recorder(store)
         await steps.warm(store, recorder)
-        hold = store.hold_run("run")
+        hold = store.acquire_run("run")
         found: Figures = {}
         done = 0
         for name, middle in (("early", _EARLY), ("late", _LATE)):

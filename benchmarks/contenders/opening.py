@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from benchmarks import steps
 from benchmarks.contender import Contender, Figures
 from maestro_hive import ExecutionConfig, StatePersistence
+from maestro_hive.engine.config import StateConfig
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import fold
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.run_state import fold
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
-from maestro_hive.unified_execution.config import StateConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,13 +23,13 @@ _COUNT = 10_000
 
 def _with_steps(folder: Path) -> None:
     store = SqliteStore(folder)
-    steps.fill(store, store.hold_run("run"), 1, _COUNT)
+    steps.fill(store, store.acquire_run("run"), 1, _COUNT)
     store.close()
 
 
 def _with_tasks(folder: Path) -> None:
     store = SqliteStore(folder)
-    hold = store.hold_run("run")
+    hold = store.acquire_run("run")
     tasks = [
         NewEntry(
             EntryKind.TASK_COMPLETED,
@@ -46,13 +46,13 @@ def _read(folder: Path) -> Figures:
     """Take the run, read its entries, add them up."""
     store = SqliteStore(folder)
     started = time.perf_counter()
-    hold = store.hold_run("run")
+    hold = store.acquire_run("run")
     held = time.perf_counter()
     entries = store.entries(hold.run)
     read = time.perf_counter()
     state = fold(entries, store.load)
     folded = time.perf_counter()
-    assert sum(step.kept is not None for step in state.steps.values()) == _COUNT
+    assert sum(step.completed is not None for step in state.steps.values()) == _COUNT
     store.close()
     return {
         "hold": held - started,

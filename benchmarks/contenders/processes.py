@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmarks import steps
 from benchmarks.contender import Contender, Figures
 from maestro_hive.maestro.state.recorder import Recorder
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,14 +61,14 @@ async def _record_for_a_while(
     recorder = Recorder(store)
     if number == 0:
         await steps.warm(store, recorder)
-    hold = store.hold_run(f"run-{number}")
+    hold = store.acquire_run(f"run-{number}")
     barrier.wait()
     count, worst = 0, 0.0
     now = time.perf_counter()
     until = now + _SECONDS
     while now < until:
         count += 1
-        for entry, sync in ((steps.begun(count), False), (steps.kept(count), True)):
+        for entry, sync in ((steps.started(count), False), (steps.completed(count), True)):
             asked = time.perf_counter()
             await recorder.append(hold, [entry], sync=sync)
             now = time.perf_counter()

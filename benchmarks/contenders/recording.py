@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks import steps
 from benchmarks.contender import Contender, Figures, measured
 from maestro_hive.maestro.state.recorder import Recorder
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def _record(folder: Path, *, at_once: int, each: int, runs: int = 1) -> Figures:
         store = SqliteStore(folder)
         recorder = Recorder(store)
         await steps.warm(store, recorder)
-        holds = [store.hold_run(f"run-{number}") for number in range(runs)]
+        holds = [store.acquire_run(f"run-{number}") for number in range(runs)]
 
         async def task(number: int) -> None:
             for step in range(each):
@@ -46,7 +46,7 @@ def _behind_a_busy_loop(folder: Path) -> Figures:
         store = SqliteStore(folder)
         recorder = Recorder(store)
         await steps.warm(store, recorder)
-        hold = store.hold_run("run")
+        hold = store.acquire_run("run")
         busy = asyncio.create_task(_stay_busy())
         with measured() as span:
             for number in range(1, _BUSY_STEPS + 1):

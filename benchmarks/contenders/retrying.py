@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.contender import Contender, Figures
-from maestro_hive.unified_execution.breaker import CircuitBreaker
+from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import get_args
 
 from docs.generate import sources
-from maestro_hive.maestro.state.event_records import Event, RunEvent
+from maestro_hive.maestro.state.events import Event, RunEvent
 
 _HEAD = """\
 # The events of a run
 
 `async for event in hive.events(run_id)` yields these records, and `maestro events RUN --json`
 prints them, one JSON object per line, with the name given here under `event` and times as
-ISO 8601. They live in `maestro_hive.maestro.state.run_events`. Values are not in them: a result or
+ISO 8601. They live in `maestro_hive.maestro.state.events`. Values are not in them: a result or
 a memory may be large, and `maestro show` has it. `str(event)` is a line for people. This page is
 made from the code by `make docs`, and a test compares the two.
 

@@ -62,7 +62,7 @@ def commands(block: str) -> list[Command]:
 
 
 def is_as_printed(shown: str, printed: str) -> bool:
-    """Tell whether what a page shows is what was printed."""
+    """Return whether what a page shows is what was printed."""
     pattern = re.escape(steady(shown)).replace("…\\\n", "(?:.*\n)*")
     return re.fullmatch(pattern, steady(printed)) is not None
 

@@ -82,7 +82,7 @@ def draw(name: str, printed: str) -> str:
 
 
 def shows(picture: str, printed: str) -> bool:
-    """Tell whether a picture is of what was printed; times and blanks may differ."""
+    """Return whether a picture is of what was printed; times and blanks may differ."""
     lines = re.findall(r"<text class=\"[\w-]+-r\d+\"[^>]*>(.*?)</text>", picture, re.DOTALL)
     _, _, text = html.unescape("".join(lines)).replace("\xa0", " ").partition("\n")
     return _without_blanks(text) == _without_blanks(Text.from_ansi(printed).plain)

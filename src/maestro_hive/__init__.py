@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from maestro_hive.kernel.late_names import load_late
+from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
+    from maestro_hive.engine.attempt import current
+    from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.hive.errors import RunCancelledError, RunFailedError
     from maestro_hive.hive.hive import Hive
     from maestro_hive.kernel.errors import MaestroError
     from maestro_hive.maestro.state.checkpoint import CheckpointManager
     from maestro_hive.maestro.state.state_manager import StateManager
-    from maestro_hive.unified_execution.attempt import current
-    from maestro_hive.unified_execution.config import ExecutionConfig
     from maestro_hive.unified_execution.execution_state import ExecutionState
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor
     from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 # Loaded when first used: importing the package alone must cost next to nothing.
-__getattr__, __dir__ = load_late(
+__getattr__, __dir__ = load_lazily(
     __name__,
     globals(),
     {
@@ -47,8 +47,8 @@ __getattr__, __dir__ = load_late(
         "maestro_hive.kernel.errors": ("MaestroError",),
         "maestro_hive.maestro.state.checkpoint": ("CheckpointManager",),
         "maestro_hive.maestro.state.state_manager": ("StateManager",),
-        "maestro_hive.unified_execution.attempt": ("current",),
-        "maestro_hive.unified_execution.config": ("ExecutionConfig",),
+        "maestro_hive.engine.attempt": ("current",),
+        "maestro_hive.engine.config": ("ExecutionConfig",),
         "maestro_hive.unified_execution.execution_state": ("ExecutionState",),
         "maestro_hive.unified_execution.persona_executor": ("PersonaExecutor",),
         "maestro_hive.unified_execution.safety_retry": ("SafetyRetryWrapper",),

@@ -5,6 +5,6 @@ like two processes on one folder, and ``abandon`` does to one what ``kill -9`` d
 """
 
 from maestro_hive.kernel.clock import ManualClock
-from maestro_hive.maestro.state.memory_store import MemoryStore
+from maestro_hive.maestro.state.memory import MemoryStore
 
 __all__ = ["ManualClock", "MemoryStore"]

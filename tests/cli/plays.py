@@ -10,12 +10,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.engine.attempt import current
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution import ExecutionConfig, PersonaExecutor, UnrecoverableError
-from maestro_hive.unified_execution.attempt import current
 from tests.cli.processes import environment
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def workflow(folder: Path, run: str, status: str, *entries: NewEntry, name: str 
     """Record a run of a workflow, as it stands; nobody holds it afterwards."""
     store = SqliteStore(folder)
     try:
-        hold = store.hold_run(run, name)
-        begun = entry(EntryKind.RUN_BEGUN, {"args": ["page"], "kwargs": {}}, workflow=name)
+        hold = store.acquire_run(run, name)
+        begun = entry(EntryKind.RUN_STARTED, {"args": ["page"], "kwargs": {}}, workflow=name)
         store.append([Append(hold, [begun, *entries], status)])
         store.release_run(hold)
     finally:
@@ -90,7 +90,7 @@ def workflow(folder: Path, run: str, status: str, *entries: NewEntry, name: str 
 
 def asks(name: str = "approve") -> NewEntry:
     """Return the entry of a run that waits for an answer."""
-    return entry(EntryKind.WAIT_BEGUN, name=name, what="answer", wait={"seconds": 3600.0})
+    return entry(EntryKind.WAIT_STARTED, name=name, what="answer", wait={"seconds": 3600.0})
 
 
 def ends(status: str, value: Any = None, **facts: Any) -> NewEntry:
@@ -119,13 +119,13 @@ asyncio.run(main())
 _WORKFLOW = """
 import sys
 from pathlib import Path
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.maestro.state.records import EntryKind
 from tests.cli.plays import ends, entry
 store = SqliteStore(Path(sys.argv[1]))
-hold = store.hold_run(sys.argv[2], "build")
-store.append([Append(hold, [entry(EntryKind.RUN_BEGUN, workflow="build")], "running")])
+hold = store.acquire_run(sys.argv[2], "build")
+store.append([Append(hold, [entry(EntryKind.RUN_STARTED, workflow="build")], "running")])
 print("ready", flush=True)
 status = sys.stdin.readline().strip()
 store.append([Append(hold, [ends(status)], status)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePersistence
 from tests.cli.processes import complaint, executed, filled, maestro

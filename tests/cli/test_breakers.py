@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.unified_execution.breaker import CircuitBreaker
-from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen
+from maestro_hive.engine.breaker import CircuitBreaker
+from maestro_hive.engine.errors import CircuitBreakerOpen
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from tests.cli.processes import answer, complaint, filled, in_terminal, maestro
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def test_a_reset_lets_the_calls_of_a_running_process_through(
         breaker.acquire()
     done = maestro("breakers", "reset", "anthropic", "--store", folder)
     assert (done.returncode, "closed" in done.stdout) == (0, True)
-    breaker.acquire().given_back()
+    breaker.acquire().release()
     assert listed(folder)[0]["state"] == "closed"
     fail(breaker, 2)
     assert breaker.state == "closed"  # the failures before the reset are forgotten
@@ -101,7 +101,7 @@ def test_an_opened_one_stops_the_calls_of_a_running_process(
     folder: Path, breaker: CircuitBreaker
 ) -> None:
     fail(breaker, 1)
-    breaker.acquire().given_back()
+    breaker.acquire().release()
     done = maestro("breakers", "open", "anthropic", "--for", "2h", "--store", folder)
     assert "open for 2 h" in done.stdout
     with pytest.raises(CircuitBreakerOpen, match="somebody's decision"):
@@ -111,8 +111,8 @@ def test_an_opened_one_stops_the_calls_of_a_running_process(
 
 CALLER = """
 import sys
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.unified_execution.breaker import CircuitBreaker
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.engine.breaker import CircuitBreaker
 from pathlib import Path
 breaker = CircuitBreaker(name="api", store=SqliteStore(Path(sys.argv[1])))
 print("ready", flush=True)

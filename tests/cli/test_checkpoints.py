@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.maestro.state import documents
+from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
 from maestro_hive.unified_execution import ExecutionConfig, PersonaExecutor, StatePersistence
 from tests.cli.processes import (
@@ -52,7 +52,7 @@ def damage(path: Path) -> None:
     path.write_bytes(text)
 
 
-def kept_steps(folder: Path, run: str = "build") -> list[str]:
+def completed_steps(folder: Path, run: str = "build") -> list[str]:
     with StatePersistence(ExecutionConfig.in_folder(folder), run) as persistence:
         return persistence.state.completed_tasks
 
@@ -169,7 +169,7 @@ def test_one_whose_entries_do_not_add_up_is_damaged_although_its_digest_is_right
 ) -> None:
     path = file_of(folder, "after-design")
     body = documents.unseal(path.read_bytes(), "checkpoint", "x")
-    body["state"]["entries"][0]["kind"] = "step_kept"
+    body["state"]["entries"][0]["kind"] = "step_completed"
     path.write_bytes(documents.seal("checkpoint", body))
     assert checkpoints(folder, "verify").returncode == 1
 
@@ -307,10 +307,10 @@ def test_a_restore_says_what_will_run_again_and_asks(folder: Path) -> None:
     assert said_no.returncode == 1
     assert "2 (implement, review)" in said_no.text
     assert "nothing was changed" in said_no.text
-    assert kept_steps(folder) == list(STEPS)
+    assert completed_steps(folder) == list(STEPS)
     said_yes = in_terminal(*words, typed={"[y/N]": "y\r"})
     assert said_yes.returncode == 0
-    assert kept_steps(folder) == ["design"]
+    assert completed_steps(folder) == ["design"]
 
 
 @pytest.mark.parametrize("keys, code", [("\x03", 130), ("\x04", 1)])
@@ -321,14 +321,14 @@ def test_who_leaves_while_being_asked_has_changed_nothing(
     seen = in_terminal(*words, typed={"[y/N]": keys})
     assert seen.returncode == code
     assert "Traceback" not in seen.text
-    assert kept_steps(folder) == list(STEPS)
+    assert completed_steps(folder) == list(STEPS)
 
 
 def test_where_nobody_can_be_asked_it_must_be_said_beforehand(folder: Path) -> None:
     done = checkpoints(folder, "restore", "build", "after-design")
     assert done.returncode == 2
     assert "--yes" in done.stderr
-    assert kept_steps(folder) == list(STEPS)
+    assert completed_steps(folder) == list(STEPS)
     done = checkpoints(folder, "restore", "build", "after-design", "--yes")
     assert done.returncode == 0
     assert "2 (implement, review)" in done.stdout
@@ -352,14 +352,14 @@ def test_a_later_checkpoint_can_be_restored_after_an_earlier_one(folder: Path) -
     assert checkpoints(folder, "restore", "build", "after-design", "--yes").returncode == 0
     done = checkpoints(folder, "restore", "build", "after-review", "--yes")
     assert "will run again: none" in done.stdout
-    assert kept_steps(folder) == list(STEPS)
+    assert completed_steps(folder) == list(STEPS)
 
 
 def test_a_run_that_somebody_executes_is_refused_with_the_holders_name(folder: Path) -> None:
     with StatePersistence(ExecutionConfig.in_folder(folder), "build"):
         said = complaint(checkpoints(folder, "restore", "build", "after-design", "--yes"))
     assert f"process {os.getpid()}" in said
-    assert kept_steps(folder) == list(STEPS)
+    assert completed_steps(folder) == list(STEPS)
 
 
 def test_a_run_whose_journal_is_gone_is_restored_into_a_new_one(
@@ -369,14 +369,14 @@ def test_a_run_whose_journal_is_gone_is_restored_into_a_new_one(
     (folder / "checkpoints" / "build").rename(other / "checkpoints" / "build")
     done = checkpoints(other, "restore", "build", "after-implement", "--yes")
     assert done.returncode == 0, done.stderr
-    assert kept_steps(other) == ["design", "implement"]
+    assert completed_steps(other) == ["design", "implement"]
 
 
 def test_a_damaged_checkpoint_is_not_restored(folder: Path) -> None:
     damage(file_of(folder, "after-design"))
     said = complaint(checkpoints(folder, "restore", "build", "after-design", "--yes"))
     assert "SHA-256" in said
-    assert kept_steps(folder) == list(STEPS)
+    assert completed_steps(folder) == list(STEPS)
 
 
 def test_one_of_another_run_or_of_none_is_not_restored(folder: Path) -> None:

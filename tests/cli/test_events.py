@@ -54,7 +54,7 @@ def test_json_is_one_object_per_line(tmp_path: Path) -> None:
     events = told(maestro("events", RUN, "--json", "--store", executed(tmp_path)).stdout)
     assert [event["seq"] for event in events] == list(range(1, 19))
     assert {event["run_id"] for event in events} == {RUN}
-    assert events[0]["event"] == "step_begun"
+    assert events[0]["event"] == "step_started"
     assert (events[5]["event"], events[5]["error_type"]) == ("step_failed", "TimeoutError")
 
 
@@ -63,7 +63,7 @@ def test_it_begins_behind_an_entry_and_still_knows_the_names(tmp_path: Path) -> 
     done = maestro("events", RUN, "--after", "11", "--json", "--store", tmp_path)
     events = told(done.stdout)
     assert events[0]["seq"] == 12
-    assert (events[0]["event"], events[0]["name"]) == ("step_kept", "implement")
+    assert (events[0]["event"], events[0]["name"]) == ("step_completed", "implement")
     assert maestro("events", RUN, "--after", "99", "--store", tmp_path).stdout == ""
 
 
@@ -134,7 +134,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path: Path) -> None:
     with under_way(tmp_path, of_workflow=True) as process:
         follower = following(tmp_path)
         assert follower.stdout is not None
-        assert json.loads(follower.stdout.readline())["event"] == "run_begun"
+        assert json.loads(follower.stdout.readline())["event"] == "run_started"
         time.sleep(0.5)
         assert follower.poll() is None
         process.go_on("failed")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.maestro.state import documents
+from maestro_hive.engine.attempt import current
+from maestro_hive.engine.copies import KIND
+from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.records import EntryKind
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution import PersonaExecutor, StatePersistence
-from maestro_hive.unified_execution.attempt import current
-from maestro_hive.unified_execution.run_copies import KIND
 from tests.cli.plays import (
     RUN,
     Page,
@@ -140,7 +140,7 @@ def test_large_values_and_classes_of_the_program_come_along(tmp_path: Path, new:
 
 def test_a_workflow_and_what_it_waits_for_come_along(tmp_path: Path, new: Path) -> None:
     old, file = tmp_path / "old", tmp_path / "run.json"
-    child = entry(EntryKind.CHILD_BEGUN, run_id="part", workflow="part")
+    child = entry(EntryKind.CHILD_STARTED, run_id="part", workflow="part")
     workflow(old, "asking", "waiting", child, asks())
     exported = maestro("export", "asking", file, "--store", old)
     assert "it has 1 child run: export them, too" in exported.stderr
@@ -250,22 +250,22 @@ def test_a_damaged_file_changes_nothing(new: Path, file: Path, kind: str) -> Non
 @pytest.mark.parametrize(
     "kind, facts",
     [
-        ("run_begun", "x"),
-        ("run_begun", [[]]),
-        ("attempt_begun", 1.5),
-        ("attempt_begun", {"name": ["s"]}),
+        ("run_started", "x"),
+        ("run_started", [[]]),
+        ("attempt_started", 1.5),
+        ("attempt_started", {"name": ["s"]}),
         ("attempt_failed", {"wait": "x"}),
         ("attempt_failed", {"wait": {"seconds": "x"}}),
         ("attempt_failed", {"error": "x"}),
         ("attempt_failed", {"error": {"type": "E", "traceback": [1]}}),
-        ("wait_begun", {"what": "answer", "name": 3}),
+        ("wait_started", {"what": "answer", "name": 3}),
     ],
 )
 def test_a_file_with_wrong_facts_and_the_right_checksum_is_refused(
     tmp_path: Path, new: Path, kind: str, facts: Any
 ) -> None:
     entries = [
-        entry(EntryKind.ATTEMPT_BEGUN, step=1, attempt=1, name="s", persona="p"),
+        entry(EntryKind.ATTEMPT_STARTED, step=1, attempt=1, name="s", persona="p"),
         entry(EntryKind.ATTEMPT_FAILED, step=1, attempt=1, error={"type": "E", "message": "m"}),
     ]
     workflow(tmp_path / "old", RUN, "waiting", *entries, asks())
@@ -298,7 +298,7 @@ def test_a_file_that_is_not_there_is_wrong_use(tmp_path: Path, new: Path) -> Non
 
 _KILLED = """
 import os, signal, sys
-from maestro_hive.maestro.state.sqlite_entries import Entries
+from maestro_hive.maestro.state.sqlite.entries import Entries
 from maestro_hive.cli import main
 place, placed = Entries._place, 0
 def kill_in_the_middle(self, db, hold, entry):
@@ -328,7 +328,7 @@ def test_an_import_that_is_killed_leaves_nothing_in_the_way(new: Path, file: Pat
 
 def test_a_run_that_somebody_begins_just_now_is_not_replaced(new: Path, file: Path) -> None:
     store = SqliteStore(new)
-    store.hold_run(RUN)
+    store.acquire_run(RUN)
     said = complaint(maestro("import", file, "--store", new))
     store.close()
     assert f"is being executed by process {os.getpid()}" in said

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.hive.mail import Answer, Mail
+from maestro_hive.hive.inbox import Answer, Inbox
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
 from tests.cli.plays import ends, under_way, workflow
 from tests.cli.processes import (
@@ -130,7 +130,7 @@ def test_a_damaged_copy_that_was_set_aside_goes_too(folder: Path) -> None:
 def test_answers_that_wait_for_a_purged_run_go_too(folder: Path) -> None:
     secretive(folder)
     store = SqliteStore(folder)
-    Mail(store).answer("private", Answer(name="approval", value=SECRET))
+    Inbox(store).answer("private", Answer(name="approval", value=SECRET))
     store.close()
     assert purge(folder, "private", "--yes").returncode == 0
     assert places_of_the_secret(folder) == []
@@ -333,7 +333,7 @@ KILLED_BETWEEN = """
 import os, sys
 from pathlib import Path
 from maestro_hive.cli import purge
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 store = SqliteStore(Path(sys.argv[1]))
 kill = lambda *_: os.kill(os.getpid(), 9)
 setattr(store, sys.argv[2], kill) if sys.argv[2] == "collect" else setattr(store._entries, "delete", kill)

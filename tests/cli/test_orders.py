@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive import Hive
-from maestro_hive.hive.run_reading import read_run
+from maestro_hive.hive.runs import read_run
+from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import EntryKind
-from maestro_hive.maestro.state.run_state import facts_of
-from maestro_hive.maestro.state.run_view import open_waits
+from maestro_hive.maestro.state.views import open_waits
 from tests.cli.plays import asks, entry, workflow
 from tests.cli.processes import answer, complaint, in_terminal, maestro
 
@@ -101,7 +101,7 @@ class World:
         return next((info.status for info in runs if info.run_id == run_id), "none")
 
     def asks(self, run_id: str, name: str) -> bool:
-        """Tell whether a run waits for this answer just now."""
+        """Return whether a run waits for this answer just now."""
         if self.status(run_id) != "waiting" or self._hive is None:
             return False
         waits = open_waits(read_run(self._hive._open(), run_id))
@@ -183,7 +183,7 @@ def test_the_answer_is_asked_for_in_a_terminal(world: World) -> None:
 @pytest.mark.parametrize("number", ["-5", "-0.5", "-1e3"])
 @pytest.mark.parametrize("order", ["last", "first", "marked"])
 def test_an_answer_may_be_a_negative_number(tmp_path: Path, number: str, order: str) -> None:
-    question = entry(EntryKind.WAIT_BEGUN, name="n", what="answer", shape={"type": "number"})
+    question = entry(EntryKind.WAIT_STARTED, name="n", what="answer", shape={"type": "number"})
     workflow(tmp_path, "r", "waiting", question)
     options = ["--store", str(tmp_path), "--by", "me"]
     words = {
@@ -271,8 +271,8 @@ def test_what_is_said_of_a_run_is_the_same_in_runs_and_show(world: World) -> Non
     listed, shown = said("forked")
     assert listed == shown
     forked = answer(world.maestro("show", "forked", "--json"))["run"]
-    assert forked["begun_at"] > before["updated_at"]
-    assert forked["updated_at"] >= forked["begun_at"]
+    assert forked["started_at"] > before["updated_at"]
+    assert forked["updated_at"] >= forked["started_at"]
     life = world.start("ask", "asking")
     world.until(lambda: world.status("asking") == "waiting")
     life.kill()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from tests.cli.plays import asks, ends, executed, under_way, workflow
 from tests.cli.processes import answer, complaint, in_terminal, maestro
 
@@ -48,7 +48,7 @@ def test_json_has_the_same_and_more(tmp_path: Path) -> None:
         "run_id",
         "workflow",
         "status",
-        "begun_at",
+        "started_at",
         "updated_at",
         "holder",
         "waits_for",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.engine.attempt import current
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.unified_execution import PersonaExecutor, UnrecoverableError
-from maestro_hive.unified_execution.attempt import current
 from tests.cli.plays import (
     RUN,
     Page,
@@ -52,7 +52,7 @@ def test_a_run_shows_its_steps_and_personas(tmp_path: Path) -> None:
     run = shown(executed(tmp_path), RUN)
     assert (run["run_id"], run["workflow"], run["holder"], run["error"]) == (RUN, None, None, None)
     done, given_up = run["steps"]
-    assert datetime.fromisoformat(done.pop("begun_at")).tzinfo is not None
+    assert datetime.fromisoformat(done.pop("started_at")).tzinfo is not None
     assert done.pop("took_seconds") > 0
     assert done == {
         "step": 1,
@@ -121,7 +121,7 @@ def test_a_run_that_waits_shows_the_command_that_answers(tmp_path: Path) -> None
 def test_which_kind_of_answer_is_expected_is_told(
     tmp_path: Path, shape: dict[str, Any], words: str
 ) -> None:
-    question = entry(EntryKind.WAIT_BEGUN, name="go", what="answer", shape=shape)
+    question = entry(EntryKind.WAIT_STARTED, name="go", what="answer", shape=shape)
     workflow(tmp_path, "asking", "waiting", question)
     assert f"waits for go ({words}) since " in text(tmp_path, "asking")
 
@@ -152,9 +152,9 @@ def test_a_live_run_shows_who_executes_it_and_a_killed_one_that_it_is_stopped(
 
 def test_children_forks_and_parents_are_shown(tmp_path: Path) -> None:
     workflow(tmp_path, "part", "success", ends("success"), name="part")
-    begun = entry(EntryKind.RUN_BEGUN, workflow="build", parent="big", forked_from="old")
+    begun = entry(EntryKind.RUN_STARTED, workflow="build", parent="big", forked_from="old")
     children = [
-        entry(EntryKind.CHILD_BEGUN, run_id=name, workflow="part") for name in ("part", "gone")
+        entry(EntryKind.CHILD_STARTED, run_id=name, workflow="part") for name in ("part", "gone")
     ]
     workflow(tmp_path, "whole", "success", begun, *children, ends("success"))
     run = shown(tmp_path, "whole")
@@ -191,12 +191,12 @@ def long(tmp_path: Path) -> Path:
     entries = []
     for number in range(1, 10_001):
         at = {"step": number, "attempt": 1}
-        entries.append(entry(EntryKind.ATTEMPT_BEGUN, {"args": [number]}, **at, **facts))
+        entries.append(entry(EntryKind.ATTEMPT_STARTED, {"args": [number]}, **at, **facts))
         if number == 7:
             failed = {"status": "failed", "error": {"type": "E", "message": "no"}}
             entries.append(entry(EntryKind.ATTEMPT_FAILED, **at, **failed))
         else:
-            entries.append(entry(EntryKind.STEP_KEPT, {"n": number}, **at))
+            entries.append(entry(EntryKind.STEP_COMPLETED, {"n": number}, **at))
     workflow(tmp_path, "long", "success", *entries, ends("success"))
     return tmp_path
 
@@ -232,7 +232,7 @@ def test_a_step_shows_its_attempts_and_all_that_belongs_to_it(tmp_path: Path) ->
     assert 'raise TimeoutError("too slow")' in first["error"]["traceback"]
     assert first["retry_in"] == 0.001
     assert (second["status"], second["error"]) == ("success", None)
-    assert first["begun_at"] < first["ended_at"] <= second["begun_at"] < second["ended_at"]
+    assert first["started_at"] < first["ended_at"] <= second["started_at"] < second["ended_at"]
     assert step["input"] == {"args": ["page"], "kwargs": {}}
     assert step["output"] == {"made": "page"}
     assert step["progress"] == {"current_step": 2}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from maestro_hive.maestro.state.codec import encode
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.testing import ManualClock, MemoryStore
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maestro_hive.maestro.state.records import Entry
-    from maestro_hive.maestro.state.store import Hold, Store
+    from maestro_hive.maestro.state.store import RunLease, Store
 
 #: So long that no store renews by itself, by real time, while a test moves the clock by hand.
 LEASE = 3000.0
@@ -54,11 +54,11 @@ class Stores(Protocol):
 _CHILD = """
 import sys
 from pathlib import Path
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.testing import ManualClock
 from tests.contract.stores import add_tasks
 store = SqliteStore(Path(sys.argv[1]), clock=ManualClock(), lease_seconds=float(sys.argv[2]))
-hold = store.hold_run(sys.argv[3])
+hold = store.acquire_run(sys.argv[3])
 add_tasks(store, hold, int(sys.argv[4]), sync=False)
 print("ready", flush=True)
 sys.stdin.read()
@@ -129,7 +129,7 @@ class MemoryStores:
 
     def process_holding(self, run: str, tasks: int = 0) -> _Pretended:
         store = self.open()
-        add_tasks(store, store.hold_run(run), tasks, sync=False)
+        add_tasks(store, store.acquire_run(run), tasks, sync=False)
         return _Pretended(store)
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ def task(name: object, value: Any = None, family: str = "") -> NewEntry:
     )
 
 
-def add_tasks(store: Store, hold: Hold, count: int, *, sync: bool = True) -> None:
+def add_tasks(store: Store, hold: RunLease, count: int, *, sync: bool = True) -> None:
     """Append so many entries, one by one."""
     for _ in range(count):
         assert store.append([Append(hold, [task(hold.seq + 1)])], sync=sync) == [hold.seq]

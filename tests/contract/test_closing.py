@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.kernel.errors import RunHeldError, StoreClosedError
+from maestro_hive.kernel.errors import RunLeasedError, StoreClosedError
 from maestro_hive.maestro.state.codec import encode
 from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended
 from maestro_hive.maestro.state.store import Append
@@ -20,8 +20,8 @@ from tests.contract.stores import LEASE, add_tasks, numbers, task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.maestro.state.records import News
-    from maestro_hive.maestro.state.store import Hold, Store
+    from maestro_hive.maestro.state.records import Notification
+    from maestro_hive.maestro.state.store import RunLease, Store
     from maestro_hive.testing import ManualClock
     from tests.contract.stores import Stores
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def test_listeners_hear_of_entries(store: Store, other: Store) -> None:
-    heard: list[News] = []
-    store.news.add(heard.append)
-    one, two = store.hold_run("run-1"), store.hold_run("run-2")
+    heard: list[Notification] = []
+    store.notifications.add(heard.append)
+    one, two = store.acquire_run("run-1"), store.acquire_run("run-2")
     store.append([Append(one, [task("a"), task("b")]), Append(two, [task("c")])])
     add_tasks(store, one, 1)
-    add_tasks(other, other.hold_run("run-3"), 1)
+    add_tasks(other, other.acquire_run("run-3"), 1)
     assert heard == [
         EntriesAppended(run_id="run-1", first=1, seq=2),
         EntriesAppended(run_id="run-2", first=1, seq=1),
@@ -46,26 +46,26 @@ def test_listeners_hear_of_entries(store: Store, other: Store) -> None:
 def test_listeners_do_not_hear_of_what_was_refused(
     store: Store, other: Store, clock: ManualClock
 ) -> None:
-    lost, kept = store.hold_run("lost"), store.hold_run("kept")
+    lost, kept = store.acquire_run("lost"), store.acquire_run("kept")
     clock.advance(LEASE + 1)
-    other.hold_run("lost")
-    heard: list[News] = []
-    store.news.add(heard.append)
+    other.acquire_run("lost")
+    heard: list[Notification] = []
+    store.notifications.add(heard.append)
     store.append([Append(lost, [task("a")]), Append(kept, [task("b")])])
     assert heard == [EntriesAppended(run_id="kept", first=1, seq=1)]
 
 
 def test_what_listeners_hear_of_can_be_read(store: Store, other: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     seen: list[list[int]] = []
-    store.news.add(lambda _: seen.append(numbers(other.entries(hold.run))))
+    store.notifications.add(lambda _: seen.append(numbers(other.entries(hold.run))))
     add_tasks(store, hold, 2)
     assert seen == [[1], [1, 2]]
 
 
 def test_listeners_hear_of_documents(store: Store) -> None:
-    heard: list[News] = []
-    store.news.add(heard.append)
+    heard: list[Notification] = []
+    store.notifications.add(heard.append)
     store.update_document("space", "key", lambda _: encode(1))
     store.update_document("space", "key", lambda _: encode(2))
     store.update_document("space", "key", lambda _: None)
@@ -87,11 +87,11 @@ def test_listeners_hear_of_documents(store: Store) -> None:
 
 
 def test_a_listener_that_raises_does_not_undo_what_was_written(store: Store) -> None:
-    def complain(_event: News) -> None:
+    def complain(_event: Notification) -> None:
         raise ValueError("a listener's own trouble")
 
-    store.news.add(complain)
-    hold = store.hold_run("run-1")
+    store.notifications.add(complain)
+    hold = store.acquire_run("run-1")
     add_tasks(store, hold, 2)
     assert store.update_document("space", "key", lambda _: encode(1)) is not None
     assert numbers(store.entries(hold.run)) == [1, 2]
@@ -99,9 +99,9 @@ def test_a_listener_that_raises_does_not_undo_what_was_written(store: Store) -> 
 
 # --- closing -----------------------------------------------------------------------------------
 
-CALLS: dict[str, Callable[[Store, Hold], Any]] = {
-    "hold_run": lambda store, _: store.hold_run("run-1"),
-    "hold_run of another": lambda store, _: store.hold_run("run-2"),
+CALLS: dict[str, Callable[[Store, RunLease], Any]] = {
+    "acquire_run": lambda store, _: store.acquire_run("run-1"),
+    "acquire_run of another": lambda store, _: store.acquire_run("run-2"),
     "run": lambda store, _: store.run("run-1"),
     "runs": lambda store, _: store.runs(),
     "append": lambda store, hold: store.append([Append(hold, [task("a")])]),
@@ -121,7 +121,7 @@ CALLS: dict[str, Callable[[Store, Hold], Any]] = {
 }
 
 
-def refusals(store: Store, hold: Hold) -> dict[str, str]:
+def refusals(store: Store, hold: RunLease) -> dict[str, str]:
     """Make every call; return what came instead of StoreClosedError."""
     wrong = {}
     for name, call in CALLS.items():
@@ -135,7 +135,7 @@ def refusals(store: Store, hold: Hold) -> dict[str, str]:
 
 
 def test_a_closed_store_says_so(store: Store, other: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     add_tasks(store, hold, 1)
     store.close()
     assert refusals(store, hold) == {}
@@ -143,20 +143,20 @@ def test_a_closed_store_says_so(store: Store, other: Store) -> None:
 
 
 def test_closing_twice_is_no_error(store: Store, other: Store) -> None:
-    store.hold_run("run-1")
+    store.acquire_run("run-1")
     store.close()
-    taken = other.hold_run("run-1")
+    taken = other.acquire_run("run-1")
     store.close()
     add_tasks(other, taken, 1)
 
 
 def test_what_was_written_is_there_for_the_next_one(stores: Stores, store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     add_tasks(store, hold, 3)
     store.update_document("space", "key", lambda _: encode(1))
     store.close()
     again = stores.open()
-    assert again.hold_run("run-1").seq == 3
+    assert again.acquire_run("run-1").seq == 3
     assert again.document("space", "key") is not None
     assert again.location == store.location
 
@@ -186,27 +186,27 @@ def in_forked_child(work: Callable[[], object]) -> str:
 
 
 def test_a_forked_child_is_told_to_open_its_own(store: Store, other: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     assert in_forked_child(lambda: refusals(store, hold)) == "{}"
     add_tasks(store, hold, 1)
-    with pytest.raises(RunHeldError):
-        other.hold_run("run-1")
+    with pytest.raises(RunLeasedError):
+        other.acquire_run("run-1")
 
 
 def test_a_forked_child_that_closes_takes_nothing_from_its_parent(
     store: Store, other: Store
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     assert in_forked_child(store.close) == "None"
-    with pytest.raises(RunHeldError):
-        other.hold_run("run-1")
+    with pytest.raises(RunLeasedError):
+        other.acquire_run("run-1")
     add_tasks(store, hold, 1)
     assert numbers(other.entries(hold.run)) == [1]
 
 
 @pytest.mark.timeout(20)
 def test_a_child_forked_in_the_middle_of_a_write_does_not_hang(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     inside, forked = threading.Event(), threading.Event()
 
     def slowly(_before: bytes | None) -> Any:

@@ -90,7 +90,7 @@ def test_threads_and_processes_lose_no_update(store: Store, other: Store) -> Non
 
 
 def test_what_is_returned_is_what_this_change_made(store: Store, other: Store) -> None:
-    store.news.add(lambda _: other.update_document("space", "key", to("somebody else's")))
+    store.notifications.add(lambda _: other.update_document("space", "key", to("somebody else's")))
     written = store.update_document("space", "key", to("mine"))
     assert written is not None
     assert (decode(written.value), written.version) == ("mine", 1)
@@ -185,8 +185,8 @@ def test_documents_of_one_namespace_can_be_deleted(store: Store, other: Store) -
 def test_all_documents_can_be_deleted(store: Store, other: Store) -> None:
     for namespace in ("a", "b"):
         store.update_document(namespace, "key", to(1))
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     assert store.delete_documents() == 2
     assert other.documents() == []
     assert other.run("run-1") is not None
-    assert store.hold_run("run-1") is hold
+    assert store.acquire_run("run-1") is hold

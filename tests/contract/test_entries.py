@@ -42,13 +42,13 @@ def two_and_then_trouble() -> Iterator[NewEntry]:
 
 
 def test_a_new_run_has_no_entries(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     assert hold.seq == 0
     assert store.entries(hold.run) == []
 
 
 def test_entries_are_numbered_from_one_without_gaps(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     store.append([Append(hold, [task("a"), task("b"), task("c")])])
     store.append([Append(hold, [task("d")])])
     assert hold.seq == 4
@@ -58,7 +58,7 @@ def test_entries_are_numbered_from_one_without_gaps(store: Store) -> None:
 
 
 def test_each_run_has_numbers_of_its_own(store: Store) -> None:
-    one, two = store.hold_run("run-1"), store.hold_run("run-2")
+    one, two = store.acquire_run("run-1"), store.acquire_run("run-2")
     for _ in range(3):
         store.append([Append(one, [task("one")]), Append(two, [task("two"), task("two")])])
     assert numbers(store.entries(one.run)) == [1, 2, 3]
@@ -68,17 +68,17 @@ def test_each_run_has_numbers_of_its_own(store: Store) -> None:
 
 
 def test_appends_to_the_same_run_in_one_batch_follow_each_other(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     assert store.append([Append(hold, [task("a")]), Append(hold, [task("b")])]) == [1, 2]
     assert tasks(store.entries(hold.run)) == ["a", "b"]
     assert numbers(store.entries(hold.run)) == [1, 2]
 
 
 def test_numbers_go_on_where_another_process_stopped(store: Store, other: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     add_tasks(store, hold, 2)
     store.release_run(hold)
-    taken = other.hold_run("run-1")
+    taken = other.acquire_run("run-1")
     assert (taken.run, taken.seq) == (hold.run, 2)
     add_tasks(other, taken, 1)
     assert numbers(store.entries(hold.run)) == [1, 2, 3]
@@ -86,7 +86,7 @@ def test_numbers_go_on_where_another_process_stopped(store: Store, other: Store)
 
 @pytest.mark.usefixtures("eager_threads")
 def test_threads_that_append_to_one_run_leave_no_gap(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
 
     def work(name: int) -> None:
         for _ in range(25):
@@ -104,7 +104,7 @@ def test_threads_that_append_to_one_run_leave_no_gap(store: Store) -> None:
 def test_another_process_sees_entries_as_soon_as_append_returns(
     store: Store, other: Store, sync: bool
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     for count in range(1, 4):
         add_tasks(store, hold, 1, sync=sync)
         assert len(other.entries(hold.run)) == count
@@ -122,10 +122,10 @@ def test_entries_that_were_not_synced_survive_the_death_of_their_process(
 
 
 def test_an_entry_comes_back_as_it_was_given(store: Store, other: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     value = encode({"text": "grün 🐝"})
     given = NewEntry(
-        EntryKind.ATTEMPT_BEGUN,
+        EntryKind.ATTEMPT_STARTED,
         step=7,
         attempt=2,
         facts=b'{"persona":"architect"}',
@@ -136,13 +136,13 @@ def test_an_entry_comes_back_as_it_was_given(store: Store, other: Store) -> None
     store.append([Append(hold, [given])])
     (found,) = other.entries(hold.run)
     assert (found.seq, found.at) == (1, 1_234_567)
-    assert (found.kind, found.step, found.attempt) == (EntryKind.ATTEMPT_BEGUN, 7, 2)
+    assert (found.kind, found.step, found.attempt) == (EntryKind.ATTEMPT_STARTED, 7, 2)
     assert (found.facts, found.identity) == (given.facts, given.identity)
     assert (found.value, found.sha256) == value
 
 
 def test_an_entry_without_a_time_is_from_now(store: Store, clock: ManualClock) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     before = clock.now()
     add_tasks(store, hold, 1)
     clock.advance(90)
@@ -156,26 +156,26 @@ def test_an_entry_without_a_time_is_from_now(store: Store, clock: ManualClock) -
 def test_entries_can_be_read_from_any_number_on(
     store: Store, after: int, expected: list[int]
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     add_tasks(store, hold, 3)
     assert numbers(store.entries(hold.run, after)) == expected
 
 
 def test_entries_may_come_from_a_generator(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     store.append([Append(hold, (task(name) for name in "abc"))])
     assert tasks(store.entries(hold.run)) == ["a", "b", "c"]
 
 
 def test_appending_nothing_is_nothing(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     assert store.append([]) == []
     assert store.append([Append(hold, [])]) == [hold.seq]
     assert store.entries(hold.run) == []
 
 
 def test_a_batch_that_fails_leaves_nothing_and_the_next_goes_on(store: Store, other: Store) -> None:
-    one, two = store.hold_run("run-1"), store.hold_run("run-2")
+    one, two = store.acquire_run("run-1"), store.acquire_run("run-2")
     add_tasks(store, one, 1)
     with pytest.raises(TroubleError):
         store.append([Append(one, [task("first")], "running"), Append(two, two_and_then_trouble())])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.kernel.errors import FencedError, InvalidIdentifierError, RunHeldError
+from maestro_hive.kernel.errors import FencedError, InvalidIdentifierError, RunLeasedError
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.store import Append
 from tests.contract.stores import LEASE, add_tasks, numbers, task, tasks
@@ -25,7 +25,7 @@ def test_a_run_that_nobody_started_is_not_found(store: Store) -> None:
 def test_holding_a_new_run_creates_it_for_everybody(
     store: Store, other: Store, clock: ManualClock
 ) -> None:
-    hold = store.hold_run("run-1", "build")
+    hold = store.acquire_run("run-1", "build")
     record = other.run("run-1")
     assert record is not None
     assert (record.id, record.name, record.workflow) == (hold.run, "run-1", "build")
@@ -37,16 +37,16 @@ def test_holding_a_new_run_creates_it_for_everybody(
 def test_holding_a_run_again_does_not_make_it_anew(
     store: Store, other: Store, clock: ManualClock
 ) -> None:
-    store.release_run(store.hold_run("run-1", "build"))
+    store.release_run(store.acquire_run("run-1", "build"))
     before = store.run("run-1")
     clock.advance(60)
-    other.hold_run("run-1", "something else")
+    other.acquire_run("run-1", "something else")
     assert other.run("run-1") == before
 
 
 def test_runs_are_listed_newest_first(store: Store) -> None:
     for name in ("b", "c", "a"):
-        store.hold_run(name)
+        store.acquire_run(name)
     assert [run.name for run in store.runs()] == ["a", "c", "b"]
     assert [run.name for run in store.runs(limit=2)] == ["a", "c"]
     assert store.runs(limit=0) == []
@@ -56,7 +56,7 @@ def test_the_status_given_with_entries_is_the_runs_in_listings(
     store: Store, other: Store, clock: ManualClock
 ) -> None:
     started = clock.now()
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     clock.advance(5)
     store.append([Append(hold, [task("a")], "running")])
     record = other.run("run-1")
@@ -69,7 +69,7 @@ def test_the_status_given_with_entries_is_the_runs_in_listings(
 
 
 def test_a_status_may_come_without_entries(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     store.append([Append(hold, [], "success")])
     assert [run.status for run in store.runs()] == ["success"]
     assert hold.seq == 0
@@ -77,7 +77,7 @@ def test_a_status_may_come_without_entries(store: Store) -> None:
 
 def test_runs_can_be_listed_by_status(store: Store) -> None:
     for number in range(6):
-        hold = store.hold_run(f"run-{number}")
+        hold = store.acquire_run(f"run-{number}")
         store.append([Append(hold, [], "failed" if number % 2 else "success")])
     assert [run.name for run in store.runs("failed")] == ["run-5", "run-3", "run-1"]
     assert [run.name for run in store.runs("failed", 1)] == ["run-5"]
@@ -89,14 +89,14 @@ def test_runs_can_be_listed_by_status(store: Store) -> None:
 )
 def test_a_name_that_is_no_safe_file_name_is_refused(store: Store, name: str) -> None:
     with pytest.raises(InvalidIdentifierError) as caught:
-        store.hold_run(name)
+        store.acquire_run(name)
     assert caught.value.value == name
     assert store.runs() == []
 
 
 @pytest.mark.parametrize("name", ["a", "A-1_b.c:d", "x" * 128, "7"])
 def test_a_safe_name_is_taken(store: Store, name: str) -> None:
-    assert store.hold_run(name).name == name
+    assert store.acquire_run(name).name == name
 
 
 # --- purging -----------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_purging_a_run_that_is_not_there_says_so(store: Store) -> None:
 
 
 def test_a_purged_run_is_forgotten_and_others_are_not(store: Store, other: Store) -> None:
-    gone, kept = store.hold_run("gone"), store.hold_run("kept")
+    gone, kept = store.acquire_run("gone"), store.acquire_run("kept")
     add_tasks(store, gone, 3)
     add_tasks(store, kept, 2)
     store.release_run(gone)
@@ -121,12 +121,12 @@ def test_a_purged_run_is_forgotten_and_others_are_not(store: Store, other: Store
 
 
 def test_a_run_of_a_purged_name_starts_anew(store: Store) -> None:
-    old = store.hold_run("run-1", "first")
+    old = store.acquire_run("run-1", "first")
     add_tasks(store, old, 3)
     store.append([Append(old, [], "failed")])
     store.release_run(old)
     store.purge_run("run-1")
-    new = store.hold_run("run-1", "second")
+    new = store.acquire_run("run-1", "second")
     assert new.seq == 0
     assert new.run != old.run
     store.append([Append(new, [task("new")])])
@@ -138,10 +138,10 @@ def test_a_run_of_a_purged_name_starts_anew(store: Store) -> None:
 
 
 def test_a_held_run_is_not_purged(store: Store, other: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     add_tasks(store, hold, 2)
     for purger in (other, store):
-        with pytest.raises(RunHeldError):
+        with pytest.raises(RunLeasedError):
             purger.purge_run("run-1")
     add_tasks(store, hold, 1)
     assert numbers(store.entries(hold.run)) == [1, 2, 3]
@@ -150,13 +150,13 @@ def test_a_held_run_is_not_purged(store: Store, other: Store) -> None:
 def test_who_was_purged_while_it_hung_cannot_write(
     store: Store, other: Store, clock: ManualClock
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     add_tasks(store, hold, 2)
     clock.advance(LEASE + 1)
     assert other.purge_run("run-1")
     (refused,) = store.append([Append(hold, [task("late")], "success")])
     assert isinstance(refused, FencedError)
     assert other.run("run-1") is None
-    again = store.hold_run("run-1")
+    again = store.acquire_run("run-1")
     assert (again.run != hold.run, again.seq) == (True, 0)
     add_tasks(store, again, 1)

@@ -17,7 +17,7 @@ from tests.contract.stores import add_tasks, task
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.records import StoredValue
-    from maestro_hive.maestro.state.store import Hold, Store
+    from maestro_hive.maestro.state.store import RunLease, Store
 
 VALUES = [
     None,
@@ -36,7 +36,7 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
 def test_a_value_comes_back_as_it_was(store: Store, other: Store, value: Any) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     encoded = encode(value)
     store.append([Append(hold, [task("a")._replace(value=encoded)])])
     (entry,) = other.entries(hold.run)
@@ -46,7 +46,7 @@ def test_a_value_comes_back_as_it_was(store: Store, other: Store, value: Any) ->
 
 
 def test_an_entry_without_a_value_has_none(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     add_tasks(store, hold, 1)
     (entry,) = store.entries(hold.run)
     assert entry.value is None
@@ -59,7 +59,7 @@ def message(number: int) -> dict[str, Any]:
     return {"role": "user", "number": number, "text": text}
 
 
-def grow(store: Store, hold: Hold, values: list[Any], family: str = "messages") -> None:
+def grow(store: Store, hold: RunLease, values: list[Any], family: str = "messages") -> None:
     for number, value in enumerate(values):
         store.append([Append(hold, [task(number, value, family)])], sync=False)
 
@@ -81,7 +81,7 @@ GROWTHS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("values", GROWTHS.values(), ids=GROWTHS)
 def test_values_that_grew_come_back_exact(store: Store, other: Store, values: list[Any]) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     grow(store, hold, values)
     entries = other.entries(hold.run)
     assert len(entries) == len(values)
@@ -93,15 +93,15 @@ def test_values_go_on_growing_in_another_process(store: Store, other: Store) -> 
     values = GROWTHS["a list of messages"]
     for at in range(0, len(values), 5):
         writer = (store, other)[at // 5 % 2]
-        hold = writer.hold_run("run-1")
+        hold = writer.acquire_run("run-1")
         grow(writer, hold, values[at : at + 5])
         writer.release_run(hold)
-    entries = store.entries(store.hold_run("run-1").run)
+    entries = store.entries(store.acquire_run("run-1").run)
     assert [store.load(entry) for entry in entries] == [encode(value).data for value in values]
 
 
 def test_a_batch_that_failed_is_nothing_to_grow_from(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     values = GROWTHS["a list of messages"]
     grow(store, hold, values[:10])
     with pytest.raises(ZeroDivisionError):
@@ -115,7 +115,7 @@ def test_a_batch_that_failed_is_nothing_to_grow_from(store: Store) -> None:
 
 
 def test_several_values_of_a_family_may_come_in_one_batch(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     values = GROWTHS["a list of messages"]
     store.append(
         [
@@ -129,7 +129,7 @@ def test_several_values_of_a_family_may_come_in_one_batch(store: Store) -> None:
 
 def test_runs_with_the_same_values_do_not_disturb_each_other(store: Store) -> None:
     values = GROWTHS["a list of messages"]
-    holds = [store.hold_run(f"run-{number}") for number in range(3)]
+    holds = [store.acquire_run(f"run-{number}") for number in range(3)]
     for value in values:
         store.append([Append(hold, [task("a", value, "messages")]) for hold in holds])
     for hold in holds:
@@ -155,7 +155,7 @@ def rebuild(stored: list[StoredValue]) -> dict[bytes, bytes]:
 
 
 def test_large_values_can_be_had_as_they_are_stored(store: Store) -> None:
-    mine, theirs = store.hold_run("run-1"), store.hold_run("run-2")
+    mine, theirs = store.acquire_run("run-1"), store.acquire_run("run-2")
     values = GROWTHS["a list of messages"]
     for value in values:  # mine after theirs: what I refer to may build on what they refer to
         store.append([Append(theirs, [task("a", value, "m")]), Append(mine, [task("a", value)])])
@@ -170,7 +170,7 @@ def test_large_values_can_be_had_as_they_are_stored(store: Store) -> None:
 
 
 def test_a_run_without_large_values_has_none_as_stored(store: Store) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     grow(store, hold, ["small", "values", "only"])
     assert list(store.values_of(hold.run)) == []
     assert list(store.values_of(hold.run + 1)) == []
@@ -181,7 +181,7 @@ def test_a_run_without_large_values_has_none_as_stored(store: Store) -> None:
 
 def test_collecting_deletes_only_what_nothing_refers_to(store: Store, other: Store) -> None:
     shared = GROWTHS["a list of messages"]
-    gone, kept = store.hold_run("gone"), store.hold_run("kept")
+    gone, kept = store.acquire_run("gone"), store.acquire_run("kept")
     for at, value in enumerate(shared):
         store.append([Append(gone, [task("a", value, "m")])])
         if at % 5 == 0:
@@ -202,10 +202,10 @@ def test_collecting_deletes_only_what_nothing_refers_to(store: Store, other: Sto
 
 def test_nothing_is_wrong_with_a_store_in_use(store: Store, other: Store) -> None:
     assert store.check() == []
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     grow(store, hold, GROWTHS["a list with a counter on both sides"])
     store.update_document("space", "key", lambda _: encode({"a": 1}))
-    store.release_run(store.hold_run("gone"))
+    store.release_run(store.acquire_run("gone"))
     store.purge_run("gone")
     assert store.damage == ()
     assert store.check() == other.check() == []

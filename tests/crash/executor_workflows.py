@@ -9,12 +9,13 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.engine.attempt import current
+from maestro_hive.engine.errors import UnrecoverableError
 from maestro_hive.kernel.signals import stop_politely
-from maestro_hive.unified_execution.attempt import current
-from maestro_hive.unified_execution.exceptions import UnrecoverableError
 
 if TYPE_CHECKING:
-    from faults.nursery import Workflow
+    from faults.child_processes import Workflow
+
     from faults.scene import Scene
 
 
@@ -142,7 +143,7 @@ async def scripted(scene: Scene) -> None:
 
 async def crowd(scene: Scene) -> None:
     """Many steps at once, every second one in a thread; some of them fail the first time."""
-    dice = random.Random(scene.options["seed"])
+    rng = random.Random(scene.options["seed"])
     longest = scene.options["longest"]
 
     async def body(number: int, seconds: float) -> int:
@@ -166,7 +167,7 @@ async def crowd(scene: Scene) -> None:
     async def step(number: int) -> int:
         task = body_in_a_thread if number % 2 else body
         mine = executor.options(key=str(number))
-        result = await mine.execute(task, f"s{number}", number, dice.uniform(0, longest))
+        result = await mine.execute(task, f"s{number}", number, rng.uniform(0, longest))
         scene.say(kept=number)
         return int(result.final_output)
 

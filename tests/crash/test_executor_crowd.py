@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from faults.nursery import PATIENCE, Nursery
+from faults.child_processes import PATIENCE, ChildProcesses
+
 from faults.scene import Scene, names_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from maestro_hive.maestro.state.run_state import RunState
+    from maestro_hive.maestro.state.projections import RunState
 
 SEED = 2030
 STEPS, KILLS, LONGEST = 50, 20, 0.6
@@ -30,17 +31,17 @@ def options(seed: int) -> dict[str, Any]:
 
 
 def test_fifty_steps_at_once_survive_twenty_kills(tmp_path: Path) -> None:
-    scene, dice = Scene(tmp_path, {}), random.Random(SEED)
+    scene, rng = Scene(tmp_path, {}), random.Random(SEED)
     landed: list[int] = []
-    with Nursery("tests.crash.executor_workflows") as nursery:
+    with ChildProcesses("tests.crash.executor_workflows") as children:
         for life_number in range(KILLS):
             kept_before = kept(scene)
             first_start = len(scene.starts())
-            life = nursery.start("crowd", tmp_path, **options(life_number))
+            life = children.start("crowd", tmp_path, **options(life_number))
             life.wait_until_it_says("up")
-            more = dice.choice((0, 1, 2, 3)) if len(kept_before) < 38 else 0
+            more = rng.choice((0, 1, 2, 3)) if len(kept_before) < 38 else 0
             wait_for_kept(scene, len(kept_before) + more)
-            time.sleep(dice.uniform(0, 0.02))
+            time.sleep(rng.uniform(0, 0.02))
             life.kill()
             assert life.end() == -signal.SIGKILL, "it was done before it was killed"
             state = scene.journal()
@@ -48,7 +49,7 @@ def test_fifty_steps_at_once_survive_twenty_kills(tmp_path: Path) -> None:
             began = scene.starts()[first_start:]
             assert not kept_before & set(began), "an acknowledged step was started again"
             assert kept(scene) <= kept_in(state)
-        end = nursery.run("crowd", tmp_path, **options(KILLS))
+        end = children.run("crowd", tmp_path, **options(KILLS))
     sys.stdout.write(f"begun and not recorded at each kill, seed {SEED}: {landed}\n")
     assert landed[-1] < landed[0], "nothing was kept between the kills"
     assert sum(each > 0 for each in landed) >= 0.8 * KILLS
@@ -81,7 +82,7 @@ def kept(scene: Scene) -> set[str]:
 
 def kept_in(state: RunState) -> set[str]:
     names = names_of(state)
-    return {names[number] for number, step in state.steps.items() if step.kept is not None}
+    return {names[number] for number, step in state.steps.items() if step.completed is not None}
 
 
 def check_limits(scene: Scene, state: RunState) -> None:

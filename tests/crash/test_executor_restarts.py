@@ -8,8 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from faults.child_processes import ChildProcesses
 
-from faults.nursery import Nursery
 from faults.scene import PERSONA, Scene
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery("tests.crash.executor_workflows") as nursery:
-        yield nursery
+def children() -> Iterator[ChildProcesses]:
+    with ChildProcesses("tests.crash.executor_workflows") as children:
+        yield children
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def scene(tmp_path: Path) -> Scene:
 
 @pytest.mark.parametrize("hang_in, done", [("plan", 0), ("build", 1), ("check", 2)])
 def test_a_finished_step_is_not_called_again_after_kill(
-    nursery: Nursery, scene: Scene, hang_in: str, done: int
+    children: ChildProcesses, scene: Scene, hang_in: str, done: int
 ) -> None:
-    first = nursery.start("three_steps", scene.folder, hang_in=hang_in)
+    first = children.start("three_steps", scene.folder, hang_in=hang_in)
     first.wait_until_it_says("hangs")
     first.kill()
     assert first.end() == -signal.SIGKILL
-    end = nursery.run("three_steps", scene.folder)
+    end = children.run("three_steps", scene.folder)
     names = ["plan", "build", "check"]
     assert end["outputs"] == [f"{name} is done" for name in names]
     assert scene.starts() == [*names[: done + 1], *names[done:]]
@@ -49,22 +49,22 @@ def test_a_finished_step_is_not_called_again_after_kill(
     assert end["persona"]["status"] == "success"
 
 
-def test_a_finished_run_calls_nothing_at_all(nursery: Nursery, scene: Scene) -> None:
-    first = nursery.run("three_steps", scene.folder)
-    assert nursery.run("three_steps", scene.folder) == first
+def test_a_finished_run_calls_nothing_at_all(children: ChildProcesses, scene: Scene) -> None:
+    first = children.run("three_steps", scene.folder)
+    assert children.run("three_steps", scene.folder) == first
     assert scene.starts() == ["plan", "build", "check"]
 
 
 def test_after_a_kill_in_a_backoff_only_the_rest_of_it_is_waited(
-    nursery: Nursery, scene: Scene
+    children: ChildProcesses, scene: Scene
 ) -> None:
     delay = 2.0
-    first = nursery.start("backing_off", scene.folder, delay=delay)
+    first = children.start("backing_off", scene.folder, delay=delay)
     first.wait_until_it_says("fails")
     time.sleep(0.8)
     first.kill()
     first.end()
-    again = nursery.start("backing_off", scene.folder, delay=delay)
+    again = children.start("backing_off", scene.folder, delay=delay)
     end = again.finish()
     before, after = scene.start_times()
     assert delay <= after - before < delay + 3.0
@@ -75,22 +75,24 @@ def test_after_a_kill_in_a_backoff_only_the_rest_of_it_is_waited(
 
 
 def test_a_wait_that_ended_while_nobody_lived_is_not_waited_again(
-    nursery: Nursery, scene: Scene
+    children: ChildProcesses, scene: Scene
 ) -> None:
-    first = nursery.start("backing_off", scene.folder, delay=0.6)
+    first = children.start("backing_off", scene.folder, delay=0.6)
     first.wait_until_it_says("fails")
     time.sleep(0.2)
     first.kill()
     first.end()
     time.sleep(0.6)
-    again = nursery.start("backing_off", scene.folder, delay=0.6)
+    again = children.start("backing_off", scene.folder, delay=0.6)
     assert again.finish()["attempts"] == 2
     assert scene.start_times()[1] - again.said()[0]["up"] < 0.4
 
 
-def test_memory_history_progress_and_tokens_survive_a_kill(nursery: Nursery, scene: Scene) -> None:
-    assert nursery.start("remembering", scene.folder).end() == -signal.SIGKILL
-    end = nursery.run("remembering", scene.folder)
+def test_memory_history_progress_and_tokens_survive_a_kill(
+    children: ChildProcesses, scene: Scene
+) -> None:
+    assert children.start("remembering", scene.folder).end() == -signal.SIGKILL
+    end = children.run("remembering", scene.folder)
     found = end["output"]
     memory = {"language": "Python", "style": {"names": ["nouns", "promises"]}, "half": "done"}
     history = [{"asked": "first"}, {"asked": "second"}]
@@ -109,8 +111,10 @@ def test_memory_history_progress_and_tokens_survive_a_kill(nursery: Nursery, sce
     assert (shown["tokens_used"], shown["current_attempt"]) == (140, 2)
 
 
-def test_steps_at_once_do_not_overwrite_each_others_memory(nursery: Nursery, scene: Scene) -> None:
-    shown = nursery.run("remembering_at_once", scene.folder)["persona"]
+def test_steps_at_once_do_not_overwrite_each_others_memory(
+    children: ChildProcesses, scene: Scene
+) -> None:
+    shown = children.run("remembering_at_once", scene.folder)["persona"]
     assert sorted(shown["history"]) == ["a", "b", "c"]
     assert sorted(shown["memory"]) == ["a", "b", "c"]
 
@@ -118,20 +122,20 @@ def test_steps_at_once_do_not_overwrite_each_others_memory(nursery: Nursery, sce
 # --- limits that no kill can stretch -------------------------------------------------------------
 
 
-def live_until_it_ends(nursery: Nursery, scene: Scene, **options: Any) -> dict[str, Any]:
+def live_until_it_ends(children: ChildProcesses, scene: Scene, **options: Any) -> dict[str, Any]:
     """Start it again for as long as it is killed; return the last thing it said."""
     for _ in range(20):
-        life = nursery.start("scripted", scene.folder, **options)
+        life = children.start("scripted", scene.folder, **options)
         if life.end() != -signal.SIGKILL:
             return life.said()[-1]
     raise AssertionError("it never came to an end")
 
 
 def test_a_body_that_fails_and_dies_in_turn_has_exactly_its_attempts(
-    nursery: Nursery, scene: Scene
+    children: ChildProcesses, scene: Scene
 ) -> None:
     script = ["fail", "die", "die", "fail", "fail"]
-    end = live_until_it_ends(nursery, scene, script=script)
+    end = live_until_it_ends(children, scene, script=script)
     assert len(scene.starts()) == 5
     statuses = ["retrying", "interrupted", "interrupted", "retrying", "failed"]
     assert end["attempts"] == statuses
@@ -144,57 +148,59 @@ def test_a_body_that_fails_and_dies_in_turn_has_exactly_its_attempts(
     assert [f"failure of start {n}" in report["context"][n - 1] for n in (1, 4, 5)] == [True] * 3
     assert end["pending"] == ["scripted"]
 
-    again = nursery.run("scripted", scene.folder, script=script)
+    again = children.run("scripted", scene.folder, script=script)
     assert len(scene.starts()) == 5, "it was called once more"
     assert again["attempts"] == statuses
     assert again["report"]["context"] == report["context"]
 
 
 def test_a_body_that_always_dies_is_interrupted_until_somebody_asks_for_a_retry(
-    nursery: Nursery, scene: Scene
+    children: ChildProcesses, scene: Scene
 ) -> None:
     script = ["die"] * 8 + ["succeed"]
-    end = live_until_it_ends(nursery, scene, script=script)
+    end = live_until_it_ends(children, scene, script=script)
     assert len(scene.starts()) == 1 + 5
     assert end["status"] == "interrupted"
     assert "is interrupted" in end["error"]
     assert end["attempts"] == ["interrupted"] * 6, "nothing runs any more"
-    assert nursery.run("scripted", scene.folder, script=script)["status"] == "interrupted"
+    assert children.run("scripted", scene.folder, script=script)["status"] == "interrupted"
     assert len(scene.starts()) == 6
 
-    life = nursery.start("scripted", scene.folder, script=script, retry=True)
+    life = children.start("scripted", scene.folder, script=script, retry=True)
     assert life.end() == -signal.SIGKILL
-    end = live_until_it_ends(nursery, scene, script=script)
+    end = live_until_it_ends(children, scene, script=script)
     assert end["output"] == "done at start 9"
     assert end["completed"] == ["scripted"]
 
 
 def test_a_step_that_failed_before_it_was_interrupted_can_be_retried(
-    nursery: Nursery, scene: Scene
+    children: ChildProcesses, scene: Scene
 ) -> None:
     script = ["fail"] + ["die"] * 6 + ["succeed"]
-    end = live_until_it_ends(nursery, scene, script=script)
+    end = live_until_it_ends(children, scene, script=script)
     assert (end["status"], len(scene.starts())) == ("interrupted", 7)
-    end = nursery.run("scripted", scene.folder, script=script, retry=True)
+    end = children.run("scripted", scene.folder, script=script, retry=True)
     assert end["output"] == "done at start 8"
 
 
 def test_a_step_that_was_given_up_has_new_attempts_after_a_retry(
-    nursery: Nursery, scene: Scene
+    children: ChildProcesses, scene: Scene
 ) -> None:
     script = ["fail", "fail", "die", "fail", "fail", "fail", "succeed"]
-    end = live_until_it_ends(nursery, scene, script=script)
+    end = live_until_it_ends(children, scene, script=script)
     assert (end["status"], len(scene.starts())) == ("failed", 4)
-    end = nursery.run("scripted", scene.folder, script=script, retry=True)
+    end = children.run("scripted", scene.folder, script=script, retry=True)
     assert (end["output"], len(scene.starts())) == ("done at start 7", 7)
 
 
 # --- code that changes between restarts ----------------------------------------------------------
 
 
-def test_of_code_that_changed_only_what_must_is_run_again(nursery: Nursery, scene: Scene) -> None:
+def test_of_code_that_changed_only_what_must_is_run_again(
+    children: ChildProcesses, scene: Scene
+) -> None:
     first = [["fetch", "A"], ["old", "x"], ["parse", "<fetch"], ["report", "<parse"]]
-    life = nursery.start("changing", scene.folder, steps=first, dies_in="report")
+    life = children.start("changing", scene.folder, steps=first, dies_in="report")
     assert life.end() == -signal.SIGKILL
     assert scene.starts() == ["fetch", "old", "parse", "report"]
 
@@ -204,7 +210,7 @@ def test_of_code_that_changed_only_what_must_is_run_again(nursery: Nursery, scen
         ["parse", "<fetch"],
         ["report", "<parse"],
     ]
-    nursery.run("changing", scene.folder, steps=added_removed_and_reordered)
+    children.run("changing", scene.folder, steps=added_removed_and_reordered)
     assert scene.starts()[4:] == ["greet", "report"]
 
     another_input_with_the_same_result = [
@@ -213,15 +219,15 @@ def test_of_code_that_changed_only_what_must_is_run_again(nursery: Nursery, scen
         ["report", "<parse"],
         ["parse", "<fetch"],
     ]
-    nursery.run("changing", scene.folder, steps=another_input_with_the_same_result)
+    children.run("changing", scene.folder, steps=another_input_with_the_same_result)
     assert scene.starts()[6:] == ["fetch"]
 
     another_input = [["fetch", "B"], ["parse", "<fetch"], ["report", "<parse"]]
-    end = nursery.run("changing", scene.folder, steps=another_input)
+    end = children.run("changing", scene.folder, steps=another_input)
     assert scene.starts()[7:] == ["fetch", "parse", "report"]
     assert end["outputs"]["report"] == "report(parse(fetch(b)))"
 
-    nursery.run("changing", scene.folder, steps=first)
+    children.run("changing", scene.folder, steps=first)
     assert Counter(scene.starts()) == {"fetch": 3, "old": 1, "parse": 2, "report": 3, "greet": 1}
 
 
@@ -231,15 +237,15 @@ def test_of_code_that_changed_only_what_must_is_run_again(nursery: Nursery, scen
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("kind", ["async", "sync"])
 def test_a_polite_stop_spends_neither_an_attempt_nor_an_interruption(
-    nursery: Nursery, scene: Scene, kind: str, how: signal.Signals
+    children: ChildProcesses, scene: Scene, kind: str, how: signal.Signals
 ) -> None:
     for _ in range(2):
-        life = nursery.start("stopped", scene.folder, kind=kind)
+        life = children.start("stopped", scene.folder, kind=kind)
         life.wait_until_it_says("begun")
         asked = time.monotonic()
         life.kill(how)
         assert life.end() == 128 + how
         assert time.monotonic() - asked < 5
-    end = nursery.run("stopped", scene.folder, kind=kind, quick=True)
+    end = children.run("stopped", scene.folder, kind=kind, quick=True)
     assert (end["output"], end["attempts"]) == ("rested", ["cancelled", "cancelled", "success"])
     assert len(scene.starts()) == 3

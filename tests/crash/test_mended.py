@@ -17,7 +17,7 @@ from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import FolderError, InvalidIdentifierError, StorageError
 from maestro_hive.maestro.state import deltas
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution.state_persistence import StatePersistence
 
 
@@ -31,9 +31,9 @@ def test_a_lock_file_on_a_full_disk_is_an_error_of_ours(
     store = SqliteStore(tmp_path)
     monkeypatch.setattr(os, "pwrite", failing)
     with pytest.raises(FolderError, match="cannot be written"):
-        store.hold_run("r")
+        store.acquire_run("r")
     monkeypatch.undo()
-    store.hold_run("r")
+    store.acquire_run("r")
     store.close()
 
 
@@ -41,12 +41,12 @@ def test_a_store_closes_also_when_its_holder_file_cannot_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(tmp_path)
-    store.hold_run("r")
+    store.acquire_run("r")
     monkeypatch.setattr(Path, "unlink", failing)
     store.close()
     monkeypatch.undo()
     again = SqliteStore(tmp_path)
-    assert again.hold_run("r").lease.fence == 2
+    assert again.acquire_run("r").lease.fence == 2
     again.close()
 
 

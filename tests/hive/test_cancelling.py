@@ -10,8 +10,8 @@ import pytest
 
 from maestro_hive import Hive, PersonaExecutor, RunCancelledError
 from maestro_hive.hive import UnknownRunError
-from maestro_hive.hive.mail import Mail
-from maestro_hive.kernel.errors import ConfigurationError, RunHeldError
+from maestro_hive.hive.inbox import Inbox
+from maestro_hive.kernel.errors import ConfigurationError, RunLeasedError
 from tests.hive.conftest import quick_config
 from tests.hive.test_waits import status, until
 
@@ -47,7 +47,7 @@ class Work:
 
         self.slow, self.child, self.parent = slow, child, parent
 
-    async def begun(self, count: int) -> None:
+    async def started(self, count: int) -> None:
         await until(lambda: len(self.told) == count)
 
 
@@ -56,7 +56,7 @@ def test_cancelling_a_run_cancels_its_steps_its_children_and_what_it_detached(hi
 
     async def main() -> None:
         running = asyncio.create_task(hive.run(work.parent, run_id="r"))
-        await work.begun(4)
+        await work.started(4)
         assert hive.cancel("r", "enough")
         with pytest.raises(RunCancelledError, match="enough"):
             await running
@@ -75,7 +75,7 @@ def test_a_cancelled_run_stays_so_in_another_process_of_the_folder(folder: Path)
         with Hive(folder, quick_config()) as hive:
             work = Work(hive)
             handle = hive.start(work.parent, run_id="r")
-            await work.begun(4)
+            await work.started(4)
             handle.cancel()
             with pytest.raises(RunCancelledError):
                 await handle.result()
@@ -124,7 +124,7 @@ def test_a_run_that_nobody_executes_is_cancelled_at_once_with_its_children(folde
         with Hive(folder, quick_config()) as hive:
             work = Work(hive)
             running = asyncio.create_task(hive.run(work.parent, run_id="r"))
-            await work.begun(4)
+            await work.started(4)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
@@ -173,7 +173,7 @@ def test_a_run_that_was_killed_before_it_began_can_be_cancelled(hive: Hive) -> N
     work = Work(hive)
     store = hive._open()
     store.release_run(
-        store.hold_run("r", "child")
+        store.acquire_run("r", "child")
     )  # as far as a start comes before its first entry
     assert hive.cancel("r", "never mind")
     with pytest.raises(RunCancelledError, match="never mind"):
@@ -250,7 +250,7 @@ def test_a_run_can_be_cancelled_and_watched_in_the_moment_it_is_started(hive: Hi
             await handle.result()
         watched = hive.start(work.child, "y", run_id="s")
         seen = [type(event).__name__ async for event in _until_begun(hive)]
-        assert seen[0] == "RunBegun"
+        assert seen[0] == "RunStarted"
         watched.cancel()
         with pytest.raises(RunCancelledError):
             await watched.result()
@@ -269,7 +269,7 @@ def test_children_left_uncancelled_by_a_kill_can_be_cancelled_again(folder: Path
         with Hive(folder, quick_config()) as hive:
             work = Work(hive)
             running = asyncio.create_task(hive.run(work.parent, run_id="r"))
-            await work.begun(4)
+            await work.started(4)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
@@ -288,9 +288,9 @@ def test_retrying_a_run_that_is_executed_changes_nothing(hive: Hive) -> None:
 
     async def main() -> None:
         running = asyncio.create_task(hive.run(work.child, "x", run_id="r"))
-        await work.begun(1)
-        Mail(hive._open()).cancel("r", "from elsewhere")
-        with pytest.raises(RunHeldError):
+        await work.started(1)
+        Inbox(hive._open()).cancel("r", "from elsewhere")
+        with pytest.raises(RunLeasedError):
             hive.retry("r")
         with pytest.raises(RunCancelledError, match="from elsewhere"):
             await running

@@ -9,13 +9,13 @@ import pytest
 
 from maestro_hive import Hive, RunFailedError, current
 from maestro_hive.hive import UnknownRunError
-from maestro_hive.maestro.state.run_events import (
-    RunBegun,
+from maestro_hive.maestro.state.events import (
     RunEnded,
     RunEvent,
-    StepBegun,
+    RunStarted,
+    StepCompleted,
     StepFailed,
-    StepKept,
+    StepStarted,
 )
 from tests.hive.conftest import quick_config
 from tests.hive.test_waits import status, until
@@ -52,13 +52,13 @@ def test_events_come_while_the_run_goes_on_and_end_with_it(hive: Hive) -> None:
         seen: list[RunEvent] = []
         async for event in hive.events("r"):
             seen.append(event)
-            if isinstance(event, StepBegun) and event.attempt == 2:
+            if isinstance(event, StepStarted) and event.attempt == 2:
                 go.set()
         await handle.result()
         return seen
 
     seen = asyncio.run(main())
-    kinds = [RunBegun, StepBegun, StepFailed, StepBegun, StepKept, RunEnded]
+    kinds = [RunStarted, StepStarted, StepFailed, StepStarted, StepCompleted, RunEnded]
     assert [type(event) for event in seen] == kinds
     assert [event.seq for event in seen] == sorted(event.seq for event in seen)
     failed = seen[2]
@@ -82,7 +82,7 @@ def test_the_events_of_a_dead_run_are_told_and_end(folder: Path) -> None:
 
     asyncio.run(leave())
     with Hive(folder, quick_config()) as hive:
-        assert names(asyncio.run(all_events(hive))) == ["RunBegun", "WaitBegun"]
+        assert names(asyncio.run(all_events(hive))) == ["RunStarted", "WaitStarted"]
 
 
 def test_events_can_be_read_on_from_where_one_was(hive: Hive) -> None:

@@ -188,7 +188,7 @@ def test_a_fork_of_no_run_says_so(hive: Hive) -> None:
 
 def test_a_name_that_a_killed_fork_left_behind_can_be_used(chain: Chain) -> None:
     store = chain.hive._open()
-    store.release_run(store.hold_run("s", "chain"))  # killed before its first entry
+    store.release_run(store.acquire_run("s", "chain"))  # killed before its first entry
     assert chain.hive.fork("r", from_step="step7", new_run_id="s") == "s"
     assert resumed(chain, "s") == 10
 
@@ -217,8 +217,8 @@ def test_whoever_forks_need_not_have_the_classes_of_the_arguments(folder: Path) 
         hive.run_sync(pay, Order(3), run_id="r")
         script = (
             "import sys; from pathlib import Path\n"
-            "from maestro_hive.maestro.state.sqlite_store import SqliteStore\n"
-            "from maestro_hive.hive.forks import fork\n"
+            "from maestro_hive.maestro.state.sqlite.store import SqliteStore\n"
+            "from maestro_hive.hive.control import fork\n"
             "store = SqliteStore(Path(sys.argv[1]))\n"
             "fork(store, 'r', new_id='s'); fork(store, 'r', changed={'times': 2}, new_id='t')\n"
             "store.close()\n"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive import Hive
-from maestro_hive.kernel.errors import RunHeldError
+from maestro_hive.kernel.errors import RunLeasedError
 from tests.hive.conftest import quick_config
 from tests.hive.test_waits import status
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-_PATIENCE = 60.0
+_BUSY_TIMEOUT = 60.0
 
 _PRELUDE = """
     import asyncio, os, sys, time
@@ -120,11 +120,11 @@ class Program:
         self.process.communicate()
 
     def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=_PATIENCE)
+        out, err = self.process.communicate(timeout=_BUSY_TIMEOUT)
         return self.process.returncode, out, err
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _BUSY_TIMEOUT
         while not condition():
             assert self.process.poll() is None, self.end()
             assert time.monotonic() < deadline, "it takes too long"
@@ -136,7 +136,7 @@ def said(folder: Path) -> list[list[str]]:
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def kept_steps(folder: Path) -> int:
+def completed_steps(folder: Path) -> int:
     log = folder / "log"
     return log.read_bytes().count(b"kept") if log.exists() else 0
 
@@ -162,11 +162,11 @@ def program(tmp_path: Path) -> Any:
 def test_two_hundred_workflows_at_once_survive_ten_kills_and_need_no_more_memory(
     tmp_path: Path, program: Any
 ) -> None:
-    dice = random.Random(4)
+    rng = random.Random(4)
     for kill in range(10):
         life = program(_CROWD)
-        enough = 300 * kill + dice.randrange(1, 300)  # of the 4,000 steps that are to be kept
-        life.wait_for(lambda enough=enough: kept_steps(tmp_path) >= enough)
+        enough = 300 * kill + rng.randrange(1, 300)  # of the 4,000 steps that are to be kept
+        life.wait_for(lambda enough=enough: completed_steps(tmp_path) >= enough)
         life.kill()
     code, out, err = program(_CROWD).end()
     assert code == 0, err
@@ -221,7 +221,7 @@ def test_a_living_run_is_answered_and_cancelled_from_another_process(
         async def ask() -> None: ...
 
         life.wait_for(lambda: status(hive) == "waiting")
-        with pytest.raises(RunHeldError, match=f"process {life.process.pid}"):
+        with pytest.raises(RunLeasedError, match=f"process {life.process.pid}"):
             hive.run_sync(ask, run_id="r")
         hive.answer("r", "approve", False)
         life.wait_for(has_said(tmp_path, "slow", "begun"))
@@ -263,10 +263,17 @@ def test_events_of_a_run_in_another_process_are_followed_to_its_end(
         with Hive(tmp_path / "state", quick_config()) as hive:
             async for event in hive.events("r"):
                 names.append(type(event).__name__)
-                if names[-1] == "WaitBegun":
+                if names[-1] == "WaitStarted":
                     hive.answer("r", "approve", True)
         return names
 
     names = asyncio.run(follow())
-    assert names == ["RunBegun", "WaitBegun", "WaitEnded", "StepBegun", "StepKept", "RunEnded"]
+    assert names == [
+        "RunStarted",
+        "WaitStarted",
+        "WaitEnded",
+        "StepStarted",
+        "StepCompleted",
+        "RunEnded",
+    ]
     assert life.end()[0] == 0

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.hive import limits
-from maestro_hive.hive.limits import NAMESPACE, Limit
-from maestro_hive.hive.rates import Rate
+from maestro_hive.engine import limits
+from maestro_hive.engine.limits import NAMESPACE, Limit
+from maestro_hive.engine.rates import Rate
 from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError, StoreClosedError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.testing import ManualClock, MemoryStore
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         return
     opened = SqliteStore(tmp_path / "state")
     if request.param == "slow":
-        opened.quick = lambda: False  # type: ignore[method-assign]
+        opened.syncs_fast = lambda: False  # type: ignore[method-assign]
     yield opened
     opened.close()
 
@@ -293,7 +293,7 @@ def test_who_is_cancelled_while_a_thread_takes_the_slot_gives_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(tmp_path / "state")
-    monkeypatch.setattr(store, "quick", lambda: False)
+    monkeypatch.setattr(store, "syncs_fast", lambda: False)
     take_lease, entered, may_go_on = store.take_lease, threading.Event(), threading.Event()
 
     def slow(name: str) -> object:
@@ -336,7 +336,7 @@ def test_a_beginning_that_is_cancelled_while_a_thread_counts_it_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(tmp_path / "state")
-    monkeypatch.setattr(store, "quick", lambda: False)
+    monkeypatch.setattr(store, "syncs_fast", lambda: False)
     update, entered, may_go_on = store.update_document, threading.Event(), threading.Event()
 
     def slow(*arguments: object) -> object:

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from maestro_hive.hive.rates import Rate
+from maestro_hive.engine.rates import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_PATIENCE = 20.0
+_BUSY_TIMEOUT = 20.0
 _LONG = 600.0
 
 _CHILD = textwrap.dedent("""
     import asyncio, os, sys, time
     from pathlib import Path
-    from maestro_hive.hive.limits import Limit
-    from maestro_hive.hive.rates import Rate
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore
+    from maestro_hive.engine.limits import Limit
+    from maestro_hive.engine.rates import Rate
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
     folder, rate, most, tasks, seconds, lease = sys.argv[1:]
     store = SqliteStore(Path(folder) / "state", lease_seconds=float(lease))
@@ -81,7 +81,7 @@ class Child:
     def go(self) -> None:
         assert self._process.stdout is not None
         assert self._process.stdin is not None
-        heard, _, _ = select.select([self._process.stdout], [], [], _PATIENCE)
+        heard, _, _ = select.select([self._process.stdout], [], [], _BUSY_TIMEOUT)
         assert heard, "a child says nothing"
         assert self._process.stdout.readline() == "ready\n"
         self._process.stdin.write("\n")
@@ -139,7 +139,7 @@ def began(folder: Path, pid: int | None = None) -> list[float]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _BUSY_TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, "it does not happen"
         time.sleep(0.01)

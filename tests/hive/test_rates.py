@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maestro_hive.hive.rates import Beginnings, Moment, Rate, RateLog
+from maestro_hive.engine.rates import Moment, Rate, RateLog, Starts
 from maestro_hive.kernel.errors import ConfigurationError
 
 
@@ -59,7 +59,7 @@ def test_a_rate_made_by_hand_is_checked_too(times: int, seconds: float) -> None:
 
 def begin_all(rate: Rate, pauses: list[float], start: float = 1000.0) -> list[float]:
     """Begin after each pause as soon as the rate allows it; return the moments."""
-    began, now, log = [], start, Beginnings()
+    began, now, log = [], start, Starts()
     for pause in pauses:
         now += pause
         while wait := log.wait(rate, now):
@@ -107,7 +107,7 @@ def test_nobody_waits_where_there_is_room() -> None:
 
 
 def test_a_lower_rate_counts_what_began_under_a_higher_one() -> None:
-    log = Beginnings()
+    log = Starts()
     for _ in range(60):
         log = log.with_one(Rate(60, 60.0), 1000.0)
     assert log.wait(Rate(10, 60.0), 1001.0) == 59.0
@@ -116,14 +116,14 @@ def test_a_lower_rate_counts_what_began_under_a_higher_one() -> None:
 
 def test_a_beginning_that_did_not_begin_leaves_its_place() -> None:
     rate = Rate(2, 10.0)
-    log = Beginnings().with_one(rate, 1.0).with_one(rate, 2.0)
+    log = Starts().with_one(rate, 1.0).with_one(rate, 2.0)
     assert log.without_one(rate, 2.0).wait(rate, 3.0) == 0.0
     assert log.without_one(rate, 2.5) == log
 
 
 def test_a_beginning_in_a_group_leaves_its_place_too() -> None:
     rate = Rate(200, 128.0)
-    log = Beginnings()
+    log = Starts()
     for number in range(200):
         log = log.with_one(rate, 1000.0 + number / 400)
     assert len(log.marks) == 1
@@ -139,7 +139,7 @@ def at(boot: str, boot_seconds: float, wall_seconds: float) -> Moment:
 
 
 def logged(now: Moment, *moments: float) -> RateLog:
-    return RateLog(written=now, beginnings=Beginnings(tuple((each, 1) for each in moments)))
+    return RateLog(written=now, beginnings=Starts(tuple((each, 1) for each in moments)))
 
 
 def test_a_log_is_the_same_after_it_was_stored() -> None:

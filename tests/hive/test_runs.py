@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive import Hive, RunCancelledError, RunFailedError, current
+from maestro_hive.engine.errors import HelpNeeded
 from maestro_hive.hive import OutsideRunError, RunMismatchError, UnknownRunError
 from maestro_hive.kernel.errors import (
     ConfigurationError,
@@ -19,7 +20,6 @@ from maestro_hive.kernel.errors import (
     InvalidIdentifierError,
     StoreClosedError,
 )
-from maestro_hive.unified_execution.exceptions import HelpNeeded
 from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from maestro_hive.hive.shapes import ShapeError, build, check, describe, parse_words, shape_of
+from maestro_hive.hive.answer_types import ShapeError, build, check, describe, parse_words, shape_of
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 
 
@@ -363,7 +363,7 @@ def test_pydantic_is_not_needed() -> None:
 
     code = (
         "import sys; sys.modules['pydantic'] = None\n"
-        "from maestro_hive.hive.shapes import shape_of; print(shape_of(bool))"
+        "from maestro_hive.hive.answer_types import shape_of; print(shape_of(bool))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{'type': 'boolean'}"

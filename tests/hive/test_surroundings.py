@@ -17,7 +17,7 @@ from maestro_hive.unified_execution import (
     Level2Config,
     StateConfig,
     TokenBudgetExceeded,
-    UnkeptInputWarning,
+    UnencodableInputWarning,
 )
 from tests.hive.conftest import quick_config
 from tests.hive.test_kills import has_said, program, said  # noqa: F401 - a fixture
@@ -113,7 +113,7 @@ def test_an_input_without_a_form_is_warned_of_at_the_users_line(hive: Hive) -> N
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert hive.run_sync(work) == ["object", "object"]
-    (warning,) = [each for each in caught if each.category is UnkeptInputWarning]
+    (warning,) = [each for each in caught if each.category is UnencodableInputWarning]
     assert warning.filename == __file__
 
 

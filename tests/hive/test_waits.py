@@ -13,11 +13,11 @@ import pytest
 
 from maestro_hive import Hive, RunFailedError
 from maestro_hive.hive import OutsideRunError, UnknownRunError
-from maestro_hive.hive.live_run import LiveRun
-from maestro_hive.hive.run_reading import read_run
-from maestro_hive.hive.shapes import ShapeError
+from maestro_hive.hive.active_run import ActiveRun
+from maestro_hive.hive.answer_types import ShapeError
+from maestro_hive.hive.runs import read_run
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
-from maestro_hive.maestro.state.run_state import facts_of
+from maestro_hive.maestro.state.projections import facts_of
 from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:
@@ -479,9 +479,9 @@ def test_a_letter_that_could_not_be_handed_over_is_not_thrown_away(
     hive: Hive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims = [False]  # somebody else settles the question just now, and gives it up again
-    claim = LiveRun.claim
+    claim = ActiveRun.claim
     monkeypatch.setattr(
-        LiveRun, "claim", lambda run, identity: claims.pop() if claims else claim(run, identity)
+        ActiveRun, "claim", lambda run, identity: claims.pop() if claims else claim(run, identity)
     )
 
     async def main() -> Any:

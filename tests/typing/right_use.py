@@ -17,7 +17,7 @@ from maestro_hive.unified_execution import StateConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from maestro_hive.maestro.state.run_events import RunEvent
+    from maestro_hive.maestro.state.events import RunEvent
 
 # In memory: the test that executes this needs no folder.
 hive = Hive(config=ExecutionConfig(state=StateConfig(enable_persistence=False)))

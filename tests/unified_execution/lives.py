@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.maestro.state import opened
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.engine.attempt import StepContext, current
+from maestro_hive.maestro.state import stores as opened
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.testing import ManualClock, MemoryStore
 from maestro_hive.unified_execution import (
     ExecutionConfig,
@@ -24,7 +25,6 @@ from maestro_hive.unified_execution import (
     persona_executor,
     state_persistence,
 )
-from maestro_hive.unified_execution.attempt import StepContext, current
 from maestro_hive.unified_execution.persona_executor import (
     ExecutionResult,
     ExecutionStatus,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.engine.breaker import CircuitBreaker, CircuitState
+from maestro_hive.engine.errors import CircuitBreakerOpen
 from maestro_hive.testing import ManualClock
-from maestro_hive.unified_execution.breaker import CircuitBreaker, CircuitState
-from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen
 from tests.contract.stores import EVERY_STORE
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_the_error_says_which_breaker_why_and_when_to_come_back(
     assert error.context["name"] == "anthropic"
     assert error.context["retry_at"] == "2030-01-01T00:05:00+00:00"
     assert error.context["retry_after"] == 200
-    assert not error.context["probe_under_way"]
+    assert not error.context["probe_in_flight"]
 
 
 def test_half_open_lets_exactly_one_through(make: Make, clock: ManualClock) -> None:
@@ -134,7 +134,7 @@ def test_half_open_lets_exactly_one_through(make: Make, clock: ManualClock) -> N
     assert probe.probe
     assert breaker.state == "half_open"
     error = refused(breaker)
-    assert error.context["probe_under_way"]
+    assert error.context["probe_in_flight"]
     assert "is being probed in this process" in str(error)
     assert error.cooldown_seconds == 15  # nobody knows how long a probe takes: look again soon
     assert all(breaker.is_open() for _ in range(3))
@@ -169,7 +169,7 @@ def test_a_probe_that_is_given_back_is_neither_success_nor_failure(
 ) -> None:
     breaker = opened(make(1, 60))
     clock.advance(60)
-    breaker.acquire().given_back()
+    breaker.acquire().release()
     again = breaker.acquire()
     assert again.probe
     assert breaker.consecutive_failures == 1
@@ -183,7 +183,7 @@ def test_a_permit_is_settled_once(make: Make) -> None:
     permit.failed()
     permit.failed()
     permit.succeeded()
-    permit.given_back()
+    permit.release()
     assert breaker.consecutive_failures == 1
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.maestro.state.shelves import BREAKERS
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.unified_execution.breaker import CircuitBreaker
+from maestro_hive.engine.breaker import CircuitBreaker
+from maestro_hive.maestro.state.shared_records import BREAKERS
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 CROWD = 40
 #: Nobody here waits for a cooldown that began in a child.
 LONG = 600.0
-_PATIENCE = 60.0
+_BUSY_TIMEOUT = 60.0
 
 _CHILD = textwrap.dedent("""
     import asyncio, os, sys, time
-    from maestro_hive.unified_execution.config import ExecutionConfig, Level2Config, StateConfig
-    from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen, HelpNeeded
+    from maestro_hive.engine.config import ExecutionConfig, Level2Config, StateConfig
+    from maestro_hive.engine.errors import CircuitBreakerOpen, HelpNeeded
     from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
 
     folder, cooldown = sys.argv[1], float(sys.argv[2])
@@ -82,7 +82,7 @@ class Child:
 
     def hear(self) -> list[str]:
         assert self._process.stdout is not None
-        heard, _, _ = select.select([self._process.stdout], [], [], _PATIENCE)
+        heard, _, _ = select.select([self._process.stdout], [], [], _BUSY_TIMEOUT)
         assert heard, "a child says nothing"
         return self._process.stdout.readline().split()
 
@@ -179,7 +179,7 @@ def one_probe_succeeds(folder: Path, crowd: list[Child]) -> None:
 
 def one_probe_is_killed_and_one_more_is_made(folder: Path, crowd: list[Child]) -> None:
     release(folder, crowd, LONG, "succeed")
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _BUSY_TIMEOUT
     while not starts(folder):
         assert time.monotonic() < deadline, "nobody probes"
         time.sleep(0.01)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.engine.breaker import CircuitBreaker
+from maestro_hive.engine.errors import CircuitBreakerOpen
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.testing import ManualClock
-from maestro_hive.unified_execution.breaker import CircuitBreaker
-from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen
 from tests.contract.stores import EVERY_STORE
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def test_without_being_asked_no_window_is_kept(make: Make) -> None:
         breaker.record_failure()
         breaker.record_success()
     assert breaker.state == "closed"
-    assert breaker._desk.read().recent == ""
+    assert breaker._backend.read().recent == ""
 
 
 # --- time --------------------------------------------------------------------------------------

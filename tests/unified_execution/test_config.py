@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.kernel.errors import ConfigurationError, MaestroError
-from maestro_hive.unified_execution import config as config_module
-from maestro_hive.unified_execution.config import (
+from maestro_hive.engine import config as config_module
+from maestro_hive.engine.config import (
     ErrorCategory,
     ExecutionConfig,
     FrozenConfigError,
@@ -32,6 +31,7 @@ from maestro_hive.unified_execution.config import (
     get_execution_config,
     reset_execution_config,
 )
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

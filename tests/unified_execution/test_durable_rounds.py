@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.testing import ManualClock, MemoryStore
-from maestro_hive.unified_execution.config import ExecutionConfig, Level1Config, Level2Config
-from maestro_hive.unified_execution.exceptions import (
+from maestro_hive.engine.config import ExecutionConfig, Level1Config, Level2Config
+from maestro_hive.engine.errors import (
     CircuitBreakerOpen,
     HelpNeeded,
     UnrecoverableError,
 )
-from maestro_hive.unified_execution.held_run import open_run
+from maestro_hive.engine.open_run import open_run
+from maestro_hive.maestro.state.records import EntryKind, NewEntry
+from maestro_hive.testing import ManualClock, MemoryStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 from maestro_hive.unified_execution.safety_retry import CircuitBreaker, SafetyRetryWrapper
 from tests.unified_execution.failing_tasks import Task, failing
 
 if TYPE_CHECKING:
-    from maestro_hive.unified_execution.escalation import EscalationCase
+    from maestro_hive.engine.escalation import EscalationCase
 
 RUN = "run-1"
 
 
-class Desk:
+class BreakerBackend:
     """Takes cases, and answers with a ticket, or with what it was told to raise."""
 
     def __init__(self, *answers: str | BaseException) -> None:
@@ -61,7 +61,7 @@ class Process:
 
     def __init__(self, config: ExecutionConfig, clock: ManualClock) -> None:
         self.config = config
-        self.desk = Desk()
+        self.desk = BreakerBackend()
         self.store = MemoryStore(clock=clock)
         self.waiting = asyncio.Event()
         self.options: dict[str, Any] = {}
@@ -142,12 +142,12 @@ def test_an_exhausted_execution_raises_the_kept_failure_and_calls_nobody(process
 
 
 def test_the_end_that_was_not_recorded_comes_after_the_restart(process: Process) -> None:
-    process.desk = Desk(asyncio.CancelledError())  # killed while the ticket is made
+    process.desk = BreakerBackend(asyncio.CancelledError())  # killed while the ticket is made
     task = failing()
     with pytest.raises(asyncio.CancelledError):
         process.run(task)
     first = process.desk.cases[0]
-    process.desk = Desk()
+    process.desk = BreakerBackend()
     assert cry(process, task).jira_ticket == "MD-1"
     assert len(task.calls) == 6
     assert process.desk.cases[0].effect_key == first.effect_key
@@ -240,7 +240,7 @@ def test_what_was_marked_unrecoverable_is_not_retried_after_a_restart_either(
     assert len(task.calls) == 1
 
 
-@pytest.mark.filterwarnings("ignore::maestro_hive.unified_execution.steps.UnkeptInputWarning")
+@pytest.mark.filterwarnings("ignore::maestro_hive.unified_execution.steps.UnencodableInputWarning")
 def test_texts_that_no_journal_can_hold_are_kept_readable(process: Process) -> None:
     class OddError(Exception):
         def __str__(self) -> str:
@@ -281,9 +281,9 @@ def test_what_is_kept_needs_no_permit_and_makes_no_probe(
 
 _PROGRAM = textwrap.dedent("""
     import asyncio, os, signal, sys
-    from maestro_hive.unified_execution.config import (
+    from maestro_hive.engine.config import (
         ExecutionConfig, Level1Config, Level2Config, StateConfig)
-    from maestro_hive.unified_execution.exceptions import HelpNeeded
+    from maestro_hive.engine.errors import HelpNeeded
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor
     from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
 

@@ -24,13 +24,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maestro_hive.unified_execution.config import ErrorCategory
-from maestro_hive.unified_execution.error_signs import (
+from maestro_hive.engine.config import ErrorCategory
+from maestro_hive.engine.errors import RecoverableError
+from maestro_hive.engine.retry_policy import (
     LONGEST_ASKED_SECONDS,
     classify,
     retry_after,
 )
-from maestro_hive.unified_execution.exceptions import RecoverableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.testing import ManualClock, MemoryStore
-from maestro_hive.unified_execution.config import ExecutionConfig, Level1Config, Level2Config
-from maestro_hive.unified_execution.escalation import (
+from maestro_hive.engine.config import ExecutionConfig, Level1Config, Level2Config
+from maestro_hive.engine.errors import FailureReport, HelpNeeded
+from maestro_hive.engine.escalation import (
     EscalationCase,
     JiraEscalation,
     actions_for,
@@ -19,13 +18,14 @@ from maestro_hive.unified_execution.escalation import (
     labels_for,
     summarise,
 )
-from maestro_hive.unified_execution.exceptions import FailureReport, HelpNeeded
-from maestro_hive.unified_execution.persona_executor import PersonaExecutor
-from maestro_hive.unified_execution.results import (
+from maestro_hive.engine.results import (
     ExecutionAttempt,
     ExecutionResult,
     ExecutionStatus,
 )
+from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.testing import ManualClock, MemoryStore
+from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
 from tests.unified_execution.failing_tasks import Task, failing
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from maestro_hive.kernel.errors import MaestroError
-from maestro_hive.unified_execution import exceptions
-from maestro_hive.unified_execution.config import ErrorCategory, RecoveryStrategy
-from maestro_hive.unified_execution.exceptions import (
+from maestro_hive.engine import errors as exceptions
+from maestro_hive.engine.config import ErrorCategory, RecoveryStrategy
+from maestro_hive.engine.errors import (
     CircuitBreakerOpen,
     ExecutionException,
     FailureReport,
@@ -26,6 +25,7 @@ from maestro_hive.unified_execution.exceptions import (
     TokenBudgetExceeded,
     UnrecoverableError,
 )
+from maestro_hive.kernel.errors import MaestroError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from maestro_hive.engine.config import get_execution_config
 from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.unified_execution.config import get_execution_config
 from maestro_hive.unified_execution.iterative_executor import IterativeExecutor
 
 DOORS = (

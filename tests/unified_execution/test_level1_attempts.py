@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.engine.attempt import round_number
+from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.kernel.errors import ConfigurationError, StorageError
 from maestro_hive.unified_execution import (
     CircuitBreakerOpen,
@@ -24,8 +26,6 @@ from maestro_hive.unified_execution import (
     TokenBudgetExceeded,
     UnrecoverableError,
 )
-from maestro_hive.unified_execution.attempt import round_number
-from maestro_hive.unified_execution.exceptions import ExecutionException
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
 from tests.unified_execution.lives import (
     Body,

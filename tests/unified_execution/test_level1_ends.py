@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.maestro.state.run_state import fold
+from maestro_hive.engine.attempt import current
+from maestro_hive.engine.errors import ExecutionException
+from maestro_hive.maestro.state.projections import fold
 from maestro_hive.unified_execution import HelpNeeded, UnrecoverableError
-from maestro_hive.unified_execution.attempt import current
-from maestro_hive.unified_execution.exceptions import ExecutionException
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
 from tests.unified_execution.lives import (
     Body,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from maestro_hive.maestro.state.run_state import RunState
+    from maestro_hive.maestro.state.projections import RunState
 
 NO = ValueError("no")
 
@@ -584,7 +584,7 @@ def stopped_after(
 def the_step(lives: Lives) -> Any:
     run = lives.executor()._run
     assert run is not None
-    named = [each for each in run.state.steps.values() if b'"step"' in (each.begun.facts or b"")]
+    named = [each for each in run.state.steps.values() if b'"step"' in (each.started.facts or b"")]
     return named[0] if named else None
 
 
@@ -619,7 +619,7 @@ def test_whenever_it_is_killed_what_was_acknowledged_stands(
         _, acknowledged = stopped_after(lives, turns, others=others, fails=fails, how=die)
         step = the_step(lives)
         if acknowledged:
-            assert step.kept is not None
+            assert step.completed is not None
         goes_on(lives, step, fails=fails)
         lives.end()
 
@@ -627,14 +627,16 @@ def test_whenever_it_is_killed_what_was_acknowledged_stands(
 def goes_on(lives: Lives, step: Any, *, fails: bool) -> None:
     """Check that the next process does what is left to do."""
     before = step.failures if step else 0
-    was_kept = step is not None and step.kept is not None
+    was_completed = step is not None and step.completed is not None
     body = Body(NO if fails else "again")
     if fails:
         failed(lives.executor(), body)
         assert body.count == 3 - before
     else:
-        assert execute(lives.executor(), body).final_output == ("done" if was_kept else "again")
-        assert body.count == int(not was_kept)
+        assert execute(lives.executor(), body).final_output == (
+            "done" if was_completed else "again"
+        )
+        assert body.count == int(not was_completed)
 
 
 def test_two_cancellations_leave_no_attempt_open_either(tmp_path: Path) -> None:
@@ -657,7 +659,7 @@ def plain(state: RunState) -> dict[str, Any]:
         "steps": {
             number: (step.starts, step.failures, step.stops, step.last_attempt, step.open_attempt,
                      step.seq, step.tokens, [entry.seq for entry in step.log],
-                     step.kept and step.kept.seq, step.progress and step.progress.seq)
+                     step.completed and step.completed.seq, step.progress and step.progress.seq)
             for number, step in state.steps.items()
         },
         "spent": state.spent,
@@ -668,7 +670,7 @@ def plain(state: RunState) -> dict[str, Any]:
 
 def test_with_threads_and_loops_at_once_the_journal_and_the_memory_agree(lives: Lives) -> None:
     lives.config.level1.base_delay_seconds = 0
-    dice = random.Random(1)
+    rng = random.Random(1)
     spent: list[int] = []
 
     def work(number: int) -> str:
@@ -678,9 +680,9 @@ def test_with_threads_and_loops_at_once_the_journal_and_the_memory_agree(lives: 
             current().history.append([number, turn])
             current().save_progress(turn=turn)
             current().memory[f"of {number}"] = turn
-        if dice.random() < 0.4:
+        if rng.random() < 0.4:
             raise NO
-        return "x" * dice.choice([1, 100, 10_000])
+        return "x" * rng.choice([1, 100, 10_000])
 
     async def work_too(number: int) -> str:
         await asyncio.sleep(0)

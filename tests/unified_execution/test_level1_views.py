@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.engine.attempt import current
 from maestro_hive.unified_execution import (
     ExecutionResult,
     StatePersistence,
@@ -17,7 +18,6 @@ from maestro_hive.unified_execution import (
     load_state,
     save_state,
 )
-from maestro_hive.unified_execution.attempt import current
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus
 from tests.unified_execution.lives import (
     RUN,
@@ -32,7 +32,7 @@ from tests.unified_execution.lives import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from maestro_hive.maestro.state.state_changes import StateChange
+    from maestro_hive.maestro.state.state_manager import StateChange
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
 NO = ValueError("no")

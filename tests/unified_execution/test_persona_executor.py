@@ -20,6 +20,7 @@ import pydantic
 import pytest
 
 import maestro_hive.unified_execution as package
+from maestro_hive.engine.attempt import current
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError, StorageError
 from maestro_hive.unified_execution import (
     ErrorCategory,
@@ -31,7 +32,6 @@ from maestro_hive.unified_execution import (
     UnrecoverableError,
     get_execution_config,
 )
-from maestro_hive.unified_execution.attempt import current
 from maestro_hive.unified_execution.persona_executor import (
     ExecutionAttempt,
     ExecutionResult,
@@ -39,7 +39,7 @@ from maestro_hive.unified_execution.persona_executor import (
     PersonaExecutor,
     execute_with_level1_retry,
 )
-from maestro_hive.unified_execution.steps import UnkeptInputWarning
+from maestro_hive.unified_execution.steps import UnencodableInputWarning
 from tests.unified_execution.lives import (
     RUN,
     Body,
@@ -51,7 +51,7 @@ from tests.unified_execution.lives import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.maestro.state.run_state import StepState
+    from maestro_hive.maestro.state.projections import StepState
 
 
 def quick(**level1: Any) -> ExecutionConfig:
@@ -397,11 +397,11 @@ def test_an_input_without_a_form_in_json_is_known_by_its_name_and_warned_about_o
 ) -> None:
     body = Body("first", "second")
     executor = lives.executor()
-    with pytest.warns(UnkeptInputWarning, match=r"'design'.*input\.args\[1\]") as told:
+    with pytest.warns(UnencodableInputWarning, match=r"'design'.*input\.args\[1\]") as told:
         execute(executor, body, "design", 1, object())
     assert len(told) == 1
     assert execute(executor, body, "design", 2, object()).final_output == "first"
-    with pytest.warns(UnkeptInputWarning, match="'draw'"):
+    with pytest.warns(UnencodableInputWarning, match="'draw'"):
         assert execute(executor, body, "draw", object()).final_output == "second"
     assert body.count == 2
 
@@ -410,7 +410,7 @@ def test_the_warning_points_to_the_call(lives: Lives) -> None:
     async def scene() -> None:
         await lives.executor().execute(Body(), "design", object())
 
-    with pytest.warns(UnkeptInputWarning) as told:
+    with pytest.warns(UnencodableInputWarning) as told:
         asyncio.run(scene())
     assert told[0].filename == __file__
 
@@ -507,8 +507,8 @@ def test_an_input_is_stored_unless_asked_not_to(lives: Lives) -> None:
     execute(executor, Body(), "open", "a secret?")
     execute(executor.options(store_input=False), Body(), "closed", "a secret!")
     opened, closed = steps_of(executor)
-    assert opened.begun.value == b'{"args":["a secret?"],"kwargs":{}}'
-    assert closed.begun.value is None
+    assert opened.started.value == b'{"args":["a secret?"],"kwargs":{}}'
+    assert closed.started.value is None
     body = Body()
     execute(executor, body, "closed", "a secret!")
     assert body.count == 0

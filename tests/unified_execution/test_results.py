@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.engine.results import ExecutionResult, ExecutionStatus
 from maestro_hive.unified_execution import ExecutionConfig, Level1Config, PersonaExecutor
-from maestro_hive.unified_execution.results import ExecutionResult, ExecutionStatus
 
 if TYPE_CHECKING:
     from pathlib import Path

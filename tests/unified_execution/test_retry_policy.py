@@ -14,16 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maestro_hive.kernel.errors import (
-    ConfigurationError,
-    EncodeError,
-    FencedError,
-    MaestroError,
-    StorageError,
-)
-from maestro_hive.unified_execution import error_signs, retry_policy
-from maestro_hive.unified_execution.config import Level1Config, Level2Config
-from maestro_hive.unified_execution.exceptions import (
+from maestro_hive.engine import retry_policy
+from maestro_hive.engine import retry_policy as error_signs
+from maestro_hive.engine.config import Level1Config, Level2Config
+from maestro_hive.engine.errors import (
     CircuitBreakerOpen,
     ExecutionException,
     FailureReport,
@@ -33,15 +27,22 @@ from maestro_hive.unified_execution.exceptions import (
     TokenBudgetExceeded,
     UnrecoverableError,
 )
-from maestro_hive.unified_execution.retry_policy import (
-    Move,
+from maestro_hive.engine.retry_policy import (
+    Decision,
     RetryOn,
     asks_for_retry,
     check_retry_on,
+    decide,
     delay_before,
     never_retried,
-    next_move,
     with_jitter,
+)
+from maestro_hive.kernel.errors import (
+    ConfigurationError,
+    EncodeError,
+    FencedError,
+    MaestroError,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ def test_another_attempt_is_possible(error: Exception) -> None:
 # --- the next move ---------------------------------------------------------------------------
 
 
-def move(**changes: Any) -> Move:
+def move(**changes: Any) -> Decision:
     facts: dict[str, Any] = {
         "failures": 1,
         "max_attempts": 3,
@@ -312,7 +313,7 @@ def move(**changes: Any) -> Move:
         "delay": 1.5,
         "final": False,
     }
-    return next_move(**(facts | changes))
+    return decide(**(facts | changes))
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,7 @@ def move(**changes: Any) -> Move:
     ],
 )
 def test_there_is_another_attempt(changes: dict[str, Any], wait: float, reason: str) -> None:
-    assert move(**changes) == Move(retry=True, wait=wait, reason=reason)
+    assert move(**changes) == Decision(retry=True, wait=wait, reason=reason)
 
 
 TOO_LATE = "the next attempt would begin {} s after the first, and the limit is {} s"
@@ -355,7 +356,7 @@ TOO_LATE = "the next attempt would begin {} s after the first, and the limit is 
     ],
 )
 def test_there_is_no_other_attempt(changes: dict[str, Any], reason: str) -> None:
-    assert move(**changes) == Move(retry=False, wait=0.0, reason=reason)
+    assert move(**changes) == Decision(retry=False, wait=0.0, reason=reason)
 
 
 @given(
@@ -378,7 +379,7 @@ def test_no_move_breaks_a_limit(
     delay: float,
     final: bool,
 ) -> None:
-    decided = next_move(
+    decided = decide(
         failures=failures,
         max_attempts=max_attempts,
         elapsed=elapsed,

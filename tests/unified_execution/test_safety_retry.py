@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.kernel.errors import StorageError
-from maestro_hive.testing import ManualClock, MemoryStore
-from maestro_hive.unified_execution.attempt import round_number
-from maestro_hive.unified_execution.config import (
+from maestro_hive.engine.attempt import round_number
+from maestro_hive.engine.config import (
     ExecutionConfig,
     Level1Config,
     Level2Config,
     RecoveryStrategy,
 )
-from maestro_hive.unified_execution.exceptions import (
+from maestro_hive.engine.errors import (
     CircuitBreakerOpen,
     FailureReport,
     GovernanceViolation,
@@ -25,8 +23,10 @@ from maestro_hive.unified_execution.exceptions import (
     TokenBudgetExceeded,
     UnrecoverableError,
 )
+from maestro_hive.engine.results import ExecutionResult, ExecutionStatus
+from maestro_hive.kernel.errors import StorageError
+from maestro_hive.testing import ManualClock, MemoryStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
-from maestro_hive.unified_execution.results import ExecutionResult, ExecutionStatus
 from maestro_hive.unified_execution.safety_retry import (
     SafetyRetryWrapper,
 )

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.maestro.state.opened import borrow_store, forget_memory_stores, return_store
-from maestro_hive.testing import ManualClock, MemoryStore
-from maestro_hive.unified_execution.config import (
+from maestro_hive.engine.config import (
     ExecutionConfig,
     Level1Config,
     Level2Config,
     StateConfig,
 )
-from maestro_hive.unified_execution.exceptions import (
+from maestro_hive.engine.errors import (
     CircuitBreakerOpen,
     HelpNeeded,
 )
+from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.maestro.state.stores import borrow_store, forget_memory_stores, return_store
+from maestro_hive.testing import ManualClock, MemoryStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 from maestro_hive.unified_execution.safety_retry import (
     CircuitBreaker,
@@ -153,7 +153,9 @@ def test_full_retries_share_one_breaker(quick: ExecutionConfig) -> None:
     with pytest.raises(CircuitBreakerOpen, match="'writer'"):
         asyncio.run(execute_with_full_retry(task, "draft", "writer", quick))
     assert len(task.calls) == 12
-    assert asyncio.run(execute_with_full_retry(Task(), "draft", "another", quick, 1, x=2)).success
+    assert asyncio.run(
+        execute_with_full_retry(Task(), "draft", "another", quick, 1, x=2)
+    ).success
 
 
 def test_without_persistence_the_breaker_is_shared_in_memory_and_nothing_is_written(

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.testing import ManualClock, MemoryStore
-from maestro_hive.unified_execution.attempt import round_number
-from maestro_hive.unified_execution.config import ExecutionConfig, Level1Config, Level2Config
-from maestro_hive.unified_execution.exceptions import (
+from maestro_hive.engine.attempt import round_number
+from maestro_hive.engine.config import ExecutionConfig, Level1Config, Level2Config
+from maestro_hive.engine.errors import (
     FailureReport,
     HelpNeeded,
     UnrecoverableError,
 )
+from maestro_hive.engine.results import ExecutionStatus
+from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.testing import ManualClock, MemoryStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
-from maestro_hive.unified_execution.results import ExecutionStatus
 from maestro_hive.unified_execution.safety_retry import CircuitBreaker, SafetyRetryWrapper
-from maestro_hive.unified_execution.steps import UnkeptInputWarning
+from maestro_hive.unified_execution.steps import UnencodableInputWarning
 from tests.unified_execution.failing_tasks import Task, failing
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def test_a_call_that_its_name_alone_tells_from_others_is_warned_of_once(
     async def call() -> None:
         await wrapper.execute_safe(function, task_name="ask")
 
-    with pytest.warns(UnkeptInputWarning, match=why) as warned:
+    with pytest.warns(UnencodableInputWarning, match=why) as warned:
         asyncio.run(call())
     assert warned[0].filename == __file__
     asyncio.run(call())
@@ -152,12 +152,14 @@ def test_a_local_function_that_remembers_something_is_warned_of(
         return part
 
     assert output(wrapper, forgetful, task_name="a") == 1
-    with pytest.warns(UnkeptInputWarning, match="what mindful, a local function, brings along"):
+    with pytest.warns(
+        UnencodableInputWarning, match="what mindful, a local function, brings along"
+    ):
         assert output(wrapper, mindful, task_name="b") == "good"
 
 
 def test_arguments_without_a_form_in_json_are_warned_of(wrapper: SafetyRetryWrapper) -> None:
-    with pytest.warns(UnkeptInputWarning, match=r"args\[0\]"):
+    with pytest.warns(UnencodableInputWarning, match=r"args\[0\]"):
         run(wrapper, ask_at_once, Asker("bad"), task_name="ask")
 
 
@@ -231,7 +233,7 @@ def test_a_success_ends_the_failed_rounds_before_it(
         SafetyRetryWrapper(quick, workflow_id=RUN, store=store) as wrapper,
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore", UnkeptInputWarning)
+        warnings.simplefilter("ignore", UnencodableInputWarning)
         rounds = [run(wrapper, poll, task_name="poll").level2_attempts for _ in range(3)]
         assert rounds == [2, 1, 2]
         assert cry(wrapper, poll, task_name="poll").total_attempts == 2
@@ -326,7 +328,7 @@ def test_a_call_inside_itself_is_an_error_and_does_not_wait_for_ever(
         return asyncio.run(wrapper.execute_safe(again_in_a_thread, task_name="again"))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnkeptInputWarning)
+        warnings.simplefilter("ignore", UnencodableInputWarning)
         for function in (again, again_in_a_thread):
             with pytest.raises(ConfigurationError, match="'again' executes itself"):
                 run(wrapper, function, task_name="again")
@@ -350,7 +352,9 @@ def test_a_round_around_other_rounds_calls_again(
     with (
         PersonaExecutor(quick, "editor", workflow_id=RUN) as around,
         SafetyRetryWrapper(quick, workflow_id=RUN, store=store) as outer,
-        SafetyRetryWrapper(quick, jira, workflow_id=RUN if durable else None, store=store) as inner,
+        SafetyRetryWrapper(
+            quick, jira, workflow_id=RUN if durable else None, store=store
+        ) as inner,
     ):
 
         async def edit() -> None:
@@ -388,7 +392,7 @@ def test_a_function_that_blocks_does_not_stop_the_loop(wrapper: SafetyRetryWrapp
         return await waiting
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnkeptInputWarning)
+        warnings.simplefilter("ignore", UnencodableInputWarning)
         result = asyncio.run(both())
     assert result.level1_results[0].final_output == (True, 1)
 
@@ -421,7 +425,7 @@ def test_an_odd_error_is_a_failure_like_others(
 ) -> None:
     tickets: list[Any] = []
 
-    class Desk:
+    class BreakerBackend:
         async def escalate(self, case: Any) -> str:
             tickets.append(case)
             return "MD-1"
@@ -434,11 +438,11 @@ def test_an_odd_error_is_a_failure_like_others(
             wrapper.config,
             workflow_id=RUN,
             store=wrapper.circuit_breaker.store,
-            escalation=Desk(),
+            escalation=BreakerBackend(),
         ) as asking,
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore", UnkeptInputWarning)
+        warnings.simplefilter("ignore", UnencodableInputWarning)
         first = cry(asking, fail, task_name="odd")
         again = cry(asking, fail, task_name="odd")
     assert first.context.get("escalation_error") is None

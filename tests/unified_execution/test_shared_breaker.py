@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.engine.breaker import CircuitBreaker
+from maestro_hive.engine.errors import CircuitBreakerOpen
 from maestro_hive.kernel.errors import CorruptionError
-from maestro_hive.maestro.state import shelves
+from maestro_hive.maestro.state import shared_records as shelves
 from maestro_hive.maestro.state.codec import encode
 from maestro_hive.maestro.state.records import Breaker
-from maestro_hive.unified_execution.breaker import CircuitBreaker
-from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen
 from tests.contract.stores import EVERY_STORE
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_one_probe_in_all_processes_together(stores: Stores) -> None:
     probe = one.acquire()
     error = refused(two)
     assert "being probed by process" in str(error)
-    assert error.context["probe_under_way"]
+    assert error.context["probe_in_flight"]
     probe.succeeded()
     assert not two.acquire().probe
 
@@ -96,7 +96,7 @@ def test_one_probe_for_two_breakers_of_one_name_in_one_process(stores: Stores) -
     probe = one.acquire()
     stores.clock.advance(10_000)  # longer than any lease: its process lives, and so does the probe
     refused(two)
-    probe.given_back()
+    probe.release()
     assert two.acquire().probe
 
 
@@ -122,10 +122,10 @@ def test_wherever_a_probing_process_dies_one_more_probe_is_made(
     opened(dying)
     stores.clock.advance(60)
     if moment == "lease taken":
-        dying._desk.take_ticket()
+        dying._backend.acquire_probe()
     else:
         probe = dying.acquire()
-        dying._desk.return_ticket = lambda ticket: None  # type: ignore[method-assign] # too late
+        dying._backend.release_probe = lambda ticket: None  # type: ignore[method-assign] # too late
         if moment != "probe begun":
             (probe.succeeded if moment == "success told" else probe.failed)()
     getattr(store, "abandon", store.close)()
@@ -161,13 +161,13 @@ def test_who_hung_between_lease_and_record_makes_no_second_probe(stores: Stores)
     hanging, other = pair(stores, 1, 60)
     opened(hanging)
     stores.clock.advance(60)
-    ticket = hanging._desk.take_ticket()
+    ticket = hanging._backend.acquire_probe()
     stores.clock.advance(4000)
     current = other.acquire()
     assert current.probe
     moment = hanging._moment()
-    after = hanging._desk.change(
-        lambda record: hanging.rules.probe_begun(record, ticket.number, moment)
+    after = hanging._backend.change(
+        lambda record: hanging.rules.probe_started(record, ticket.number, moment)
     )
     assert after.probe > ticket.number
 

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.kernel.errors import FolderError
-from maestro_hive.unified_execution import config as config_module
-from maestro_hive.unified_execution.config import (
+from maestro_hive.engine import config as config_module
+from maestro_hive.engine.config import (
     ExecutionConfig,
     StateConfig,
     StateFolders,
     reset_execution_config,
 )
+from maestro_hive.kernel.errors import FolderError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LOGGER = "maestro_hive.unified_execution.state_folders"
+LOGGER = "maestro_hive.engine.config"
 
 
 @dataclasses.dataclass

@@ -35,15 +35,16 @@ from maestro_hive.kernel.errors import (
     InvalidIdentifierError,
     MaestroError,
     NewerFormatError,
-    RunHeldError,
+    RunLeasedError,
     StorageError,
     StoreBusyError,
 )
-from maestro_hive.maestro.state import codec, documents
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
+from maestro_hive.maestro.state.projections import FIELDS
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.run_state import FIELDS
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution import (
     DEFAULT_CHECKPOINT_PATH,
@@ -888,7 +889,7 @@ def test_ac4_survives_a_polite_signal_and_resumes(
 
 def test_ac4_a_second_process_is_told_who_holds_the_run(config: ExecutionConfig) -> None:
     before = datetime.now(UTC)
-    with holding(config, "w") as process, pytest.raises(RunHeldError) as told:
+    with holding(config, "w") as process, pytest.raises(RunLeasedError) as told:
         StatePersistence(config, "w")
     assert told.value.pid == process.pid
     assert told.value.host == os.uname().nodename
@@ -899,7 +900,7 @@ def test_ac4_a_second_process_is_told_who_holds_the_run(config: ExecutionConfig)
 def test_ac4_a_refused_opener_leaves_no_trace_and_may_try_again(config: ExecutionConfig) -> None:
     with holding(config, "w"):
         for _ in range(3):
-            with pytest.raises(RunHeldError):
+            with pytest.raises(RunLeasedError):
                 StatePersistence(config, "w")
         worked(config, "another", "t")
     assert reopened(config, "w").completed_tasks == []
@@ -1154,17 +1155,17 @@ def test_kept_steps_and_growing_values_survive_in_the_json_copy(config: Executio
             results.append(value.data)
             facts = codec.dump_canonical({"name": "chat", "persona": "dev"})
             begun = NewEntry(
-                EntryKind.ATTEMPT_BEGUN,
+                EntryKind.ATTEMPT_STARTED,
                 step=number,
                 attempt=1,
                 facts=facts,
                 value=codec.encode({"turn": number}),
                 identity=number.to_bytes(32, "big"),
             )
-            kept = NewEntry(EntryKind.STEP_KEPT, number, 1, value=value, family="dev/chat")
+            kept = NewEntry(EntryKind.STEP_COMPLETED, number, 1, value=value, family="dev/chat")
             appended = persistence._run.store.append([Append(persistence._run.hold, [begun, kept])])
             assert appended == [2 * number]
-        unfinished = NewEntry(EntryKind.ATTEMPT_BEGUN, step=31, attempt=1, identity=b"u" * 32)
+        unfinished = NewEntry(EntryKind.ATTEMPT_STARTED, step=31, attempt=1, identity=b"u" * 32)
         persistence._run.store.append([Append(persistence._run.hold, [unfinished])])
         persistence.checkpoint()
         size = persistence.get_state_path().stat().st_size
@@ -1175,9 +1176,9 @@ def test_kept_steps_and_growing_values_survive_in_the_json_copy(config: Executio
         assert sorted(steps) == list(range(1, 32))
         for number, result in enumerate(results, 1):
             step = persistence._run.state.by_identity[number.to_bytes(32, "big")]
-            assert step.kept is not None
-            assert persistence._run.store.load(step.kept) == result
-        assert steps[31].kept is None
+            assert step.completed is not None
+            assert persistence._run.store.load(step.completed) == result
+        assert steps[31].completed is None
         assert steps[31].starts == 1
 
 
@@ -1384,7 +1385,7 @@ def test_without_persistence_nothing_is_written_anywhere(
 ) -> None:
     for name in ("state", "checkpoints"):
         monkeypatch.setattr(
-            f"maestro_hive.unified_execution.config.DEFAULT_{name.upper().rstrip('S')}_DIR",
+            f"maestro_hive.engine.config.DEFAULT_{name.upper().rstrip('S')}_DIR",
             str(tmp_path / "default" / name),
         )
     monkeypatch.delenv("MAESTRO_STATE_DIR")

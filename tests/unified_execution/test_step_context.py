@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.engine.attempt import StepContext, current
+from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError, StorageError
-from maestro_hive.maestro.state.run_state import fold
+from maestro_hive.maestro.state.projections import fold
 from maestro_hive.unified_execution import (
     ExecutionConfig,
     GovernanceViolation,
     TokenBudgetExceeded,
     UnrecoverableError,
 )
-from maestro_hive.unified_execution.attempt import StepContext, current
-from maestro_hive.unified_execution.exceptions import ExecutionException
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
 from tests.unified_execution.lives import (
     RUN,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from maestro_hive.maestro.state.run_state import RunState
-    from maestro_hive.unified_execution.governance import AgentContext
+    from maestro_hive.engine.policy import AgentContext
+    from maestro_hive.maestro.state.projections import RunState
 
 
 def ask(executor: PersonaExecutor, question: Callable[[StepContext], Any], name: str = "q") -> Any:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maestro_hive.engine.waits import Wait
 from maestro_hive.testing import ManualClock
-from maestro_hive.unified_execution.waits import Wait
 
 
 def test_a_wait_gets_shorter_and_is_over_once() -> None:

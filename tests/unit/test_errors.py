@@ -28,12 +28,12 @@ EXAMPLES: list[MaestroError] = [
     errors.StoreBusyError("busy"),
     errors.StoreClosedError("closed"),
     errors.CorruptionError("corrupt"),
-    errors.DocumentCorruptError("doc", "it is torn", kept_as=Path("/a/doc.damaged-1")),
+    errors.DocumentCorruptError("doc", "it is torn", moved_to=Path("/a/doc.damaged-1")),
     errors.NewerFormatError("journal.db", 7, 3),
     errors.CodecError("result.users[3]", "is a socket"),
     errors.EncodeError("result.users[3]", "is a socket"),
     errors.DecodeError("$", "is not JSON"),
-    errors.RunHeldError("r", host="h", pid=1, since=datetime(2030, 1, 1, tzinfo=UTC)),
+    errors.RunLeasedError("r", host="h", pid=1, since=datetime(2030, 1, 1, tzinfo=UTC)),
     errors.FencedError("r", fence=1, current=2),
 ]
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from maestro_hive.kernel.events import Hooks
+from maestro_hive.kernel.hooks import Hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def test_a_failing_hook_is_logged_and_the_others_are_still_called(
     assert heard == [Event(7)]
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert record.name == "maestro_hive.kernel.events"
+    assert record.name == "maestro_hive.kernel.hooks"
     assert "Event(number=7)" in record.getMessage()
     assert record.exc_info is not None
     assert "no interest in 7" in str(record.exc_info[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from maestro_hive.kernel.errors import FolderError
-from maestro_hive.kernel.places import refuse_shared_folder
+from maestro_hive.kernel.files import refuse_shared_folder
 
 LOCAL = ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs", "apfs", "fuseblk"]
 NETWORK = [

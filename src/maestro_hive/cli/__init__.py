@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from maestro_hive.kernel.late_names import load_late
+from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
     from maestro_hive.cli.root import cli
 
 __all__ = ["cli", "main"]
 
-__getattr__, __dir__ = load_late(__name__, globals(), {"maestro_hive.cli.root": ("cli",)})
+__getattr__, __dir__ = load_lazily(__name__, globals(), {"maestro_hive.cli.root": ("cli",)})
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def command(
     else when its program is started again. 'maestro show RUN' says what is asked, and which kind of
     answer is expected; another kind is refused, and nothing has happened.
     """
-    from maestro_hive.hive import orders  # noqa: PLC0415 - not for --help
+    from maestro_hive.hive import control as orders  # noqa: PLC0415 - not for --help
 
     with call.opened() as store:
         record = find_run(store, run)
@@ -66,7 +66,7 @@ def command(
 
 
 def _shape_of(question: Entry | None) -> Any:
-    from maestro_hive.maestro.state.run_state import facts_of  # noqa: PLC0415 - not for --help
+    from maestro_hive.maestro.state.projections import facts_of  # noqa: PLC0415 - not for --help
 
     return {} if question is None else facts_of(question).get("shape") or {}
 

@@ -16,8 +16,8 @@ from maestro_hive.cli.screen import Styled
 if TYPE_CHECKING:
     from maestro_hive.cli.call import Call
     from maestro_hive.maestro.state.records import Breaker
-    from maestro_hive.maestro.state.shelves import Shelf
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore
+    from maestro_hive.maestro.state.shared_records import SharedRecords
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 _STYLES = {"open": "red", "half_open": "yellow", "closed": "green"}
 
@@ -52,14 +52,14 @@ def command(call: Call) -> None:
     )
 
 
-def _shelf(store: SqliteStore) -> Shelf[Breaker]:
-    from maestro_hive.maestro.state import shelves  # noqa: PLC0415 - not for --help
+def _shelf(store: SqliteStore) -> SharedRecords[Breaker]:
+    from maestro_hive.maestro.state import shared_records as shelves  # noqa: PLC0415 - not for --help
 
     return shelves.breakers(store)
 
 
 def _shown(store: SqliteStore, breaker: Breaker) -> dict[str, Any]:
-    from maestro_hive.unified_execution.breaker_rules import (  # noqa: PLC0415 - not for --help
+    from maestro_hive.engine.breaker_rules import (  # noqa: PLC0415 - not for --help
         BreakerRules,
         Moment,
     )
@@ -122,7 +122,7 @@ def open_breaker(call: Call, name: str, seconds: float, *, new: bool) -> None:
     For a while: then one call is let through to find out, as after failures. To end it earlier,
     reset it.
     """
-    from maestro_hive.unified_execution.breaker import CircuitBreaker  # noqa: PLC0415 - as above
+    from maestro_hive.engine.breaker import CircuitBreaker  # noqa: PLC0415 - as above
 
     with call.opened() as store:
         shelf = _shelf(store)
@@ -134,7 +134,7 @@ def open_breaker(call: Call, name: str, seconds: float, *, new: bool) -> None:
     screen.line(f"breaker {name!r} is open for {lasts}: nothing behind it is called")
 
 
-def _refuse_unknown(shelf: Shelf[Breaker], name: str, way_out: str = "") -> None:
+def _refuse_unknown(shelf: SharedRecords[Breaker], name: str, way_out: str = "") -> None:
     known = sorted(shelf.all())
     if name in known:
         return
@@ -163,7 +163,7 @@ def _closed(breaker: Breaker) -> Breaker:
 
 
 def _opened(breaker: Breaker, store: SqliteStore, seconds: float) -> Breaker:
-    from maestro_hive.unified_execution.breaker_rules import Moment  # noqa: PLC0415 - as above
+    from maestro_hive.engine.breaker_rules import Moment  # noqa: PLC0415 - as above
 
     at = Moment.of(store.clock)
     return replace(

@@ -21,7 +21,7 @@ from maestro_hive.kernel.errors import FolderError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
     from maestro_hive.maestro.state.store import Store
 
 
@@ -50,7 +50,7 @@ class Call:
     @contextlib.contextmanager
     def opened(self) -> Iterator[SqliteStore]:
         """Open the state folder, which must be one already: looking must not create one."""
-        from maestro_hive.maestro.state.opened import (  # noqa: PLC0415 - loads the database
+        from maestro_hive.maestro.state.stores import (  # noqa: PLC0415 - loads the database
             borrow_store,
             return_store,
         )
@@ -123,7 +123,7 @@ def choose_folder(given: Path | None) -> tuple[Path, str]:
 
 def default_folder() -> Path:
     """Return the folder that is used when none is chosen: the default, or its stand-in."""
-    from maestro_hive.unified_execution.config import (  # noqa: PLC0415 - loads every setting
+    from maestro_hive.engine.config import (  # noqa: PLC0415 - loads every setting
         DEFAULT_STATE_DIR,
         FALLBACK_STATE_DIR,
     )
@@ -135,7 +135,7 @@ def default_folder() -> Path:
 
 def checkpoint_folders(folder: Path) -> list[Path]:
     """Return every folder with checkpoints of runs in this state folder, as far as we can know."""
-    from maestro_hive.unified_execution.config import (  # noqa: PLC0415 - loads every setting
+    from maestro_hive.engine.config import (  # noqa: PLC0415 - loads every setting
         DEFAULT_CHECKPOINT_DIR,
         DEFAULT_STATE_DIR,
         FALLBACK_CHECKPOINT_DIR,

@@ -31,7 +31,7 @@ def command(call: Call, run: str, reason: str, *, yes: bool) -> None:
     end; where no process does, the end is recorded at once. What is kept stays kept: 'maestro
     retry' lets the run go on after all.
     """
-    from maestro_hive.hive import orders  # noqa: PLC0415 - not for --help
+    from maestro_hive.hive import control as orders  # noqa: PLC0415 - not for --help
 
     with call.opened() as store:
         record = find_run(store, run)

@@ -17,13 +17,18 @@ from maestro_hive.kernel.errors import (
     NewerFormatError,
     StorageError,
 )
-from maestro_hive.maestro.state import documents
-from maestro_hive.maestro.state.checkpoint import KIND, CheckpointError, CheckpointNotFoundError
-from maestro_hive.maestro.state.checkpoint_folder import CheckpointFolder, CheckpointName
+from maestro_hive.maestro.state import run_document as documents
+from maestro_hive.maestro.state.checkpoint import (
+    KIND,
+    CheckpointError,
+    CheckpointFolder,
+    CheckpointName,
+    CheckpointNotFoundError,
+)
+from maestro_hive.maestro.state.projections import RunState
 from maestro_hive.maestro.state.records import Entry
 from maestro_hive.maestro.state.run_document import CopiedEntries, RunCopy, read_run
-from maestro_hive.maestro.state.run_state import RunState
-from maestro_hive.maestro.state.run_view import show_run
+from maestro_hive.maestro.state.views import show_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.cli.call import Call
     from maestro_hive.cli.examination import Findings
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 #: Unfinished runs that are named one by one before the rest is counted.
 _SAID = 10

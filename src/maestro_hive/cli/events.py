@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from maestro_hive.cli.call import Call
-    from maestro_hive.maestro.state.event_records import RunEvent
+    from maestro_hive.maestro.state.events import RunEvent
+    from maestro_hive.maestro.state.projections import RunState
     from maestro_hive.maestro.state.records import RunRecord
-    from maestro_hive.maestro.state.run_state import RunState
     from maestro_hive.maestro.state.store import Store
 
 #: How long news may lie when somebody follows.
@@ -54,8 +54,11 @@ def command(call: Call, run_id: str, *, follow: bool, after: int) -> int | None:
         record = find_run(store, run_id)
         feed = _Feed(store, record)
         while True:
-            held = record.name in store.held_runs()  # first: what it wrote before it left is read
-            _print((event for event in feed.news() if event.seq > after), as_json=call.wants_json)
+            held = record.name in store.run_leases()  # first: what it wrote before it left is read
+            _print(
+                (event for event in feed.notifications() if event.seq > after),
+                as_json=call.wants_json,
+            )
             if not follow:
                 return None
             if feed.state.ended is not None or not held:
@@ -68,8 +71,8 @@ class _Feed:
 
     def __init__(self, store: Store, record: RunRecord) -> None:
         from maestro_hive.cli.plain_values import plainly  # noqa: PLC0415 - not for --help
-        from maestro_hive.maestro.state.run_events import EventReader  # noqa: PLC0415 - as above
-        from maestro_hive.maestro.state.run_state import RunState  # noqa: PLC0415 - as above
+        from maestro_hive.maestro.state.events import EventReader  # noqa: PLC0415 - as above
+        from maestro_hive.maestro.state.projections import RunState  # noqa: PLC0415 - as above
 
         self._store = store
         self._load = plainly(store.load)
@@ -77,7 +80,7 @@ class _Feed:
         self._reader = EventReader(record.name, store.load)
         self.state = RunState()
 
-    def news(self) -> Iterator[RunEvent]:
+    def notifications(self) -> Iterator[RunEvent]:
         """Yield what is new."""
         entries = self._store.entries(self._number, after=self.state.seq)
         self.state.add_all(entries, self._load)
@@ -88,7 +91,7 @@ class _Feed:
 
 
 def _print(events: Iterator[RunEvent], *, as_json: bool) -> None:
-    from maestro_hive.maestro.state.run_events import to_dict  # noqa: PLC0415 - not for --help
+    from maestro_hive.maestro.state.events import to_dict  # noqa: PLC0415 - not for --help
 
     if as_json:
         lines = [screen.to_json(to_dict(event)) for event in events]
@@ -99,7 +102,7 @@ def _print(events: Iterator[RunEvent], *, as_json: bool) -> None:
 
 
 def _line(event: RunEvent) -> str:
-    from maestro_hive.maestro.state.run_events import describe  # noqa: PLC0415 - as above
+    from maestro_hive.maestro.state.events import describe  # noqa: PLC0415 - as above
 
     text = in_one_line(describe(event))
     if screen.is_terminal():
@@ -112,9 +115,9 @@ def _line(event: RunEvent) -> str:
 
 def _ending(store: Store, record: RunRecord, state: RunState) -> int:
     """Return the exit code of a run that is over or left, and say which."""
-    from maestro_hive.maestro.state.run_view import open_waits, run_status  # noqa: PLC0415 - as above
+    from maestro_hive.maestro.state.views import open_waits, run_status  # noqa: PLC0415 - as above
 
-    status = run_status(state) if state.begun is not None else _status_by_hand(store, record)
+    status = run_status(state) if state.started is not None else _status_by_hand(store, record)
     if status in ("failed", "cancelled"):
         return endings.FAILED
     if state.ended is not None or _is_done(state):
@@ -136,5 +139,5 @@ def _status_by_hand(store: Store, record: RunRecord) -> str:
 
 
 def _is_done(state: RunState) -> bool:
-    """Tell whether a run without a workflow has nothing left to do, as far as anybody knows."""
-    return state.begun is None and not any(state.unfinished.values()) and not state.pending
+    """Return whether a run without a workflow has nothing left to do, as far as anybody knows."""
+    return state.started is None and not any(state.unfinished.values()) and not state.pending

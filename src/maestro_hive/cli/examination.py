@@ -24,11 +24,11 @@ from maestro_hive.kernel.errors import (
     NewerFormatError,
     StorageError,
 )
-from maestro_hive.kernel.places import refuse_shared_folder
-from maestro_hive.maestro.state import documents
-from maestro_hive.maestro.state.damage import recorded_damage
-from maestro_hive.maestro.state.run_state import RunState, fold
-from maestro_hive.maestro.state.run_view import run_status
+from maestro_hive.kernel.files import refuse_shared_folder
+from maestro_hive.maestro.state import run_document as documents
+from maestro_hive.maestro.state.projections import RunState, fold
+from maestro_hive.maestro.state.sqlite.wal import recorded_damage
+from maestro_hive.maestro.state.views import run_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,7 +201,7 @@ def _look_at_unheld(found: Findings, run: RunRecord, state: RunState, look: Look
 
 
 def _has_more_to_do(state: RunState) -> bool:
-    if state.begun is not None:
+    if state.started is not None:
         return state.ended is None
     return bool(state.pending) or any(state.unfinished.values())
 

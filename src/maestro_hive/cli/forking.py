@@ -44,7 +44,7 @@ def command(
     their input changes. The original stays as it is. Nothing is executed yet: the program that has
     the workflow goes on with hive.resume(NEW_RUN).
     """
-    from maestro_hive.hive.forks import fork  # noqa: PLC0415 - not for --help
+    from maestro_hive.hive.control import fork  # noqa: PLC0415 - not for --help
 
     changed = dict(_setting(each) for each in settings)
     with call.opened() as store:

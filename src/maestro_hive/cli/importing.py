@@ -39,7 +39,7 @@ def command(call: Call, source: str, new_id: str | None) -> None:
     steps have other effect keys than those of the run it came from. FILE may be - for stdin.
     """
     from maestro_hive.cli import run_file  # noqa: PLC0415 - not for --help
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore  # noqa: PLC0415 - as above
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415 - as above
 
     copy = run_file.read(*_read(source))
     run_id = copy.body["workflow_id"] if new_id is None else new_id

@@ -15,19 +15,19 @@ import apsw
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import CorruptionError, StorageError
 from maestro_hive.kernel.locks import is_locked
-from maestro_hive.maestro.state import page_checksums
-from maestro_hive.maestro.state.leases import (
+from maestro_hive.maestro.state.records import RunRecord, from_micros
+from maestro_hive.maestro.state.sqlite import connection as page_checksums
+from maestro_hive.maestro.state.sqlite.connection import check_format
+from maestro_hive.maestro.state.sqlite.documents import Documents
+from maestro_hive.maestro.state.sqlite.entries import RUN_BITS, Entries
+from maestro_hive.maestro.state.sqlite.leases import (
     FIND_LEASE,
     FIND_RUN_LEASES,
     Leases,
     Presence,
     read_lease,
 )
-from maestro_hive.maestro.state.migrate import check_format
-from maestro_hive.maestro.state.records import RunRecord, from_micros
-from maestro_hive.maestro.state.sqlite_documents import Documents
-from maestro_hive.maestro.state.sqlite_entries import RUN_BITS, Entries
-from maestro_hive.maestro.state.sqlite_store import run_record
+from maestro_hive.maestro.state.sqlite.store import run_record
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -144,12 +144,12 @@ class Look:
         found = self.rows(FIND_LEASE, (name,))
         return read_lease(found[0]) if found else None
 
-    def held_runs(self) -> dict[str, Lease]:
+    def run_leases(self) -> dict[str, Lease]:
         """Return who holds which runs."""
-        return self._leases.held_runs(self.rows(FIND_RUN_LEASES))
+        return self._leases.run_leases(self.rows(FIND_RUN_LEASES))
 
     def is_alive(self, lease: Lease) -> bool:
-        """Tell whether the process that has a lease lives, on this machine."""
+        """Return whether the process that has a lease lives, on this machine."""
         holder = self.folder / "holders" / f"{lease.holder.id}.json"
         return lease.boot == SystemClock().boot_id() and is_locked(holder)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.cli.examination import Findings
     from maestro_hive.cli.rights import Exposed
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 
 def mend_rights(found: list[Exposed]) -> Iterator[str]:
@@ -41,7 +41,7 @@ def mend(found: Findings, store: SqliteStore) -> Iterator[str]:
 
 
 def _write_copy(store: SqliteStore, run: str) -> None:
-    hold = store.hold_run(run)
+    hold = store.acquire_run(run)
     try:
         write_copy(store, run)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.raising import UnknownClassError
+from maestro_hive.maestro.state.codec import UnknownClassError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from maestro_hive.cli.call import Call
     from maestro_hive.cli.look import Look
     from maestro_hive.maestro.state.records import RunRecord
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 #: Names that are said one by one before the rest is counted.
 _SAID = 10
@@ -119,7 +119,7 @@ class _Purging:
         # The oldest first: whoever began a run goes before it, and may be refused.
         known = {record.name: record for record in reversed(self._store.runs())}
         _refuse_unknown(self._call, [name for name in names if name not in known])
-        held = self._store.held_runs()
+        held = self._store.run_leases()
         limit = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
         chosen: dict[str, _Seen | None] = {}
         for name in names or known:
@@ -130,7 +130,7 @@ class _Purging:
         return chosen if self._by_name else self._without_parts(chosen)
 
     def _seen(self, record: RunRecord, *, held: bool) -> _Seen:
-        from maestro_hive.maestro.state.run_view import standing  # noqa: PLC0415 - as above
+        from maestro_hive.maestro.state.views import standing  # noqa: PLC0415 - as above
 
         status = standing(record.workflow, record.status, held=held)
         return _Seen(record.id, status, self._look.last_change(record))
@@ -151,7 +151,7 @@ class _Purging:
 
     def _unfinished_around(self, name: str) -> str | None:
         """Return the run that is not over and has this one as its part, or as a part of a part."""
-        from maestro_hive.maestro.state.run_view import OVER  # noqa: PLC0415 - as above
+        from maestro_hive.maestro.state.views import OVER  # noqa: PLC0415 - as above
 
         record = self._store.run(name)
         for _ in range(_MOST_GENERATIONS):
@@ -164,11 +164,11 @@ class _Purging:
     def _who_began(self, record: RunRecord) -> str | None:
         from maestro_hive.maestro.state import codec  # noqa: PLC0415 - as above
         from maestro_hive.maestro.state.records import EntryKind  # noqa: PLC0415 - as above
-        from maestro_hive.maestro.state.sqlite_entries import RUN_BITS  # noqa: PLC0415 - as above
+        from maestro_hive.maestro.state.sqlite.entries import RUN_BITS  # noqa: PLC0415 - as above
 
         first = record.id << RUN_BITS
         last = first + (1 << RUN_BITS) - 1
-        rows = self._look.rows(_FACTS_OF_FIRST, (first, last, EntryKind.RUN_BEGUN.value))
+        rows = self._look.rows(_FACTS_OF_FIRST, (first, last, EntryKind.RUN_STARTED.value))
         facts = codec.parse(rows[0][0]) if rows and rows[0][0] else {}
         return facts.get("parent")
 
@@ -183,12 +183,12 @@ class _Purging:
 
     def purged(self, name: str, seen: _Seen | None) -> bool:
         """Forget a run, and say so; False if it must stay."""
-        from maestro_hive.kernel.errors import RunHeldError  # noqa: PLC0415 - as above
+        from maestro_hive.kernel.errors import RunLeasedError  # noqa: PLC0415 - as above
 
         folders = self._call.checkpoint_folders
         try:
             removed = purge(self._store, name, folders, lambda: self._check(name, seen))
-        except (RunHeldError, _NotForgottenError) as refused:
+        except (RunLeasedError, _NotForgottenError) as refused:
             complain(str(refused))
             return False
         screen.line(
@@ -243,7 +243,7 @@ def purge(
     forgotten would come back.
     """
     from maestro_hive.cli.beside import remove_copies  # noqa: PLC0415 - as above
-    from maestro_hive.hive.mail import NAMESPACE  # noqa: PLC0415 - as above
+    from maestro_hive.hive.inbox import NAMESPACE  # noqa: PLC0415 - as above
 
     removed = [0]
 

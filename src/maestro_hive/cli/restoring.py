@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Self
 from maestro_hive.cli import run_file
 from maestro_hive.cli.checkpoint_files import all_checkpoints, run_of
 from maestro_hive.cli.plain_values import plainly
+from maestro_hive.engine.copies import FILE
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import DocumentCorruptError, FencedError
+from maestro_hive.maestro.state.projections import RunState, StepState, facts_of, fold
 from maestro_hive.maestro.state.run_document import CopiedEntries
-from maestro_hive.maestro.state.run_state import RunState, StepState, facts_of, fold
 from maestro_hive.maestro.state.store import Append
-from maestro_hive.unified_execution.run_copies import FILE
 
 if TYPE_CHECKING:
     from maestro_hive.cli.checkpoint_files import CheckpointFile
-    from maestro_hive.maestro.state.sqlite_store import SqliteStore
-    from maestro_hive.maestro.state.store import Hold
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
+    from maestro_hive.maestro.state.store import RunLease
 
 
 class Restoring:
@@ -27,7 +27,7 @@ class Restoring:
     def __init__(self, store: SqliteStore, checkpoint: CheckpointFile) -> None:
         self._store = store
         self._checkpoint = checkpoint
-        self._hold: Hold | None = None
+        self._hold: RunLease | None = None
         copy = checkpoint.run_copy(checkpoint.read())
         if copy is None:
             reason = "it is not a copy of a run, and only such can be restored"
@@ -38,7 +38,7 @@ class Restoring:
 
     def __enter__(self) -> Self:
         if self._store.run(self._checkpoint.run) is not None:  # or holding it would create it
-            self._hold = self._store.hold_run(self._checkpoint.run)
+            self._hold = self._store.acquire_run(self._checkpoint.run)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,8 +59,10 @@ class Restoring:
         """Do it: what the checkpoint has is added to the journal, and a copy is written of that."""
         lost = self._hold is None
         if self._hold is None:
-            workflow = facts_of(self._then.begun).get("workflow", "") if self._then.begun else ""
-            self._hold = self._store.hold_run(self._checkpoint.run, workflow)
+            workflow = (
+                facts_of(self._then.started).get("workflow", "") if self._then.started else ""
+            )
+            self._hold = self._store.acquire_run(self._checkpoint.run, workflow)
         copy = self._copy._replace(fence=self._highest_fence()) if lost else self._copy
         entries = CopiedEntries(copy, journal_lost=lost)
         (written,) = self._store.append([Append(self._hold, entries, self._status)])
@@ -91,7 +93,7 @@ def _kept(state: RunState) -> dict[object, StepState]:
     return {
         step.identity or (step.persona, step.name, step.number): step
         for step in state.steps.values()
-        if step.kept is not None
+        if step.completed is not None
     }
 
 

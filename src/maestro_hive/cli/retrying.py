@@ -30,7 +30,7 @@ def command(call: Call, run: str, step: str | None) -> None:
     are kept stay kept; the others get new attempts. The run goes on when its program is started
     again. STEP is a step's number, its name, or name#2.
     """
-    from maestro_hive.hive import orders  # noqa: PLC0415 - not for --help
+    from maestro_hive.hive import control as orders  # noqa: PLC0415 - not for --help
 
     with call.opened() as store:
         record = find_run(store, run)

@@ -27,7 +27,7 @@ class Exposed(NamedTuple):
 
     @property
     def can_be_mended(self) -> bool:
-        """Tell whether it is known how."""
+        """Return whether it is known how."""
         return self.mode is not None or self.owner is not None
 
     def mend(self) -> None:

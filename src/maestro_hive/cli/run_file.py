@@ -10,15 +10,17 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from maestro_hive.cli.plain_values import plainly
+from maestro_hive.engine.copies import KIND
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import (
     ConfigurationError,
     DocumentCorruptError,
     FencedError,
-    RunHeldError,
+    RunLeasedError,
     StorageError,
 )
-from maestro_hive.maestro.state import documents
+from maestro_hive.maestro.state import run_document as documents
+from maestro_hive.maestro.state.projections import fold
 from maestro_hive.maestro.state.records import from_micros
 from maestro_hive.maestro.state.run_document import (
     CopiedEntries,
@@ -26,18 +28,16 @@ from maestro_hive.maestro.state.run_document import (
     read_run,
     write_snapshot,
 )
-from maestro_hive.maestro.state.run_state import fold
-from maestro_hive.maestro.state.run_view import show_fields
 from maestro_hive.maestro.state.store import Append
-from maestro_hive.unified_execution.run_copies import KIND
+from maestro_hive.maestro.state.views import show_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from maestro_hive.maestro.state.projections import RunState
     from maestro_hive.maestro.state.records import Lease, RunRecord
-    from maestro_hive.maestro.state.run_state import RunState
-    from maestro_hive.maestro.state.store import Hold, Store
+    from maestro_hive.maestro.state.store import RunLease, Store
 
 
 class Written(NamedTuple):
@@ -59,7 +59,7 @@ def write(store: Store, record: RunRecord) -> Written:
         "created_at": from_micros(state.created_at).isoformat(),
         "updated_at": from_micros(state.updated_at).isoformat(),
     }
-    if state.begun is None:
+    if state.started is None:
         fields["status"] = record.status
     saved_at, fence = store.clock.now().isoformat(), _fence(state, lease)
     run = write_snapshot(store, record.id, record.name, entries, fields, saved_at, fence)
@@ -90,18 +90,18 @@ def take_in(store: Store, copy: RunCopy, run_id: str, folders: Iterable[Path]) -
     """Add a run to a store, wholly or not at all; ``folders`` are where copies of it may lie."""
     files.check_identifier(run_id, "run id")
     _refuse_existing(store, run_id, folders)
-    hold = store.hold_run(run_id, _workflow_of(copy))
+    hold = store.acquire_run(run_id, _workflow_of(copy))
     try:
         _append(store, hold, copy)
     except BaseException:
         store.release_run(hold)
-        with contextlib.suppress(StorageError, RunHeldError):  # a failed store does nothing more
+        with contextlib.suppress(StorageError, RunLeasedError):  # a failed store does nothing more
             _forget_empty(store, run_id)
         raise
     store.release_run(hold)
 
 
-def _append(store: Store, hold: Hold, copy: RunCopy) -> None:
+def _append(store: Store, hold: RunLease, copy: RunCopy) -> None:
     """Write all entries in one transaction.
 
     A kill before it leaves a run without entries, which is as good as none: whoever imports the
@@ -139,7 +139,7 @@ def _forget_empty(store: Store, run_id: str) -> None:
 
 
 def _workflow_of(copy: RunCopy) -> str:
-    begun = [entry for entry in copy.body["entries"] if entry["kind"] == "run_begun"]
+    begun = [entry for entry in copy.body["entries"] if entry["kind"] == "run_started"]
     return str((begun[-1]["facts"] or {}).get("workflow", "")) if begun else ""
 
 

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 from maestro_hive.cli.plain_values import plainly
 from maestro_hive.cli.standing import are_answered, holder_of, waits_of, where
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import facts_of, fold, labels, status_of
 from maestro_hive.maestro.state.records import EntryKind, from_micros
-from maestro_hive.maestro.state.run_state import facts_of, fold
-from maestro_hive.maestro.state.run_view import STOPPED, open_waits
-from maestro_hive.maestro.state.step_view import labels, status_of
+from maestro_hive.maestro.state.views import STOPPED, open_waits
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from maestro_hive.maestro.state.projections import RunState, StepState
     from maestro_hive.maestro.state.records import Entry, Lease, RunRecord
-    from maestro_hive.maestro.state.run_state import RunState, StepState
     from maestro_hive.maestro.state.store import Store
 
 _DONE = ("success", "recovered")
@@ -41,7 +40,7 @@ class ReadRun:
     @property
     def workflow(self) -> str:
         """The name of its workflow, if it has one."""
-        begun = self.state.begun
+        begun = self.state.started
         return self.record.workflow if begun is None else str(facts_of(begun).get("workflow", ""))
 
     def step_status(self, step: StepState) -> str:
@@ -57,7 +56,7 @@ class ReadRun:
 
 def read(store: Store, record: RunRecord) -> ReadRun:
     """Read a run."""
-    lease = store.held_runs().get(record.name)
+    lease = store.run_leases().get(record.name)
     record = store.run(record.name) or record  # as of now, since it may just have been given back
     entries = store.entries(record.id)
     state = fold(entries, plainly(store.load))
@@ -66,7 +65,7 @@ def read(store: Store, record: RunRecord) -> ReadRun:
 
 def run_facts(run: ReadRun, most: int | None) -> dict[str, Any]:
     """Return a run as data: of its steps the last ``most``, and those that are not done."""
-    state, begun, ended = run.state, run.state.begun, run.state.ended
+    state, begun, ended = run.state, run.state.started, run.state.ended
     told = facts_of(begun) if begun is not None else {}
     steps = _chosen(run, most)
     return {
@@ -92,16 +91,16 @@ def run_facts(run: ReadRun, most: int | None) -> dict[str, Any]:
 
 def _times(run: ReadRun) -> dict[str, Any]:
     state, record = run.state, run.record
-    begun_at = from_micros(state.created_at) if state.seq else record.created_at
-    if state.begun is not None:  # a fork has entries that are older than itself
-        begun_at = state.begun.when
-    updated_at = max(begun_at, from_micros(state.updated_at) if state.seq else record.updated_at)
+    started_at = from_micros(state.created_at) if state.seq else record.created_at
+    if state.started is not None:  # a fork has entries that are older than itself
+        started_at = state.started.when
+    updated_at = max(started_at, from_micros(state.updated_at) if state.seq else record.updated_at)
     ended_at = state.ended.when if state.ended is not None else None
     return {
-        "begun_at": begun_at,
+        "started_at": started_at,
         "updated_at": updated_at,
         "ended_at": ended_at,
-        "took_seconds": _seconds(begun_at, ended_at or _now(run) or updated_at),
+        "took_seconds": _seconds(started_at, ended_at or _now(run) or updated_at),
     }
 
 
@@ -126,7 +125,7 @@ def _awaited(run: ReadRun) -> list[dict[str, Any]]:
 def _children(run: ReadRun) -> list[dict[str, Any]]:
     if not run.state.children:
         return []
-    held = run.store.held_runs()
+    held = run.store.run_leases()
     known = {record.name: record for record in run.store.runs()}
     children = []
     for entry in run.state.children.values():
@@ -165,8 +164,8 @@ def _chosen(run: ReadRun, most: int | None) -> list[dict[str, Any]]:
 
 def step_facts(run: ReadRun, step: StepState, label: str) -> dict[str, Any]:
     """Return a step as a line of a table needs it."""
-    begun = step.log[0] if step.log else step.begun
-    last = step.kept or (step.log[-1] if step.log else step.begun)
+    begun = step.log[0] if step.log else step.started
+    last = step.completed or (step.log[-1] if step.log else step.started)
     ended = (_now(run) or last.when) if step.open_attempt else last.when
     return {
         "step": step.number,
@@ -177,7 +176,7 @@ def step_facts(run: ReadRun, step: StepState, label: str) -> dict[str, Any]:
         "failures": step.failures,
         "interruptions": step.interruptions + bool(step.open_attempt and run.lease is None),
         "tokens": sum((step.tokens or {}).values()),
-        "begun_at": begun.when,
+        "started_at": begun.when,
         "took_seconds": _seconds(begun.when, ended),
         "last_error": error_line(_last_failure(step)),
     }

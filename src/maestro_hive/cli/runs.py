@@ -53,7 +53,7 @@ def command(call: Call, statuses: tuple[str, ...], workflow: str | None, limit: 
     running while a process has it open.
     """
     with call.reading() as store:
-        held = store.held_runs()
+        held = store.run_leases()
         found = [
             (record, status)
             for record, status in ((each, where(each, held)) for each in store.runs())
@@ -77,7 +77,7 @@ def _facts(store: Store, record: RunRecord, status: str, held: dict[str, Lease])
         "run_id": record.name,
         "workflow": record.workflow or None,
         "status": status,
-        "begun_at": record.created_at,
+        "started_at": record.created_at,
         "updated_at": record.updated_at,
         "holder": holder_of(held.get(record.name)),
         "waits_for": _awaited(store, record) if status == "waiting" else [],
@@ -86,11 +86,11 @@ def _facts(store: Store, record: RunRecord, status: str, held: dict[str, Lease])
 
 def _awaited(store: Store, record: RunRecord) -> list[dict[str, Any]]:
     """Return what a run waits for; of its entries only those are added up that speak of waits."""
+    from maestro_hive.maestro.state.projections import fold  # noqa: PLC0415 - as above
     from maestro_hive.maestro.state.records import EntryKind  # noqa: PLC0415 - not for --help
-    from maestro_hive.maestro.state.run_state import fold  # noqa: PLC0415 - as above
-    from maestro_hive.maestro.state.run_view import open_waits  # noqa: PLC0415 - as above
+    from maestro_hive.maestro.state.views import open_waits  # noqa: PLC0415 - as above
 
-    telling = {EntryKind.WAIT_BEGUN, EntryKind.WAIT_ENDED, EntryKind.RETRIED, EntryKind.RESTORED}
+    telling = {EntryKind.WAIT_STARTED, EntryKind.WAIT_ENDED, EntryKind.RETRIED, EntryKind.RESTORED}
     entries = [entry for entry in store.entries(record.id) if entry.kind in telling]
     return waits_of(open_waits(fold(entries, store.load)))
 
@@ -101,7 +101,7 @@ def _row(run: dict[str, Any]) -> list[screen.Cell]:
         run["run_id"],
         run["workflow"],
         Styled(status, STYLES.get(status, "")),
-        run["begun_at"],
+        run["started_at"],
         run["updated_at"],
         ", ".join(wait["name"] for wait in run["waits_for"]),
     ]

@@ -87,7 +87,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str 
 
 
 def is_terminal() -> bool:
-    """Tell whether a person looks at stdout."""
+    """Return whether a person looks at stdout."""
     return sys.stdout.isatty()
 
 
@@ -210,7 +210,7 @@ def _plain(value: object) -> object:
 
 
 def colours_are_welcome() -> bool:
-    """Tell whether a terminal may be sent escapes: it knows them, and nobody minds."""
+    """Return whether a terminal may be sent escapes: it knows them, and nobody minds."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -99,7 +99,7 @@ def _print_head(run: dict[str, Any]) -> None:
         ("executed by", who),
         ("parent", run["parent"]),
         ("forked from", origin),
-        ("begun", _moment(run["begun_at"])),
+        ("begun", _moment(run["started_at"])),
         ("updated", _moment(run["updated_at"])),
         ("took", _took(run["took_seconds"])),
         ("error", _error_line(run["error"])),
@@ -187,7 +187,7 @@ def _print_step(step: dict[str, Any]) -> None:
 
 
 def _print_attempt(attempt: dict[str, Any]) -> None:
-    begun, ended, again = attempt["begun_at"], attempt["ended_at"], attempt["retry_in"]
+    begun, ended, again = attempt["started_at"], attempt["ended_at"], attempt["retry_in"]
     failed = attempt["status"] == "retrying"  # which is said of the step, not of this attempt
     facts = [
         "failed" if failed else attempt["status"],

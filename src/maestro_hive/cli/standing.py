@@ -51,7 +51,7 @@ def find_run(store: Store, run_id: str) -> RunRecord:
 
 def where(record: RunRecord, held: Container[str]) -> str:
     """Return where a run stands, given the names of the runs that living processes hold."""
-    from maestro_hive.maestro.state.run_view import standing  # noqa: PLC0415 - not for --help
+    from maestro_hive.maestro.state.views import standing  # noqa: PLC0415 - not for --help
 
     return standing(record.workflow, record.status, held=record.name in held)
 
@@ -66,7 +66,7 @@ def holder_of(lease: Lease | None) -> dict[str, Any] | None:
 
 def waits_of(open_waits: Iterable[Entry]) -> list[dict[str, Any]]:
     """Return what a run waits for that somebody must answer, with the keys of ``--json``."""
-    from maestro_hive.maestro.state.run_state import facts_of  # noqa: PLC0415 - not for --help
+    from maestro_hive.maestro.state.projections import facts_of  # noqa: PLC0415 - not for --help
 
     return [
         {
@@ -81,12 +81,12 @@ def waits_of(open_waits: Iterable[Entry]) -> list[dict[str, Any]]:
 
 def are_answered(store: Store, run_id: str, open_waits: Iterable[Entry]) -> list[bool]:
     """Tell of each question whether an answer lies there that the run takes when it goes on."""
-    from maestro_hive.hive.mail import Mail  # noqa: PLC0415 - only for a run that waits
-    from maestro_hive.maestro.state.run_state import facts_of  # noqa: PLC0415 - not for --help
+    from maestro_hive.hive.inbox import Inbox  # noqa: PLC0415 - only for a run that waits
+    from maestro_hive.maestro.state.projections import facts_of  # noqa: PLC0415 - not for --help
 
-    letters = Mail(store).letters(run_id).answers
-    to_a_question = {each.question for each in letters if each.question is not None}
-    early = [each.name for each in letters if each.question is None]
+    messages = Inbox(store).messages(run_id).answers
+    to_a_question = {each.question for each in messages if each.question is not None}
+    early = [each.name for each in messages if each.question is None]
     answered = []
     for entry in open_waits:
         name = facts_of(entry).get("name")
@@ -100,7 +100,7 @@ def are_answered(store: Store, run_id: str, open_waits: Iterable[Entry]) -> list
 
 def expected(shape: Any) -> str:
     """Say in words which kind of answer a question takes."""
-    from maestro_hive.hive import shapes  # noqa: PLC0415 - only for a run that waits
+    from maestro_hive.hive import answer_types as shapes  # noqa: PLC0415 - only for a run that waits
 
     try:
         return shapes.describe(shape)

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from maestro_hive.cli.run_sheet import ReadRun, step_facts
 from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.maestro.state.projections import facts_of, feedback_of, labels
+from maestro_hive.maestro.state.projections import find_step as find_step_in
 from maestro_hive.maestro.state.records import EntryKind
-from maestro_hive.maestro.state.run_document import that_count
-from maestro_hive.maestro.state.run_state import facts_of
-from maestro_hive.maestro.state.step_view import feedback_of, labels
-from maestro_hive.maestro.state.step_view import find_step as find_step_in
+from maestro_hive.maestro.state.run_document import effective_entries
 
 if TYPE_CHECKING:
+    from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.maestro.state.records import Entry
-    from maestro_hive.maestro.state.run_state import StepState
 
 
 def find_step(run: ReadRun, wanted: str) -> tuple[StepState, str]:
@@ -40,10 +39,10 @@ def sheet_of(run: ReadRun, step: StepState, label: str) -> dict[str, Any]:
         "run_id": run.record.name,
         **facts,
         "attempts": _attempts(run, step),
-        "feedback": [] if step.kept is not None else feedback_of(step),
+        "feedback": [] if step.completed is not None else feedback_of(step),
         "progress": run.value(step.progress),
-        "input": run.value(step.begun),
-        "output": run.value(step.kept),
+        "input": run.value(step.started),
+        "output": run.value(step.completed),
         "memory": run.value(state.memories.get(step.persona)),
         "history": [run.value(entry) for entry in histories],
     }
@@ -52,14 +51,14 @@ def sheet_of(run: ReadRun, step: StepState, label: str) -> dict[str, Any]:
 def _attempts(run: ReadRun, step: StepState) -> list[dict[str, Any]]:
     """Return every attempt since the run last started again, those before a retry included."""
     attempts: list[dict[str, Any]] = []
-    for entry in that_count(run.entries):
+    for entry in effective_entries(run.entries):
         if entry.step != step.number:
             continue
-        if entry.kind == EntryKind.ATTEMPT_BEGUN:
+        if entry.kind == EntryKind.ATTEMPT_STARTED:
             attempts.append(_begun(entry, step))
         elif entry.kind == EntryKind.ATTEMPT_FAILED and attempts:
             attempts[-1].update(_failed(entry))
-        elif entry.kind == EntryKind.STEP_KEPT and attempts:
+        elif entry.kind == EntryKind.STEP_COMPLETED and attempts:
             attempts[-1].update(status="success", ended_at=entry.when)
     if attempts and step.open_attempt and run.lease is not None:
         attempts[-1]["status"] = "running"
@@ -70,7 +69,7 @@ def _begun(entry: Entry, step: StepState) -> dict[str, Any]:
     return {
         "attempt": entry.attempt,
         "status": "interrupted",  # until its end is found
-        "begun_at": entry.when,
+        "started_at": entry.when,
         "ended_at": None,
         "tokens": (step.tokens or {}).get(entry.attempt, 0),
         "round": None,

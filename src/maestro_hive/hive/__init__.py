@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from maestro_hive.kernel.late_names import load_late
+from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
+    from maestro_hive.engine.rates import Rate
     from maestro_hive.hive.errors import (
         OutsideRunError,
         RunCancelledError,
         RunFailedError,
-        RunLeftError,
+        RunInactiveError,
         RunMismatchError,
         UnknownRunError,
     )
     from maestro_hive.hive.handle import RunHandle
     from maestro_hive.hive.hive import Hive
-    from maestro_hive.hive.rates import Rate
-    from maestro_hive.hive.run_reading import RunInfo
+    from maestro_hive.hive.runs import RunInfo
     from maestro_hive.hive.step_function import StepFunction
     from maestro_hive.hive.workflow_function import WorkflowFunction
 
@@ -30,14 +30,14 @@ __all__ = [
     "RunFailedError",
     "RunHandle",
     "RunInfo",
-    "RunLeftError",
+    "RunInactiveError",
     "RunMismatchError",
     "StepFunction",
     "UnknownRunError",
     "WorkflowFunction",
 ]
 
-__getattr__, __dir__ = load_late(
+__getattr__, __dir__ = load_lazily(
     __name__,
     globals(),
     {
@@ -45,14 +45,14 @@ __getattr__, __dir__ = load_late(
             "OutsideRunError",
             "RunCancelledError",
             "RunFailedError",
-            "RunLeftError",
+            "RunInactiveError",
             "RunMismatchError",
             "UnknownRunError",
         ),
         "maestro_hive.hive.handle": ("RunHandle",),
         "maestro_hive.hive.hive": ("Hive",),
-        "maestro_hive.hive.rates": ("Rate",),
-        "maestro_hive.hive.run_reading": ("RunInfo",),
+        "maestro_hive.engine.rates": ("Rate",),
+        "maestro_hive.hive.runs": ("RunInfo",),
         "maestro_hive.hive.step_function": ("StepFunction",),
         "maestro_hive.hive.workflow_function": ("WorkflowFunction",),
     },

@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from maestro_hive.hive.step_function import StepFunction
-from maestro_hive.hive.step_terms import StepTerms, function_name
+from maestro_hive.hive.step_terms import StepOptions, function_name
 from maestro_hive.hive.workflow_function import WorkflowFunction
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError
@@ -14,10 +14,10 @@ from maestro_hive.kernel.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from maestro_hive.hive.rates import Rate
+    from maestro_hive.engine.rates import Rate
+    from maestro_hive.engine.retry_policy import RetryOn
     from maestro_hive.hive.step_terms import Key
     from maestro_hive.unified_execution.call_options import Ambiguous
-    from maestro_hive.unified_execution.retry_policy import RetryOn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,7 +100,7 @@ class Definitions:
 
         def decorate(function: Callable[..., Any]) -> StepFunction[..., Any]:
             _check_function("step", function)
-            terms = StepTerms.checked(
+            terms = StepOptions.checked(
                 function,
                 name=name,
                 persona=persona,

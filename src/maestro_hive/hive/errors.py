@@ -3,7 +3,7 @@
 MaestroError                     (``kernel.errors``: the root of all of ours)
 ├── RunFailedError               the workflow raised; the run stays failed until it is retried
 ├── RunCancelledError            somebody cancelled it
-├── RunLeftError                 it is not over, and no process executes it
+├── RunInactiveError                 it is not over, and no process executes it
 ├── UnknownRunError              there is no run of that name
 └── ConfigurationError
     ├── RunMismatchError         the run belongs to another workflow, or to other arguments
@@ -48,7 +48,7 @@ class RunCancelledError(MaestroError):
         self.reason = reason
 
 
-class RunLeftError(MaestroError):
+class RunInactiveError(MaestroError):
     """A run is not over, and no process executes it, so waiting for its result is pointless."""
 
     def __init__(self, run_id: str) -> None:

@@ -1,19 +1,69 @@
-"""A run to hold on to: its result when it comes, where it stands, and its end."""
+"""A run's events as they come, from the journal: whoever executes it, and also if nobody does."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from maestro_hive.hive import orders, under_way
-from maestro_hive.hive.errors import RunLeftError
-from maestro_hive.hive.following import follow
-from maestro_hive.hive.run_reading import outcome, read_run, run_info
+from maestro_hive.hive import active_runs as under_way
+from maestro_hive.hive import control as orders
+from maestro_hive.hive.errors import RunInactiveError
+from maestro_hive.hive.runs import find_run, outcome, read_run, run_info
+from maestro_hive.maestro.state.events import EventReader
+from maestro_hive.maestro.state.views import OVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
+    from maestro_hive.maestro.state.events import RunEvent
     from maestro_hive.maestro.state.store import Store
+
+
+#: How long to wait for news, from a run that is busy to one that is quiet.
+_SHORTEST, _LONGEST = 0.02, 0.25
+#: How often it is looked whether a run that was just started is listed.
+_BEGINNING = 1_500
+
+
+async def follow(
+    store: Store, run_id: str, *, after: int = 0, wait: bool = True
+) -> AsyncIterator[RunEvent]:
+    """Yield a run's events with numbers over ``after``; then, as they come, the next ones.
+
+    It ends when the run is over, or when no process executes it. Without ``wait`` it ends with
+    what there is.
+    """
+    for _ in range(_BEGINNING):
+        if store.run(run_id) is not None or under_way.here(store, run_id) is None:
+            break
+        await asyncio.sleep(_SHORTEST)  # it begins in this moment
+    reader, run = EventReader(run_id, store.load), find_run(store, run_id).id
+    seq, pause = 0, _SHORTEST
+    while True:
+        is_last = not wait or not _goes_on(store, run_id)  # looked at before the entries are
+        new = await asyncio.to_thread(store.entries, run, seq)
+        for entry in new:
+            event = reader.read(entry)
+            if event is not None and entry.seq > after:
+                yield event
+        if new:
+            seq, pause = new[-1].seq, _SHORTEST
+        elif is_last:
+            return
+        else:
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST)
+
+
+def _goes_on(store: Store, run_id: str) -> bool:
+    record = store.run(run_id)
+    if record is None or record.status in OVER:
+        return False
+    return under_way.here(store, run_id) is not None or run_id in store.run_leases()
+
+
+# --- handle ---
+
 
 R = TypeVar("R")
 
@@ -60,7 +110,7 @@ class RunHandle(Generic[R]):
             pass
         state = read_run(store, self.run_id)
         if state.ended is None:
-            raise RunLeftError(self.run_id)
+            raise RunInactiveError(self.run_id)
         kept: R = outcome(self.run_id, state.ended, store.load)
         return kept
 

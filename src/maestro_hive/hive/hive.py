@@ -11,41 +11,48 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from maestro_hive.hive import orders, waiting
+from maestro_hive.engine.config import ExecutionConfig, get_execution_config
+from maestro_hive.engine.limits import Limit
+from maestro_hive.engine.tracebacks import with_own_lines
+from maestro_hive.hive import control as orders
+from maestro_hive.hive import waits as waiting
+from maestro_hive.hive.active_run import Staff, active_run_or_none
+from maestro_hive.hive.control import fork
 from maestro_hive.hive.definitions import Definitions
 from maestro_hive.hive.errors import RunMismatchError, UnknownRunError
-from maestro_hive.hive.following import follow
-from maestro_hive.hive.forks import fork
-from maestro_hive.hive.handle import RunHandle
-from maestro_hive.hive.limits import Limit
-from maestro_hive.hive.live_run import Staff, live_run_or_none
-from maestro_hive.hive.run_entries import child_begun, child_id, make_input, read_input
-from maestro_hive.hive.run_reading import ended_state, list_runs, read_run, run_info
+from maestro_hive.hive.handle import RunHandle, follow
 from maestro_hive.hive.runner import Runner
-from maestro_hive.hive.tracebacks import with_own_lines
+from maestro_hive.hive.runs import (
+    child_id,
+    child_started,
+    ended_state,
+    list_runs,
+    make_input,
+    read_input,
+    read_run,
+    run_info,
+)
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError, StoreClosedError
 from maestro_hive.kernel.signals import stop_politely
-from maestro_hive.maestro.state.opened import borrow_memory_store, borrow_store, return_store
-from maestro_hive.maestro.state.run_state import facts_of
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.unified_execution.config import ExecutionConfig, get_execution_config
+from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.maestro.state.stores import borrow_memory_store, borrow_store, return_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from maestro_hive.hive.live_run import LiveRun, Workflow
-    from maestro_hive.hive.rates import Rate
-    from maestro_hive.hive.run_entries import Input
-    from maestro_hive.hive.run_reading import RunInfo
-    from maestro_hive.hive.step_terms import StepTerms
+    from maestro_hive.engine.escalation import Escalation
+    from maestro_hive.engine.healing import Healer
+    from maestro_hive.engine.policy import Enforcer
+    from maestro_hive.engine.rates import Rate
+    from maestro_hive.hive.active_run import ActiveRun, Workflow
+    from maestro_hive.hive.runs import Input, RunInfo
+    from maestro_hive.hive.step_terms import StepOptions
     from maestro_hive.hive.workflow_function import WorkflowFunction
-    from maestro_hive.maestro.state.run_events import RunEvent
+    from maestro_hive.maestro.state.events import RunEvent
     from maestro_hive.maestro.state.store import Store
     from maestro_hive.unified_execution.call_options import Gate
-    from maestro_hive.unified_execution.escalation import Escalation
-    from maestro_hive.unified_execution.governance import Enforcer
-    from maestro_hive.unified_execution.healing import Healer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -146,7 +153,7 @@ class Hive(Definitions):
     def _name(self, workflow: WorkflowFunction[..., Any], run_id: str | None) -> str:
         if run_id is not None:
             return files.check_identifier(run_id, "run id")
-        if live_run_or_none() is not None:
+        if active_run_or_none() is not None:
             raise ConfigurationError(
                 f"hive.run({workflow.name}, …) inside a workflow needs a run_id, or each start would"
                 f" run it anew; or await {workflow.name}(…) itself: then it is a child"
@@ -174,7 +181,7 @@ class Hive(Definitions):
         raise SystemExit(128 + stop.signal)
 
     async def _run_child(
-        self, parent: LiveRun, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, parent: ActiveRun, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a workflow as a child of another run; equal children are told apart by order."""
         given = make_input(workflow.name, args, kwargs, workflow.parameters)
@@ -184,7 +191,7 @@ class Hive(Definitions):
             run_id = str(facts_of(known)["run_id"])
         else:
             run_id = child_id(parent.run_id, workflow.name, identity)
-            await parent.held.record(child_begun(identity, run_id, workflow.name), sync=False)
+            await parent.held.record(child_started(identity, run_id, workflow.name), sync=False)
         return await parent.owning(lambda: self._runs.run(workflow, given, run_id, parent))
 
     # --- inside a workflow ---
@@ -342,7 +349,7 @@ class Hive(Definitions):
                 self._runner = Runner(staff, store)
             return self._runner
 
-    def _gate(self, terms: StepTerms) -> Gate | None:
+    def _gate(self, terms: StepOptions) -> Gate | None:
         if terms.rate is None and terms.max_concurrency is None:
             return None
         with self._mutex:
@@ -367,7 +374,7 @@ class Hive(Definitions):
 
     def _as_begun(self, run_id: str) -> tuple[WorkflowFunction[..., Any], Input]:
         store = self._open()
-        begun = read_run(store, run_id).begun
+        begun = read_run(store, run_id).started
         if begun is None:
             raise UnknownRunError(run_id, f"{store.location} that a workflow began")
         given = read_input(begun, store.load)

@@ -5,31 +5,31 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from maestro_hive.hive import run_entries as entries
-from maestro_hive.hive import under_way
+from maestro_hive.engine.errors import CircuitBreakerOpen, parts_of
+from maestro_hive.engine.tracebacks import with_own_lines
+from maestro_hive.hive import active_runs as under_way
+from maestro_hive.hive import runs as entries
+from maestro_hive.hive.active_run import ActiveRun, active_run_or_none
 from maestro_hive.hive.errors import (
     RunCancelledError,
     RunFailedError,
-    RunLeftError,
+    RunInactiveError,
     RunMismatchError,
 )
-from maestro_hive.hive.live_run import LiveRun, live_run_or_none
-from maestro_hive.hive.mail import Mail
-from maestro_hive.hive.run_reading import ended_state, outcome
-from maestro_hive.hive.tracebacks import with_own_lines
-from maestro_hive.hive.watch import Watch
+from maestro_hive.hive.inbox import Inbox
+from maestro_hive.hive.runs import ended_state, outcome
+from maestro_hive.hive.watch import InboxWatcher
 from maestro_hive.kernel.errors import (
     ConfigurationError,
     CorruptionError,
     FencedError,
     FolderError,
     NewerFormatError,
-    RunHeldError,
+    RunLeasedError,
     StorageError,
 )
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.run_state import facts_of
-from maestro_hive.unified_execution.exceptions import CircuitBreakerOpen, parts_of
+from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.unified_execution.state_persistence import StatePersistence
 from maestro_hive.unified_execution.steps import error_facts
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from concurrent.futures import Future
 
-    from maestro_hive.hive.live_run import Staff, Workflow
-    from maestro_hive.hive.run_entries import Input
+    from maestro_hive.hive.active_run import Staff, Workflow
+    from maestro_hive.hive.runs import Input
+    from maestro_hive.maestro.state.projections import RunState
     from maestro_hive.maestro.state.records import Entry
-    from maestro_hive.maestro.state.run_state import RunState
     from maestro_hive.maestro.state.store import Store
 
 #: How often a run that somebody else here gave up in the middle is gone on with.
@@ -55,7 +55,7 @@ _NO_END = (
     FencedError,
     FolderError,
     NewerFormatError,
-    RunHeldError,
+    RunLeasedError,
     StorageError,
 )
 
@@ -66,14 +66,14 @@ class Runner:
     def __init__(self, staff: Staff, store: Store) -> None:
         self._staff = staff
         self._store = store
-        self._watches: dict[asyncio.AbstractEventLoop, Watch] = {}
+        self._watchers: dict[asyncio.AbstractEventLoop, InboxWatcher] = {}
 
     async def run(
         self,
         workflow: Workflow,
         given: Input,
         run_id: str,
-        parent: LiveRun | None = None,
+        parent: ActiveRun | None = None,
     ) -> Any:
         """Return the result of a run, from wherever it stands; what is kept of it without holding.
 
@@ -89,17 +89,17 @@ class Runner:
                 return await task
             try:
                 return await asyncio.shield(asyncio.wrap_future(task))
-            except RunLeftError as left:
+            except RunInactiveError as left:
                 if left.run_id != run_id:
                     raise
-        raise RunLeftError(run_id)
+        raise RunInactiveError(run_id)
 
     def start(
         self,
         workflow: Workflow,
         given: Input,
         run_id: str,
-        parent: LiveRun | None = None,
+        parent: ActiveRun | None = None,
     ) -> asyncio.Task[Any] | Future[Any]:
         """Begin to execute a run; if this process does so already, return what it will give."""
         _refuse_itself(run_id)
@@ -115,10 +115,10 @@ class Runner:
 
     def _kept(self, run_id: str, over: RunState, given: Input) -> Any:
         assert over.ended is not None
-        if over.begun is not None:
-            _check_same(run_id, over.begun, given, self._store)
+        if over.started is not None:
+            _check_same(run_id, over.started, given, self._store)
         # If whoever ended it could not do so.
-        Mail(self._store).settle(run_id, str(facts_of(over.ended).get("status")))
+        Inbox(self._store).settle(run_id, str(facts_of(over.ended).get("status")))
         return outcome(run_id, over.ended, self._store.load)
 
     async def _execute(
@@ -126,11 +126,11 @@ class Runner:
         workflow: Workflow,
         given: Input,
         run_id: str,
-        parent: LiveRun | None,
+        parent: ActiveRun | None,
     ) -> Any:
         state = await self._opened(run_id, workflow.name)
         try:
-            live = LiveRun(self._staff, state, parent)
+            live = ActiveRun(self._staff, state, parent)
             try:
                 return await self._go_on(live, workflow, given)
             finally:
@@ -148,17 +148,17 @@ class Runner:
             opening.add_done_callback(_let_go)
             raise
 
-    async def _go_on(self, live: LiveRun, workflow: Workflow, given: Input) -> Any:
+    async def _go_on(self, live: ActiveRun, workflow: Workflow, given: Input) -> Any:
         state, store = live.held.state, self._store
-        if state.begun is not None:
-            _check_same(live.run_id, state.begun, given, store)
+        if state.started is not None:
+            _check_same(live.run_id, state.started, given, store)
         if state.ended is not None:  # also before it began
             return outcome(live.run_id, state.ended, store.load)
-        if state.begun is None:
+        if state.started is None:
             parent = live.parent.run_id if live.parent is not None else None
-            await live.record(entries.begun(given, parent=parent))
+            await live.record(entries.started(given, parent=parent))
         watch = self._watch()
-        live.cancelled_because = watch.mail.letters(live.run_id).cancel
+        live.cancelled_because = watch.mail.messages(live.run_id).cancel
         family = live.parent.children if live.parent is not None else set()
         family.add(live)
         watch.add(live)
@@ -168,7 +168,7 @@ class Runner:
             watch.remove(live)
             family.discard(live)
 
-    async def _drive(self, live: LiveRun, workflow: Workflow, given: Input) -> Any:
+    async def _drive(self, live: ActiveRun, workflow: Workflow, given: Input) -> Any:
         """Let the workflow go on to its end, and record it."""
         try:
             result = await live.drive(lambda: workflow.function(*given.args, **given.kwargs))
@@ -187,18 +187,18 @@ class Runner:
         await self._end(live, entries.ended(entries.SUCCESS, value=value), entries.SUCCESS)
         return result
 
-    async def _fail(self, live: LiveRun, error: BaseException) -> NoReturn:
+    async def _fail(self, live: ActiveRun, error: BaseException) -> NoReturn:
         facts = error_facts(with_own_lines(error))
         if isinstance(error, asyncio.CancelledError):
             facts["message"] = "the workflow waited for something that was cancelled"
         await self._end(live, entries.ended(entries.FAILED, error=facts), entries.FAILED)
         raise RunFailedError(live.run_id, facts) from error
 
-    async def _end(self, live: LiveRun, ended: Any, status: str) -> None:
+    async def _end(self, live: ActiveRun, ended: Any, status: str) -> None:
         await live.held.record(ended, sync=True, status=status)
         self._watch().mail.settle(live.run_id, status)
 
-    def _end_if_cancelled(self, live: LiveRun) -> None:
+    def _end_if_cancelled(self, live: ActiveRun) -> None:
         """Record that the run was cancelled, and say so; at once: it may be cancelled once more."""
         reason = live.cancelled_because
         if reason is None:
@@ -207,12 +207,12 @@ class Runner:
         self._watch().mail.settle(live.run_id, entries.CANCELLED)
         raise RunCancelledError(live.run_id, reason) from None
 
-    def _watch(self) -> Watch:
+    def _watch(self) -> InboxWatcher:
         loop = asyncio.get_running_loop()
-        found = self._watches.get(loop)
+        found = self._watchers.get(loop)
         if found is None:
-            self._watches = {loop: each for loop, each in self._watches.items() if each.runs}
-            found = self._watches[loop] = Watch(self._store)
+            self._watchers = {loop: each for loop, each in self._watchers.items() if each.runs}
+            found = self._watchers[loop] = InboxWatcher(self._store)
         return found
 
 
@@ -242,7 +242,7 @@ def _was_asked_to_stop() -> bool:
 
 
 def _refuse_itself(run_id: str) -> None:
-    around = live_run_or_none()
+    around = active_run_or_none()
     while around is not None:
         if around.run_id == run_id:
             raise ConfigurationError(f"run {run_id!r} runs itself, and would wait for ever")

@@ -7,12 +7,12 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from maestro_hive.hive.live_run import live_run
+from maestro_hive.hive.active_run import active_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.hive.step_terms import StepTerms
+    from maestro_hive.hive.step_terms import StepOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +60,7 @@ class StepFunction(Generic[P, R]):
     ``function`` is the function itself, to be called where nothing shall be kept, as in a test.
     """
 
-    def __init__(self, function: Callable[P, Any], terms: StepTerms) -> None:
+    def __init__(self, function: Callable[P, Any], terms: StepOptions) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.terms = terms
@@ -70,7 +70,7 @@ class StepFunction(Generic[P, R]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result that is kept, or else call the function until it succeeds."""
-        run = live_run(f"the step {self.terms.name!r}")
+        run = active_run(f"the step {self.terms.name!r}")
         bound = self.signature.bind(*args, **kwargs)  # a wrong call fails here, not in an attempt
         result: R = await run.call(self, bound.args, bound.kwargs)
         return result

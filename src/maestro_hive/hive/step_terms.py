@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from maestro_hive.hive.rates import Rate
+from maestro_hive.engine import settings
+from maestro_hive.engine.breaker import CircuitBreaker
+from maestro_hive.engine.rates import Rate
 from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.unified_execution import settings
-from maestro_hive.unified_execution.breaker import CircuitBreaker
 from maestro_hive.unified_execution.call_options import CallOptions
 
 if TYPE_CHECKING:
+    from maestro_hive.engine.retry_policy import RetryOn
     from maestro_hive.unified_execution.call_options import Ambiguous
-    from maestro_hive.unified_execution.retry_policy import RetryOn
 
 Key = str | Callable[..., str]
 
@@ -24,7 +24,7 @@ _TAKEN = ("task", "task_name", "executor_func")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTerms:
+class StepOptions:
     """How a step is executed; None where the configuration decides."""
 
     name: str
@@ -53,7 +53,7 @@ class StepTerms:
         on_ambiguous: Ambiguous,
         store_input: bool,
         budget: int | None,
-    ) -> StepTerms:
+    ) -> StepOptions:
         """Return the terms; what cannot be used is named, with the step."""
         step = function_name(function) if name is None else name
         options = CallOptions().changed(
@@ -82,7 +82,7 @@ class Step(Protocol):
     """A function with its terms."""
 
     body: Callable[..., Any]
-    terms: StepTerms
+    terms: StepOptions
     signature: inspect.Signature
 
 

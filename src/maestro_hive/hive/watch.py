@@ -6,49 +6,49 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING
 
-from maestro_hive.hive.mail import Mail
-from maestro_hive.hive.waiting import deliver
+from maestro_hive.hive.inbox import Inbox
+from maestro_hive.hive.waits import deliver
 from maestro_hive.kernel.errors import MaestroError, StoreBusyError
 
 if TYPE_CHECKING:
-    from maestro_hive.hive.live_run import LiveRun
-    from maestro_hive.hive.mail import Letters
+    from maestro_hive.hive.active_run import ActiveRun
+    from maestro_hive.hive.inbox import Messages
     from maestro_hive.maestro.state.store import Store
 
 #: How long a letter from another process may lie. One from this process is seen at once.
 _LOOK_EVERY = 0.2
 
-_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+_watchers: weakref.WeakSet[InboxWatcher] = weakref.WeakSet()
 
 
-class Watch:
+class InboxWatcher:
     """The runs of one loop on one store, and what looks after their letters."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.mail = Mail(store)
-        self.runs: dict[str, LiveRun] = {}
+        self.mail = Inbox(store)
+        self.runs: dict[str, ActiveRun] = {}
         self._loop = asyncio.get_running_loop()
         self._look_now = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        _watches.add(self)
+        _watchers.add(self)
 
-    def add(self, run: LiveRun) -> None:
+    def add(self, run: ActiveRun) -> None:
         """Look after a run's letters from now on."""
         self.runs[run.run_id] = run
-        run.look_for_letters = self.look_soon
+        run.check_inbox = self.check_soon
         self._look_now.set()
         if self._task is None or self._task.done():
             self._task = self._loop.create_task(self._look())
 
-    def remove(self, run: LiveRun) -> None:
+    def remove(self, run: ActiveRun) -> None:
         """Look after it no more."""
         self.runs.pop(run.run_id, None)
         if not self.runs and self._task is not None:
             self._task.cancel()
             self._task = None
 
-    def look_soon(self) -> None:
+    def check_soon(self) -> None:
         """Look at once; from any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._look_now.set)
@@ -70,20 +70,20 @@ class Watch:
             except TimeoutError:
                 continue
 
-    async def _letters(self, run_id: str) -> Letters:
-        if self.store.quick():
-            return self.mail.letters(run_id)
-        return await asyncio.to_thread(self.mail.letters, run_id)
+    async def _letters(self, run_id: str) -> Messages:
+        if self.store.syncs_fast():
+            return self.mail.messages(run_id)
+        return await asyncio.to_thread(self.mail.messages, run_id)
 
-    async def _hand_over(self, run: LiveRun, letters: Letters) -> None:
-        if letters.cancel is not None:
-            run.cancel(letters.cancel)
-        elif letters.answers:
-            await deliver(run, self.mail, letters.answers)
+    async def _hand_over(self, run: ActiveRun, messages: Messages) -> None:
+        if messages.cancel is not None:
+            run.cancel(messages.cancel)
+        elif messages.answers:
+            await deliver(run, self.mail, messages.answers)
 
 
-def look_soon(store: Store) -> None:
+def check_soon(store: Store) -> None:
     """Let all who look after runs on this store, in this process, look at once."""
-    for watch in list(_watches):
+    for watch in list(_watchers):
         if watch.store is store:
-            watch.look_soon()
+            watch.check_soon()

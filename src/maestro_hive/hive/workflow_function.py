@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from maestro_hive.hive.live_run import live_run
+from maestro_hive.hive.active_run import active_run
 from maestro_hive.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class WorkflowFunction(Generic[P, R]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it as a child of the workflow that calls it."""
-        parent = live_run(f"the workflow {self.name!r}")
+        parent = active_run(f"the workflow {self.name!r}")
         result: R = await parent.run_child(self, *self.bind(args, kwargs))
         return result
 

@@ -16,7 +16,7 @@ MaestroError
 │   ├── EncodeError
 │   └── DecodeError
 │       └── UnknownClassError    (``maestro.state.raising``) of a class that is not imported here
-├── RunHeldError                 another process executes this run: host, pid, since when
+├── RunLeasedError                 another process executes this run: host, pid, since when
 ├── FencedError                  this process was taken over; its write did not happen
 └── ExecutionException           raised by execution (see ``unified_execution.exceptions``)
 
@@ -120,12 +120,12 @@ class CorruptionError(MaestroError):
 class DocumentCorruptError(CorruptionError):
     """One document is torn, altered or not one of ours."""
 
-    def __init__(self, name: str, reason: str, *, kept_as: Path | None = None) -> None:
-        aside = f"; kept aside as {kept_as}" if kept_as else ""
+    def __init__(self, name: str, reason: str, *, moved_to: Path | None = None) -> None:
+        aside = f"; kept aside as {moved_to}" if moved_to else ""
         super().__init__(f"{name} cannot be trusted: {reason}{aside}")
         self.name = name
         self.reason = reason
-        self.kept_as = kept_as
+        self.moved_to = moved_to
 
 
 class NewerFormatError(MaestroError):
@@ -158,7 +158,7 @@ class DecodeError(CodecError):
     """A text is not a value that this project wrote."""
 
 
-class RunHeldError(MaestroError):
+class RunLeasedError(MaestroError):
     """Another process executes this run."""
 
     def __init__(self, run_id: str, *, host: str, pid: int, since: datetime) -> None:

@@ -145,7 +145,7 @@ _open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether a living process holds the lock file ``path``; raise if nobody can tell.
+    """Return whether a living process holds the lock file ``path``; raise if nobody can tell.
 
     A living process must not be taken for dead because there are too many open files, say.
     """

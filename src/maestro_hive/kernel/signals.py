@@ -115,7 +115,7 @@ def _on_signal(number: int, _frame: FrameType | None) -> None:
 
 
 def _is_asyncios(handler: _Handler) -> bool:
-    """Tell whether it is the one of ``asyncio.run``, which is polite itself at its first signal."""
+    """Return whether it is the one of ``asyncio.run``, which is polite itself at its first signal."""
     function = handler.func if isinstance(handler, functools.partial) else handler
     return isinstance(getattr(function, "__self__", None), asyncio.Runner)
 

@@ -100,7 +100,7 @@ def _validator(kind: str) -> Validator:
     from jsonschema.validators import extend  # noqa: PLC0415
 
     keywords = _Keywords()
-    quick = extend(  # type: ignore[no-untyped-call]
+    syncs_fast = extend(  # type: ignore[no-untyped-call]
         Draft7Validator,
         {
             "properties": keywords.properties,
@@ -110,7 +110,7 @@ def _validator(kind: str) -> Validator:
     )
     formats = FormatChecker(formats=())
     formats.checks("date-time", raises=ValueError)(_is_time)
-    validator: Validator = quick(_schema_of(kind), format_checker=formats)
+    validator: Validator = syncs_fast(_schema_of(kind), format_checker=formats)
     return validator
 
 

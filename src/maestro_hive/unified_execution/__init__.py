@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from maestro_hive.kernel.late_names import load_late
+from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from maestro_hive.unified_execution.attempt import StepContext, current
-    from maestro_hive.unified_execution.breaker import CircuitBreaker, CircuitState
-    from maestro_hive.unified_execution.call_options import CallOptions
-    from maestro_hive.unified_execution.config import (
+    from maestro_hive.engine.attempt import StepContext, current
+    from maestro_hive.engine.breaker import CircuitBreaker, CircuitState
+    from maestro_hive.engine.config import (
         ErrorCategory,
         ExecutionConfig,
         Level1Config,
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
         get_execution_config,
         reset_execution_config,
     )
-    from maestro_hive.unified_execution.escalation import Escalation, EscalationCase, JiraClient
-    from maestro_hive.unified_execution.exceptions import (
+    from maestro_hive.engine.errors import (
         CircuitBreakerOpen,
         ExecutionException,
         FailureReport,
@@ -32,16 +30,18 @@ if TYPE_CHECKING:
         TokenBudgetExceeded,
         UnrecoverableError,
     )
-    from maestro_hive.unified_execution.execution_state import ExecutionState, StateCorruptionError
-    from maestro_hive.unified_execution.persona_executor import (
-        PersonaExecutor,
-        execute_with_level1_retry,
-    )
-    from maestro_hive.unified_execution.results import (
+    from maestro_hive.engine.escalation import Escalation, EscalationCase, JiraClient
+    from maestro_hive.engine.results import (
         ExecutionAttempt,
         ExecutionResult,
         ExecutionStatus,
         Level2Result,
+    )
+    from maestro_hive.unified_execution.call_options import CallOptions
+    from maestro_hive.unified_execution.execution_state import ExecutionState, StateCorruptionError
+    from maestro_hive.unified_execution.persona_executor import (
+        PersonaExecutor,
+        execute_with_level1_retry,
     )
     from maestro_hive.unified_execution.safety_retry import (
         SafetyRetryWrapper,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         load_state,
         save_state,
     )
-    from maestro_hive.unified_execution.steps import UnkeptInputWarning
+    from maestro_hive.unified_execution.steps import UnencodableInputWarning
 
 __all__ = [
     "DEFAULT_CHECKPOINT_PATH",
@@ -90,7 +90,7 @@ __all__ = [
     "StepContext",
     "TokenBudgetExceeded",
     "TokenConfig",
-    "UnkeptInputWarning",
+    "UnencodableInputWarning",
     "UnrecoverableError",
     "current",
     "execute_with_full_retry",
@@ -103,14 +103,14 @@ __all__ = [
 ]
 
 # Loaded when first used: who wants the configuration alone need not load a database.
-__getattr__, __dir__ = load_late(
+__getattr__, __dir__ = load_lazily(
     __name__,
     globals(),
     {
-        "maestro_hive.unified_execution.attempt": ("StepContext", "current"),
-        "maestro_hive.unified_execution.breaker": ("CircuitBreaker", "CircuitState"),
+        "maestro_hive.engine.attempt": ("StepContext", "current"),
+        "maestro_hive.engine.breaker": ("CircuitBreaker", "CircuitState"),
         "maestro_hive.unified_execution.call_options": ("CallOptions",),
-        "maestro_hive.unified_execution.config": (
+        "maestro_hive.engine.config": (
             "ErrorCategory",
             "ExecutionConfig",
             "Level1Config",
@@ -121,8 +121,8 @@ __getattr__, __dir__ = load_late(
             "get_execution_config",
             "reset_execution_config",
         ),
-        "maestro_hive.unified_execution.escalation": ("Escalation", "EscalationCase", "JiraClient"),
-        "maestro_hive.unified_execution.exceptions": (
+        "maestro_hive.engine.escalation": ("Escalation", "EscalationCase", "JiraClient"),
+        "maestro_hive.engine.errors": (
             "CircuitBreakerOpen",
             "ExecutionException",
             "FailureReport",
@@ -140,7 +140,7 @@ __getattr__, __dir__ = load_late(
             "PersonaExecutor",
             "execute_with_level1_retry",
         ),
-        "maestro_hive.unified_execution.results": (
+        "maestro_hive.engine.results": (
             "ExecutionAttempt",
             "ExecutionResult",
             "ExecutionStatus",
@@ -158,6 +158,6 @@ __getattr__, __dir__ = load_late(
             "load_state",
             "save_state",
         ),
-        "maestro_hive.unified_execution.steps": ("UnkeptInputWarning",),
+        "maestro_hive.unified_execution.steps": ("UnencodableInputWarning",),
     },
 )

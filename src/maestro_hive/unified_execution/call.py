@@ -6,21 +6,21 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.unified_execution import retry_policy
-from maestro_hive.unified_execution.attempt import StepContext, run_attempt
-from maestro_hive.unified_execution.config import ErrorCategory, ExecutionConfig, RecoveryStrategy
-from maestro_hive.unified_execution.durable_step import DurableStep
-from maestro_hive.unified_execution.exceptions import (
+from maestro_hive.engine import retry_policy
+from maestro_hive.engine.attempt import StepContext, run_attempt
+from maestro_hive.engine.config import ErrorCategory, ExecutionConfig, RecoveryStrategy
+from maestro_hive.engine.errors import (
     FailureReport,
     TokenBudgetExceeded,
     UnrecoverableError,
 )
-from maestro_hive.unified_execution.healing import Healer, Healing, heal
-from maestro_hive.unified_execution.results import (
+from maestro_hive.engine.healing import Healer, Healing, heal
+from maestro_hive.engine.results import (
     ExecutionAttempt,
     ExecutionResult,
     ExecutionStatus,
 )
+from maestro_hive.unified_execution.durable_step import DurableStep
 from maestro_hive.unified_execution.steps import Failure, error_facts, is_unrecoverable
 from maestro_hive.unified_execution.verdicts import (
     check_source,
@@ -32,9 +32,9 @@ from maestro_hive.unified_execution.verdicts import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from maestro_hive.engine.retry_policy import Decision, RandomSource
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.unified_execution.call_options import CallOptions, Gate
-    from maestro_hive.unified_execution.retry_policy import Dice, Move
     from maestro_hive.unified_execution.transient_step import TransientStep
 
 _UNDER_WAY = (ExecutionStatus.RUNNING, ExecutionStatus.RETRYING)
@@ -68,7 +68,7 @@ class Terms:
     config: ExecutionConfig
     persona_id: str
     clock: Clock
-    dice: Dice
+    rng: RandomSource
     healer: Healer | None
     latest: Latest
     #: Counts tokens and money, and raises if there is no more of them.
@@ -170,7 +170,7 @@ class Call:
             move = self._decide(error)
         except Exception as broken:
             # The function given as retry_on is to blame; the attempt has failed all the same.
-            move = retry_policy.Move(False, 0.0, "the function given as retry_on failed")
+            move = retry_policy.Decision(False, 0.0, "the function given as retry_on failed")
             await self.step.fail(_failure(error_facts(error), move, _NOT_HEALED))
             self._show(ExecutionStatus.FAILED)
             raise broken from error
@@ -186,7 +186,7 @@ class Call:
             return None
         return self.give_up(error, move.reason)
 
-    def _decide(self, error: Exception) -> Move:
+    def _decide(self, error: Exception) -> Decision:
         level1, options = self.terms.config.level1, self.options
         failures = self.step.failures + 1
         strategy = level1.recovery_strategy
@@ -196,9 +196,9 @@ class Call:
         delay = 0.0
         if strategy is not RecoveryStrategy.RETRY_SAME:
             delay = retry_policy.delay_before(level1, failures)
-            delay = retry_policy.with_jitter(delay, level1.jitter, self.terms.dice)
+            delay = retry_policy.with_jitter(delay, level1.jitter, self.terms.rng)
         limit = options.max_elapsed_seconds
-        return retry_policy.next_move(
+        return retry_policy.decide(
             failures=failures,
             max_attempts=self.max_attempts,
             elapsed=self.step.elapsed(),
@@ -305,7 +305,7 @@ class Call:
         """Return what the call came to."""
         step = self.step
         if status.done and isinstance(step, DurableStep):
-            result = step.kept_result(self.name, status, output)
+            result = step.completed_result(self.name, status, output)
         else:
             result = make_result(step, self.name, self.terms.persona_id, status, output)
         self.terms.latest.show(status, result)
@@ -354,7 +354,7 @@ def _refusal(error: BaseException, status: ExecutionStatus, *, counts: bool) -> 
     )
 
 
-def _failure(facts: dict[str, Any], move: Move, healing: Healing) -> Failure:
+def _failure(facts: dict[str, Any], move: Decision, healing: Healing) -> Failure:
     return Failure(
         status=ExecutionStatus.RETRYING if move.retry else ExecutionStatus.FAILED,
         counts=True,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
+from maestro_hive.engine import settings
+from maestro_hive.engine.retry_policy import RetryOn, check_retry_on
 from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.unified_execution import settings
-from maestro_hive.unified_execution.retry_policy import RetryOn, check_retry_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,35 +7,34 @@ import hashlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.kernel.errors import StorageError
-from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
-from maestro_hive.maestro.state.run_state import StepState, facts_of
-from maestro_hive.maestro.state.step_view import feedback_of
-from maestro_hive.unified_execution.results import (
+from maestro_hive.engine.results import (
     ExecutionAttempt,
     ExecutionResult,
     ExecutionStatus,
     LateResult,
 )
+from maestro_hive.engine.waits import Wait
+from maestro_hive.kernel.errors import StorageError
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import StepState, facts_of, feedback_of
+from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
 from maestro_hive.unified_execution.steps import metrics_of
-from maestro_hive.unified_execution.waits import Wait
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.unified_execution.held_run import HeldRun
     from maestro_hive.unified_execution.steps import Failure, Plan
 
 
-_BEGUN = int(EntryKind.ATTEMPT_BEGUN)  # compared for every attempt of every kept step
+_BEGUN = int(EntryKind.ATTEMPT_STARTED)  # compared for every attempt of every kept step
 
 
 class DurableStep:
     """A step of a run that is held; what its methods returned from survives a kill."""
 
-    def __init__(self, run: HeldRun, plan: Plan, persona: str, round_number: int) -> None:
+    def __init__(self, run: OpenRun, plan: Plan, persona: str, round_number: int) -> None:
         self.run_id = run.run_id
         self._run = run
         self._plan = plan
@@ -93,7 +92,7 @@ class DurableStep:
         return facts_of(state.last_failure)
 
     def is_given_up(self, max_attempts: int) -> bool:
-        """Tell whether nothing is left to try in this round."""
+        """Return whether nothing is left to try in this round."""
         if not self.failures:
             return False
         last = self._last_failure()
@@ -108,13 +107,13 @@ class DurableStep:
     def attempts(self) -> list[ExecutionAttempt]:
         """Return every attempt there was, with what came of it."""
         state = self.state
-        return _attempts(state.number, state.log, state.kept, state.tokens) if state else []
+        return _attempts(state.number, state.log, state.completed, state.tokens) if state else []
 
-    def kept_result(self, name: str, status: ExecutionStatus, output: Any) -> ExecutionResult:
+    def completed_result(self, name: str, status: ExecutionStatus, output: Any) -> ExecutionResult:
         """Return the result of a finished step; its attempts are told when somebody looks."""
         state = self.state
         assert state is not None
-        begun, kept = state.log[0] if state.log else state.begun, state.kept
+        begun, kept = state.log[0] if state.log else state.started, state.completed
         result = LateResult(
             execution_id=self.run_id,
             task_name=name,
@@ -148,7 +147,7 @@ class DurableStep:
                 self._before = max(0.0, since.total_seconds())
         await self._run.record(
             NewEntry(
-                EntryKind.ATTEMPT_BEGUN,
+                EntryKind.ATTEMPT_STARTED,
                 number,
                 1 if state is None else state.last_attempt + 1,
                 self._plan.facts,
@@ -166,7 +165,7 @@ class DurableStep:
 
     async def keep(self, output: codec.Encoded | None) -> None:
         """Record the result; when this returns, the step never runs again."""
-        await self._run.record(self._entry(EntryKind.STEP_KEPT, value=output), sync=True)
+        await self._run.record(self._entry(EntryKind.STEP_COMPLETED, value=output), sync=True)
 
     async def fail(self, failure: Failure) -> None:
         """Record that the attempt failed, and how long to wait for the next."""
@@ -256,7 +255,7 @@ class DurableStep:
 
     def add_history(self, item: Any) -> None:
         """Add to the persona's history."""
-        self._note(EntryKind.HISTORY_ADDED, codec.encode(item, "history"), "history")
+        self._note(EntryKind.HISTORY_APPENDED, codec.encode(item, "history"), "history")
 
     def _note(self, kind: EntryKind, value: codec.Encoded, family: str) -> None:
         facts = codec.dump_canonical({"persona": self._persona})
@@ -318,7 +317,7 @@ def _attempts(
         if entry.kind == _BEGUN:
             if attempts and attempts[-1].ended_at is None:
                 attempts[-1].status = ExecutionStatus.INTERRUPTED
-            attempts.append(_begun_attempt(step, entry, tokens))
+            attempts.append(_started_attempt(step, entry, tokens))
         else:
             _end_attempt(attempts[-1], entry)
     if kept is not None and attempts:
@@ -328,7 +327,7 @@ def _attempts(
     return attempts
 
 
-def _begun_attempt(step: int, entry: Entry, tokens: dict[int, int] | None) -> ExecutionAttempt:
+def _started_attempt(step: int, entry: Entry, tokens: dict[int, int] | None) -> ExecutionAttempt:
     return ExecutionAttempt(
         attempt_id=f"{step}.{entry.attempt}",
         attempt_number=entry.attempt,

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.engine.errors import ExecutionException
+from maestro_hive.engine.settings import whole
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state import codec
-from maestro_hive.unified_execution.exceptions import ExecutionException
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
-from maestro_hive.unified_execution.settings import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.unified_execution.results import ExecutionAttempt
+    from maestro_hive.engine.results import ExecutionAttempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

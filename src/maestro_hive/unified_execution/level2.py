@@ -11,24 +11,24 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.unified_execution import escalation as words
-from maestro_hive.unified_execution.attempt import round_number
-from maestro_hive.unified_execution.config import RecoveryStrategy
-from maestro_hive.unified_execution.error_signs import retry_after
-from maestro_hive.unified_execution.exceptions import (
+from maestro_hive.engine import escalation as words
+from maestro_hive.engine.attempt import round_number
+from maestro_hive.engine.config import RecoveryStrategy
+from maestro_hive.engine.errors import (
     CircuitBreakerOpen,
     ExecutionException,
     HelpNeeded,
     UnrecoverableError,
 )
-from maestro_hive.unified_execution.results import (
+from maestro_hive.engine.results import (
     ExecutionAttempt,
     ExecutionResult,
     ExecutionStatus,
     Level2Result,
 )
-from maestro_hive.unified_execution.retry_policy import delay_before, never_retried, with_jitter
+from maestro_hive.engine.retry_policy import delay_before, never_retried, retry_after, with_jitter
+from maestro_hive.engine.waits import Wait
+from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.unified_execution.rounds import (
     Rounds,
     failed_result,
@@ -38,7 +38,6 @@ from maestro_hive.unified_execution.rounds import (
     report_of,
     reported,
 )
-from maestro_hive.unified_execution.waits import Wait
 from maestro_hive.unified_execution.wrapped_call import effect_key
 
 if TYPE_CHECKING:
@@ -46,11 +45,11 @@ if TYPE_CHECKING:
     from datetime import datetime
     from random import Random
 
-    from maestro_hive.unified_execution.breaker import CircuitBreaker, Permit
-    from maestro_hive.unified_execution.config import Level2Config
-    from maestro_hive.unified_execution.escalation import Escalation
-    from maestro_hive.unified_execution.exceptions import FailureReport
-    from maestro_hive.unified_execution.held_run import HeldRun
+    from maestro_hive.engine.breaker import CircuitBreaker, Permit
+    from maestro_hive.engine.config import Level2Config
+    from maestro_hive.engine.errors import FailureReport
+    from maestro_hive.engine.escalation import Escalation
+    from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.unified_execution.wrapped_call import WrappedCall
 
 ResultT = TypeVar("ResultT")
@@ -65,7 +64,7 @@ class Level2:
 
     config: Level2Config
     breaker: CircuitBreaker
-    run: HeldRun | None
+    run: OpenRun | None
     escalation: Escalation | None
     random: Random
 
@@ -113,7 +112,7 @@ class Level2Execution:
             return await self._result()
 
     async def _result(self) -> Level2Result:
-        kept = self._call.kept()
+        kept = self._call.completed()
         if kept is not None:
             return self._done(kept)
         ended = self._rounds.escalated()
@@ -150,7 +149,7 @@ class Level2Execution:
             seconds = self._clock.awake_seconds() - began
             await self._raised(error, permit, started_at, seconds)
         except BaseException:
-            permit.given_back()  # stopped, which says nothing about the other side
+            permit.release()  # stopped, which says nothing about the other side
             raise
         finally:
             round_number.reset(token)
@@ -184,10 +183,10 @@ class Level2Execution:
         """Count a round that raised; raise what is not to be retried as it is."""
         final = _is_final(error)
         if final and not isinstance(error, UnrecoverableError):
-            permit.given_back()  # forbidden, bankrupt, or our own disk: not the other side's fault
+            permit.release()  # forbidden, bankrupt, or our own disk: not the other side's fault
             raise error
         if _called_nothing(error):
-            permit.given_back()
+            permit.release()
         else:
             await self._tell_failure(permit, seconds)
         if final:
@@ -264,7 +263,7 @@ class Level2Execution:
     async def _succeeded(self, result: ExecutionResult) -> Level2Result:
         """Return the result; unless level 1 keeps it, let the next call of that name start anew."""
         done = self._done(result)
-        if self._rounds.remembered() and self._call.kept() is None:
+        if self._rounds.remembered() and self._call.completed() is None:
             await self._rounds.forget()
         return done
 
@@ -352,7 +351,7 @@ class Level2Execution:
 
     async def _off_loop(self, call: Callable[[], ResultT]) -> ResultT:
         store = self._breaker.store
-        if store is None or store.quick():
+        if store is None or store.syncs_fast():
             return call()
         return await asyncio.to_thread(call)
 
@@ -363,7 +362,7 @@ def _in_round(identity: bytes, around: int) -> bytes:
 
 
 @asynccontextmanager
-async def _turn(run: HeldRun, identity: bytes, name: str) -> AsyncIterator[None]:
+async def _turn(run: OpenRun, identity: bytes, name: str) -> AsyncIterator[None]:
     """Wait until nobody else in this process executes the same, and keep others waiting."""
     this = (run.run_id, identity)
     while not run.enter(identity):
@@ -383,7 +382,7 @@ async def _turn(run: HeldRun, identity: bytes, name: str) -> AsyncIterator[None]
 
 
 def _is_final(error: Exception) -> bool:
-    """Tell whether another round is out of the question."""
+    """Return whether another round is out of the question."""
     if isinstance(error, UnrecoverableError):  # level 1 has given up: that is what rounds are for
         report = report_of(error)
         return report is not None and not report.recoverable
@@ -391,6 +390,6 @@ def _is_final(error: Exception) -> bool:
 
 
 def _called_nothing(error: Exception) -> bool:
-    """Tell whether level 1 knew beforehand: then the breaker learns nothing from it."""
+    """Return whether level 1 knew beforehand: then the breaker learns nothing from it."""
     context: object = error.context if isinstance(error, ExecutionException) else None
     return isinstance(context, Mapping) and context.get("called") is False

@@ -14,31 +14,31 @@ import random
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
-from maestro_hive.kernel.clock import SystemClock
-from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.run_view import show_run
-from maestro_hive.maestro.state.state_manager import StateManager
-from maestro_hive.maestro.state.step_view import was_healed
-from maestro_hive.unified_execution import retry_policy
-from maestro_hive.unified_execution.attempt import round_number
-from maestro_hive.unified_execution.budget import Budget
-from maestro_hive.unified_execution.call import Call, Latest, Terms, make_result
-from maestro_hive.unified_execution.call_options import CallOptions
-from maestro_hive.unified_execution.config import (
+from maestro_hive.engine import retry_policy
+from maestro_hive.engine.attempt import round_number
+from maestro_hive.engine.budget import Budget
+from maestro_hive.engine.config import (
     ErrorCategory,
     ExecutionConfig,
     get_execution_config,
 )
-from maestro_hive.unified_execution.durable_step import DurableStep
-from maestro_hive.unified_execution.governance import AgentContext, Enforcer, enforce, infer_action
-from maestro_hive.unified_execution.results import (
+from maestro_hive.engine.policy import AgentContext, Enforcer, enforce, infer_action
+from maestro_hive.engine.results import (
     ExecutionAttempt,
     ExecutionResult,
     ExecutionStatus,
 )
+from maestro_hive.engine.settings import refused
+from maestro_hive.kernel.clock import SystemClock
+from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import was_healed
+from maestro_hive.maestro.state.state_manager import StateManager
+from maestro_hive.maestro.state.views import show_run
+from maestro_hive.unified_execution.call import Call, Latest, Terms, make_result
+from maestro_hive.unified_execution.call_options import CallOptions
+from maestro_hive.unified_execution.durable_step import DurableStep
 from maestro_hive.unified_execution.resuming import go_on, is_over
-from maestro_hive.unified_execution.settings import refused
 from maestro_hive.unified_execution.state_persistence import StatePersistence
 from maestro_hive.unified_execution.steps import UNNAMED, Plan, Planner
 from maestro_hive.unified_execution.transient_step import Persona, TransientStep
@@ -46,9 +46,9 @@ from maestro_hive.unified_execution.transient_step import Persona, TransientStep
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from maestro_hive.engine.healing import Healer
+    from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.unified_execution.healing import Healer
-    from maestro_hive.unified_execution.held_run import HeldRun
 
 __all__ = [
     "ExecutionAttempt",
@@ -96,7 +96,7 @@ class PersonaExecutor:
         if self._owns_state:
             state_persistence = StatePersistence(self.config, self.workflow_id)
         self.state_persistence = state_persistence
-        self._run: HeldRun | None = state_persistence.held_run if state_persistence else None
+        self._run: OpenRun | None = state_persistence.run if state_persistence else None
         self._clock: Clock = self._run.store.clock if self._run else SystemClock()
         self._persona = Persona()
         self._budget = Budget(self.config.tokens, persona_id, self._run, self._persona)
@@ -107,7 +107,7 @@ class PersonaExecutor:
             config=self.config,
             persona_id=persona_id,
             clock=self._clock,
-            dice=random.Random(self.config.level1.jitter_seed),  # noqa: S311 - for jitter alone
+            rng=random.Random(self.config.level1.jitter_seed),  # noqa: S311 - for jitter alone
             healer=healing_engine,
             latest=Latest(),
             spend=self._budget.spend,
@@ -148,7 +148,7 @@ class PersonaExecutor:
 
     @property
     def starts_over(self) -> bool:
-        """Tell whether its calls were asked to begin anew: ``force``, or ``retry``."""
+        """Return whether its calls were asked to begin anew: ``force``, or ``retry``."""
         return self._options.force or self._options.retry
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class PersonaExecutor:
         call = Call(self._terms, options, step, task, task_name, args, kwargs)
         return await self._execute_once(run, plan, call)
 
-    def kept_result(
+    def completed_result(
         self,
         task: Callable[..., Any],
         task_name: str = UNNAMED,
@@ -243,10 +243,10 @@ class PersonaExecutor:
             return None
         state = step.state
         status = ExecutionStatus.SUCCESS
-        if state is not None and state.kept is not None:
+        if state is not None and state.completed is not None:
             if was_healed(state):
                 status = ExecutionStatus.RECOVERED
-            result = step.kept_result(name, status, step.output(state.kept))
+            result = step.completed_result(name, status, step.output(state.completed))
         elif self._run is not None and name in self._run.state.completed:
             output = self._artifacts(self._run, name)
             result = make_result(step, name, self.persona_id, status, output)
@@ -256,12 +256,12 @@ class PersonaExecutor:
         return result
 
     @staticmethod
-    def _artifacts(run: HeldRun, name: str) -> Any:
+    def _artifacts(run: OpenRun, name: str) -> Any:
         entry = run.state.completed[name]
         data = run.store.load(entry) if entry is not None else None
         return None if data is None else codec.decode(data, "artifacts")
 
-    async def _execute_once(self, run: HeldRun, plan: Plan, call: Call) -> ExecutionResult:
+    async def _execute_once(self, run: OpenRun, plan: Plan, call: Call) -> ExecutionResult:
         """Execute a step, unless this process does so already: then wait, and take its result."""
         while not run.enter(plan.identity):
             if (run.run_id, plan.identity) in _inside.get():

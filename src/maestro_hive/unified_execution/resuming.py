@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from maestro_hive.unified_execution.exceptions import HelpNeeded, UnrecoverableError
-from maestro_hive.unified_execution.results import ExecutionResult, ExecutionStatus
+from maestro_hive.engine.errors import HelpNeeded, UnrecoverableError
+from maestro_hive.engine.results import ExecutionResult, ExecutionStatus
 from maestro_hive.unified_execution.steps import Failure
 
 if TYPE_CHECKING:
-    from maestro_hive.maestro.state.run_state import StepState
+    from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.unified_execution.call import Call
     from maestro_hive.unified_execution.durable_step import DurableStep
 
@@ -32,7 +32,7 @@ async def go_on(call: Call, step: DurableStep) -> ExecutionResult | None:
 
 
 def is_over(call: Call, step: DurableStep) -> bool:
-    """Tell whether a step that is not finished goes on only if somebody asks for a retry."""
+    """Return whether a step that is not finished goes on only if somebody asks for a retry."""
     state = step.state
     return state is not None and (
         _is_ambiguous(call, state)

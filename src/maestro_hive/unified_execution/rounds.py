@@ -7,25 +7,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.records import EntryKind, NewEntry, to_micros
-from maestro_hive.maestro.state.run_state import facts_of
-from maestro_hive.unified_execution.error_signs import classify
-from maestro_hive.unified_execution.exceptions import FailureReport, UnrecoverableError
-from maestro_hive.unified_execution.results import (
+from maestro_hive.engine.errors import FailureReport, UnrecoverableError
+from maestro_hive.engine.results import (
     ExecutionAttempt,
     ExecutionResult,
     ExecutionStatus,
 )
+from maestro_hive.engine.retry_policy import classify
+from maestro_hive.engine.waits import Wait
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.records import EntryKind, NewEntry, to_micros
 from maestro_hive.unified_execution.steps import error_facts
-from maestro_hive.unified_execution.waits import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.records import Entry
-    from maestro_hive.unified_execution.held_run import HeldRun
 
 #: What is kept of an error's text: enough to see what it was.
 _LONGEST_TEXT = 4000
@@ -52,7 +52,7 @@ class Rounds:
     ``identities`` are the call's in each round of a level 2 around it: the last is this one's.
     """
 
-    def __init__(self, clock: Clock, run: HeldRun | None = None, *identities: bytes) -> None:
+    def __init__(self, clock: Clock, run: OpenRun | None = None, *identities: bytes) -> None:
         self._clock = clock
         self._run = run
         self._identities = identities

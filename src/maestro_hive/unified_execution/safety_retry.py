@@ -16,23 +16,23 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from maestro_hive.kernel.errors import ConfigurationError, MaestroError
-from maestro_hive.maestro.state.opened import borrow_memory_store, borrow_store, return_store
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.unified_execution import settings
-from maestro_hive.unified_execution.breaker import CircuitBreaker, CircuitState
-from maestro_hive.unified_execution.config import ExecutionConfig, get_execution_config
-from maestro_hive.unified_execution.escalation import (
+from maestro_hive.engine import settings
+from maestro_hive.engine.breaker import CircuitBreaker, CircuitState
+from maestro_hive.engine.config import ExecutionConfig, get_execution_config
+from maestro_hive.engine.escalation import (
     Escalation,
     JiraClient,
     JiraEscalation,
     checked,
 )
-from maestro_hive.unified_execution.held_run import HeldRun, open_run
+from maestro_hive.engine.open_run import OpenRun, open_run
+from maestro_hive.engine.results import Level2Result
+from maestro_hive.engine.retry_policy import delay_before
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.maestro.state.stores import borrow_memory_store, borrow_store, return_store
 from maestro_hive.unified_execution.level2 import Level2, Level2Execution
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
-from maestro_hive.unified_execution.results import Level2Result
-from maestro_hive.unified_execution.retry_policy import delay_before
 from maestro_hive.unified_execution.state_persistence import StatePersistence
 from maestro_hive.unified_execution.steps import UNNAMED
 from maestro_hive.unified_execution.wrapped_call import WrappedCall, understand, warn_of
@@ -209,13 +209,13 @@ class _Held:
         self._workflow_id = workflow_id
         self._given = store
         self._borrowed: Store | None = None
-        self._run: HeldRun | None = None
+        self._run: OpenRun | None = None
         self._state: StatePersistence | None = None
         self._mutex = threading.RLock()
 
     @property
     def ready(self) -> bool:
-        """Tell whether all is open that is needed."""
+        """Return whether all is open that is needed."""
         has_store = self._given is not None or self._borrowed is not None
         has_store = has_store or not self._is_store_needed
         return has_store and (self._run is not None or self._workflow_id is None)
@@ -240,14 +240,14 @@ class _Held:
                 self._borrowed = borrow(folders.state)
             return self._borrowed
 
-    def run(self) -> HeldRun | None:
+    def run(self) -> OpenRun | None:
         """Return the run, if there is one."""
         with self._mutex:
             if self._run is None and self._workflow_id is not None:
                 self._run = self._opened_run(self._workflow_id)
             return self._run
 
-    def _opened_run(self, workflow_id: str) -> HeldRun:
+    def _opened_run(self, workflow_id: str) -> OpenRun:
         run = open_run(self._config.state.resolve(), workflow_id)
         try:
             if run.users == 1:  # the first here: without a journal, copies are looked for

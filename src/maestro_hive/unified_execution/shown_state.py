@@ -11,7 +11,7 @@ from maestro_hive.unified_execution.execution_state import ExecutionState, merge
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.unified_execution.held_run import HeldRun
+    from maestro_hive.engine.open_run import OpenRun
 
 
 class ShownState:
@@ -23,14 +23,14 @@ class ShownState:
         self._fields: dict[str, Any] = {}
         self._seq = -1
 
-    def refreshed(self, held: HeldRun) -> ExecutionState:
+    def refreshed(self, held: OpenRun) -> ExecutionState:
         """Return the state object, brought up to what the run is."""
         if self._state is None or self._seq != held.state.seq:
             self._refresh(held)
         assert self._state is not None
         return self._state
 
-    def _refresh(self, held: HeldRun) -> None:
+    def _refresh(self, held: OpenRun) -> None:
         run, fields = held.state, held.fields()
         created = from_micros(run.created_at) if run.seq else held.store.clock.now()
         if self._state is None:

@@ -16,6 +16,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from maestro_hive.engine.config import (
+    DEFAULT_CHECKPOINT_DIR,
+    DEFAULT_STATE_DIR,
+    ExecutionConfig,
+    get_execution_config,
+)
+from maestro_hive.engine.copies import RunCopies
+from maestro_hive.engine.open_run import OpenRun, open_run
 from maestro_hive.kernel.errors import (
     ConfigurationError,
     DocumentCorruptError,
@@ -28,29 +36,21 @@ from maestro_hive.maestro.state.checkpoint import (
     CheckpointNotFoundError,
     new_checkpoint_id,
 )
-from maestro_hive.maestro.state.opened import borrow_store, return_store
+from maestro_hive.maestro.state.projections import FIELDS, fold
 from maestro_hive.maestro.state.records import EntryKind, NewEntry, from_micros
 from maestro_hive.maestro.state.run_document import CopiedEntries, RunCopy, write_run
-from maestro_hive.maestro.state.run_state import FIELDS, fold
-from maestro_hive.maestro.state.run_view import (
+from maestro_hive.maestro.state.stores import borrow_store, return_store
+from maestro_hive.maestro.state.views import (
     retry_count,
     show_fields,
     show_persona,
     without_what_steps_say,
-)
-from maestro_hive.unified_execution.config import (
-    DEFAULT_CHECKPOINT_DIR,
-    DEFAULT_STATE_DIR,
-    ExecutionConfig,
-    get_execution_config,
 )
 from maestro_hive.unified_execution.execution_state import (
     ExecutionState,
     StateCorruptionError,
     check_fields,
 )
-from maestro_hive.unified_execution.held_run import HeldRun, open_run
-from maestro_hive.unified_execution.run_copies import RunCopies
 from maestro_hive.unified_execution.shown_state import ShownState
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Restored:
 class StatePersistence:
     """One execution's state, durable when each method returns. Thread-safe; a context manager.
 
-    A process holds a run: while it does, no other may write to it (``RunHeldError`` names the
+    A process holds a run: while it does, no other may write to it (``RunLeasedError`` names the
     holder). With ``auto_restore=False`` the execution starts afresh, unless ``restore`` or
     ``restore_latest`` is called before the first change. ``workflow`` is what listings say that a
     new run belongs to.
@@ -134,7 +134,7 @@ class StatePersistence:
     # --- what there is ---
 
     @property
-    def held_run(self) -> HeldRun:
+    def run(self) -> OpenRun:
         """The run behind it, for those who execute its steps."""
         return self._run
 
@@ -218,14 +218,14 @@ class StatePersistence:
         given: Any = state
         shown = dict(given) if isinstance(given, dict) else given  # a defaultdict is welcome
         check_fields({"persona_states": {persona: shown}})
-        self._record(EntryKind.PERSONA_CHANGED, facts, shown, "persona_state")
+        self._record(EntryKind.PERSONA_SET, facts, shown, "persona_state")
 
     def _set_fields(self, changes: dict[str, Any]) -> None:
         check_fields(changes)
         with self._mutex:
             self._run.catch_up()
             own = without_what_steps_say(self._run.state, changes)
-            self._record(EntryKind.FIELDS_CHANGED, None, own, "state")
+            self._record(EntryKind.FIELDS_SET, None, own, "state")
 
     def _record(
         self,

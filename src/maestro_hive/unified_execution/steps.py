@@ -8,26 +8,26 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maestro_hive.kernel.errors import ConfigurationError, EncodeError
-from maestro_hive.maestro.state import codec
-from maestro_hive.unified_execution import retry_policy
-from maestro_hive.unified_execution.exceptions import (
+from maestro_hive.engine import retry_policy
+from maestro_hive.engine.errors import (
     FailureReport,
     UnrecoverableError,
     parts_of,
     text_of,
 )
+from maestro_hive.kernel.errors import ConfigurationError, EncodeError
+from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from maestro_hive.unified_execution.results import ExecutionStatus
+    from maestro_hive.engine.results import ExecutionStatus
 
 UNNAMED = "unnamed_task"
 
 
-class UnkeptInputWarning(UserWarning):
+class UnencodableInputWarning(UserWarning):
     """A step's input has no form in JSON, so its name alone says which step it is."""
 
 
@@ -97,7 +97,7 @@ class Planner:
                 warnings.warn(
                     f"{name!r} of {self._persona!r} is told from other steps by its name alone:"
                     f" {error}. Give plain data, or a key",
-                    UnkeptInputWarning,
+                    UnencodableInputWarning,
                     stacklevel=distance_of_user(),
                 )
             return None
@@ -157,7 +157,7 @@ def error_facts(error: BaseException) -> dict[str, Any]:
 
 
 def is_unrecoverable(error: BaseException) -> bool:
-    """Tell whether a task says that another attempt is pointless; one of a group says it too."""
+    """Return whether a task says that another attempt is pointless; one of a group says it too."""
     return any(_is_final(part) for part in parts_of(error) if isinstance(part, UnrecoverableError))
 
 

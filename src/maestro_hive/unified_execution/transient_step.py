@@ -10,15 +10,15 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.unified_execution.results import ExecutionAttempt, ExecutionStatus
+from maestro_hive.engine.results import ExecutionAttempt, ExecutionStatus
+from maestro_hive.engine.waits import Wait
 from maestro_hive.unified_execution.steps import metrics_of
-from maestro_hive.unified_execution.waits import Wait
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.maestro.state.run_state import StepState
+    from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.unified_execution.steps import Failure
 
 

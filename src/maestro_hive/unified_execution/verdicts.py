@@ -7,23 +7,23 @@ import asyncio
 import textwrap
 import warnings
 
-from maestro_hive.unified_execution import retry_policy
-from maestro_hive.unified_execution.config import ErrorCategory
-from maestro_hive.unified_execution.exceptions import (
+from maestro_hive.engine import retry_policy
+from maestro_hive.engine.config import ErrorCategory
+from maestro_hive.engine.errors import (
     HelpNeeded,
     RecoverableError,
     TokenBudgetExceeded,
     UnrecoverableError,
     parts_of,
 )
-from maestro_hive.unified_execution.results import ExecutionStatus
+from maestro_hive.engine.results import ExecutionStatus
 
 #: What the beginning of Python source looks like.
 _SOURCE = ("def ", "class ", "import ", "from ")
 
 
 def passes_through(error: Exception) -> bool:
-    """Tell whether an error must reach the caller as it is, without another attempt."""
+    """Return whether an error must reach the caller as it is, without another attempt."""
     return any(
         retry_policy.never_retried(part) and not isinstance(part, UnrecoverableError)
         for part in parts_of(error)
@@ -31,7 +31,7 @@ def passes_through(error: Exception) -> bool:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Tell whether an end looks like a stop that nobody is known to have asked for.
+    """Return whether an end looks like a stop that nobody is known to have asked for.
 
     A Ctrl+C that no event loop handles looks like one that the task raises itself; so does a task
     that cancels itself. They are like the death of a process: no failure, and not without end.

@@ -26,12 +26,12 @@ from typing import (
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
 from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state import codec
-from maestro_hive.unified_execution.steps import UNNAMED, UnkeptInputWarning, distance_of_user
+from maestro_hive.unified_execution.steps import UNNAMED, UnencodableInputWarning, distance_of_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.unified_execution.results import ExecutionResult
+    from maestro_hive.engine.results import ExecutionResult
 
 
 @runtime_checkable
@@ -41,7 +41,7 @@ class _HasPersona(Protocol):
 
 @runtime_checkable
 class _KeepsResults(Protocol):
-    def kept_result(self, task: Any, task_name: str, *args: Any, **kwargs: Any) -> Any:
+    def completed_result(self, task: Any, task_name: str, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a step that is finished, or None, without calling anything."""
         ...
 
@@ -104,17 +104,17 @@ class WrappedCall:
             outcome = await asyncio.wrap_future(threads.run(call))
         return await outcome if inspect.isawaitable(outcome) else outcome
 
-    def kept(self) -> ExecutionResult | None:
+    def completed(self) -> ExecutionResult | None:
         """Return the result if it is kept already: then nothing needs to be called."""
         executor = self._executor
         if not _offers_it(executor, _KeepsResults):
             return None
-        found: ExecutionResult | None = executor.kept_result(*self.args, **self.kwargs)
+        found: ExecutionResult | None = executor.completed_result(*self.args, **self.kwargs)
         return found
 
     @property
     def starts_over(self) -> bool:
-        """Tell whether the rounds made before shall not count."""
+        """Return whether the rounds made before shall not count."""
         executor = self._executor
         return self.retry or (_offers_it(executor, _MayStartOver) and executor.starts_over)
 
@@ -252,7 +252,7 @@ def warn_of(name: str, doubt: str) -> None:
     warnings.warn(
         f"{name!r} is told from other calls by its name and its plain arguments alone: {doubt}."
         " Give plain data as arguments, or each call its own task_name",
-        UnkeptInputWarning,
+        UnencodableInputWarning,
         stacklevel=distance_of_user(),
     )
 

@@ -11,7 +11,7 @@ import pytest
 
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.maestro.state.codec import encode
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,19 +21,20 @@ from maestro_hive.kernel.errors import (
     InvalidIdentifierError,
     MaestroError,
 )
-from maestro_hive.maestro.state import documents
+from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.checkpoint import (
     DEFAULT_STORAGE_PATH,
     AtomicWriteError,
     Checkpoint,
     CheckpointError,
+    CheckpointFolder,
     CheckpointManager,
+    CheckpointName,
     CheckpointNotFoundError,
     ChecksumValidationError,
     StateMetadata,
     WorkflowState,
 )
-from maestro_hive.maestro.state.checkpoint_folder import CheckpointFolder, CheckpointName
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maestro_hive.kernel.errors import DocumentCorruptError, MaestroError, NewerFormatError
-from maestro_hive.maestro.state.documents import DOCUMENT_FORMAT, seal, unseal
+from maestro_hive.maestro.state.run_document import DOCUMENT_FORMAT, seal, unseal
 
 BODY: dict[str, Any] = {"name": "grün 🐝", "list": [1, {"b": None, "a": 1.5}], "z": "", "a": True}
 

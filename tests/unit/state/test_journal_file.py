@@ -23,7 +23,7 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.maestro.state.codec import Encoded, encode
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import apsw
 
-    from maestro_hive.maestro.state.store import Hold
+    from maestro_hive.maestro.state.store import RunLease
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def saved_entry(value: Any) -> NewEntry:
     return NewEntry(EntryKind.PROGRESS_SAVED, value=encode(value))
 
 
-def save(store: SqliteStore, hold: Hold, value: Any = "x", *, sync: bool = True) -> None:
+def save(store: SqliteStore, hold: RunLease, value: Any = "x", *, sync: bool = True) -> None:
     (last,) = store.append([Append(hold, [saved_entry(value)])], sync=sync)
     assert isinstance(last, int)
 
@@ -67,11 +67,11 @@ def fail_to_sync(_fd: int) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-WRITES: dict[str, Callable[[SqliteStore, Hold], Any]] = {
+WRITES: dict[str, Callable[[SqliteStore, RunLease], Any]] = {
     "append": save,
     "update_document": lambda store, _: store.update_document("space", "key", one),
     "delete_documents": lambda store, _: store.delete_documents(),
-    "hold_run": lambda store, _: store.hold_run("run-2"),
+    "acquire_run": lambda store, _: store.acquire_run("run-2"),
     "release_run": lambda store, hold: store.release_run(hold),
     "take_lease": lambda store, _: store.take_lease("the door"),
     "purge_run": lambda store, _: store.purge_run("gone"),
@@ -84,10 +84,10 @@ def test_a_failed_fsync_is_a_failed_write_and_the_store_is_done(
     store: SqliteStore,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    write: Callable[[SqliteStore, Hold], Any],
+    write: Callable[[SqliteStore, RunLease], Any],
 ) -> None:
-    hold = store.hold_run("run-1")
-    store.release_run(store.hold_run("gone"))
+    hold = store.acquire_run("run-1")
+    store.release_run(store.acquire_run("gone"))
     save(store, hold, "safe")
     with monkeypatch.context() as broken:
         broken.setattr(os, "fdatasync", fail_to_sync)
@@ -100,7 +100,7 @@ def test_a_failed_fsync_is_a_failed_write_and_the_store_is_done(
         lambda: save(store, hold),
         lambda: save(store, hold, sync=False),
         lambda: store.update_document("space", "key", one),
-        lambda: store.hold_run("run-3"),
+        lambda: store.acquire_run("run-3"),
         lambda: store.entries(hold.run),
         store.runs,
         store.documents,
@@ -112,7 +112,7 @@ def test_a_failed_fsync_is_a_failed_write_and_the_store_is_done(
             call()
     store.close()
     again = SqliteStore(folder)
-    taken = again.hold_run("run-1")
+    taken = again.acquire_run("run-1")
     assert again.load(again.entries(taken.run)[0]) == encode("safe").data
     save(again, taken, "after")
     assert again.check() == []
@@ -122,7 +122,7 @@ def test_a_failed_fsync_is_a_failed_write_and_the_store_is_done(
 def test_an_append_that_needs_no_sync_does_not_sync(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     monkeypatch.setattr(os, "fdatasync", fail_to_sync)
     save(store, hold, sync=False)
     assert store.usable
@@ -135,7 +135,7 @@ def test_a_folder_deleted_under_the_store_is_a_failed_write(
     store: SqliteStore, folder: Path
 ) -> None:
     """What goes into a file without a name is lost when the process ends."""
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     shutil.rmtree(folder)
     with pytest.raises(StoreFailedError, match="deleted while it was open"):
         save(store, hold)
@@ -155,7 +155,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_a_failed_write_and_nothing_acknowledged_is_lost(small_disk: Path) -> None:
     store = SqliteStore(small_disk / "state")
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     acknowledged, failure = 0, ""
     while not failure:
         try:
@@ -170,7 +170,7 @@ def test_a_full_disk_is_a_failed_write_and_nothing_acknowledged_is_lost(small_di
     store.close()
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
     again = SqliteStore(small_disk / "state")
-    taken = again.hold_run("run-1")
+    taken = again.acquire_run("run-1")
     values = [again.load(entry) for entry in again.entries(taken.run)]
     assert values[:acknowledged] == [
         encode(f"{number:05}" * 1000).data for number in range(acknowledged)
@@ -189,18 +189,18 @@ def test_a_disk_too_full_to_begin_is_an_error_of_ours(small_disk: Path) -> None:
         SqliteStore(small_disk / "state")
     filler.unlink()
     store = SqliteStore(small_disk / "state")
-    save(store, store.hold_run("run-1"))
+    save(store, store.acquire_run("run-1"))
     store.close()
 
 
 def test_a_change_that_writes_to_the_store_itself_is_refused_and_harms_nothing(
     store: SqliteStore,
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     inner: list[Callable[[], Any]] = [
         lambda: save(store, hold),
         lambda: store.update_document("space", "other", one),
-        lambda: store.hold_run("run-2"),
+        lambda: store.acquire_run("run-2"),
     ]
     for write in inner:
 
@@ -221,7 +221,7 @@ def test_a_change_that_writes_to_the_store_itself_is_refused_and_harms_nothing(
 
 def test_a_changed_page_is_found_when_it_is_read(folder: Path) -> None:
     store = SqliteStore(folder)
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     for number in range(40):
         save(store, hold, f"{number}" * 400)
     store.checkpoint()
@@ -306,7 +306,7 @@ def test_what_an_interrupt_left_open_is_cleared_away_by_the_next_write(
 
 
 def test_a_number_that_an_interrupt_kept_from_moving_on_does_no_harm(store: SqliteStore) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     save(store, hold, "first")
     hold.seq = 0
     save(store, hold, "second")
@@ -323,7 +323,7 @@ def test_a_number_that_an_interrupt_kept_from_moving_on_does_no_harm(store: Sqli
 def test_commits_that_come_during_an_fsync_share_the_next_one(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     syncs: list[int] = []
     go_on = threading.Event()
 
@@ -350,7 +350,7 @@ def test_commits_that_come_during_an_fsync_share_the_next_one(
 def test_nobody_returns_before_the_fsync_that_covers_it(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     go_on, begun = threading.Event(), threading.Event()
 
     def slowly(_fd: int) -> None:
@@ -372,7 +372,7 @@ def test_nobody_returns_before_the_fsync_that_covers_it(
 def test_a_second_thread_does_not_use_the_numbers_of_the_first(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     commit = store._file.execute
     second = threading.Thread(target=save, args=(store, hold, "second"))
 
@@ -405,7 +405,7 @@ def test_files_are_private_whatever_the_umask(folder: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         store = SqliteStore(folder / "deeper")
-        save(store, store.hold_run("run-1"), "x" * 5000)
+        save(store, store.acquire_run("run-1"), "x" * 5000)
         store.backup(folder / "copy")
         modes = {
             path.relative_to(folder).as_posix(): path.stat().st_mode & 0o777
@@ -432,7 +432,7 @@ def test_a_journal_that_others_may_read_is_made_private(folder: Path) -> None:
 
 def test_a_copy_of_a_live_journal_is_whole(folder: Path, tmp_path: Path) -> None:
     store = SqliteStore(folder)
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     stop = threading.Event()
 
     def write() -> None:
@@ -448,7 +448,7 @@ def test_a_copy_of_a_live_journal_is_whole(folder: Path, tmp_path: Path) -> None
     writer.join()
     store.close()
     copy = SqliteStore(tmp_path / "copy")
-    assert copy.hold_run("run-1").seq >= 20
+    assert copy.acquire_run("run-1").seq >= 20
     assert copy.check() == []
     copy.close()
 
@@ -463,7 +463,7 @@ def test_a_copy_goes_to_a_new_folder_only(store: SqliteStore, tmp_path: Path) ->
 
 def test_the_log_does_not_grow_for_ever(folder: Path) -> None:
     store = SqliteStore(folder)
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     for _ in range(30):
         entries = [NewEntry(EntryKind.PROGRESS_SAVED, value=encode("x" * 900))] * 300
         store.append([Append(hold, entries)], sync=False)

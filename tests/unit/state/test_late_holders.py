@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.kernel.errors import RunHeldError
+from maestro_hive.kernel.errors import RunLeasedError
 from maestro_hive.maestro.state.codec import Encoded, encode
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import LEASE_SECONDS
 from maestro_hive.testing import ManualClock
 
@@ -22,7 +22,7 @@ LEASE = 1.5
 
 def test_a_write_longer_than_the_lease_costs_no_healthy_holder_its_run(tmp_path: Path) -> None:
     holder, slow, other = (SqliteStore(tmp_path / "s", lease_seconds=LEASE) for _ in range(3))
-    fence = holder.hold_run("run-1").lease.fence
+    fence = holder.acquire_run("run-1").lease.fence
     inside = threading.Event()
 
     def take_long(_before: bytes | None) -> Encoded:
@@ -33,8 +33,8 @@ def test_a_write_longer_than_the_lease_costs_no_healthy_holder_its_run(tmp_path:
     keeper = threading.Thread(target=slow.update_document, args=("space", "key", take_long))
     keeper.start()
     assert inside.wait(10)
-    with pytest.raises(RunHeldError):
-        other.hold_run("run-1")
+    with pytest.raises(RunLeasedError):
+        other.acquire_run("run-1")
     keeper.join()
     lease = holder.lease("run/run-1")
     assert lease is not None
@@ -48,10 +48,10 @@ def test_a_late_holder_that_lives_may_renew_before_it_is_taken_over(
 ) -> None:
     clock = ManualClock()
     holder, other = (SqliteStore(tmp_path / "s", clock=clock) for _ in range(2))
-    holder.hold_run("run-1")
+    holder.acquire_run("run-1")
     clock.advance(LEASE_SECONDS + 1)
     monkeypatch.setattr(time, "sleep", lambda _seconds: holder.renew_leases())
-    with pytest.raises(RunHeldError):
-        other.hold_run("run-1")
+    with pytest.raises(RunLeasedError):
+        other.acquire_run("run-1")
     for store in (other, holder):
         store.close()

@@ -10,9 +10,9 @@ import apsw
 import pytest
 
 from maestro_hive.kernel.errors import CorruptionError, MaestroError, NewerFormatError
-from maestro_hive.maestro.state import migrate
 from maestro_hive.maestro.state.codec import encode
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite import connection as migrate
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def test_an_empty_file_is_a_new_journal(folder: Path) -> None:
 
 def test_opening_again_changes_nothing(folder: Path) -> None:
     store = SqliteStore(folder)
-    store.hold_run("run-1")
+    store.acquire_run("run-1")
     store.close()
     before = contents(folder)
     SqliteStore(folder).close()
@@ -85,7 +85,7 @@ def refused_untouched(folder: Path, error: type[MaestroError], words: str) -> Ma
 
 def test_a_newer_format_is_refused_and_not_touched(folder: Path) -> None:
     store = SqliteStore(folder)
-    store.hold_run("run-1")
+    store.acquire_run("run-1")
     store.close()
     make_newer(folder)
     refusal = refused_untouched(folder, NewerFormatError, "99")
@@ -163,7 +163,7 @@ def test_a_migration_that_fails_in_the_middle_leaves_nothing(
     db.close()
     first.write_text(good, encoding="utf-8")
     store = SqliteStore(folder)
-    store.hold_run("run-1")
+    store.acquire_run("run-1")
     store.close()
 
 
@@ -171,7 +171,7 @@ def test_a_second_migration_that_fails_leaves_the_first(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(folder)
-    store.hold_run("run-1")
+    store.acquire_run("run-1")
     store.close()
     scripts = tmp_path / "sql"
     shutil.copytree(migrate._FOLDER, scripts)

@@ -9,9 +9,9 @@ import pytest
 
 from maestro_hive.kernel.errors import CorruptionError
 from maestro_hive.maestro.state.codec import encode
-from maestro_hive.maestro.state.payloads import INLINE_BYTES
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.entries import INLINE_BYTES
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maestro_hive.maestro.state.records import Entry
-    from maestro_hive.maestro.state.store import Hold
+    from maestro_hive.maestro.state.store import RunLease
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def message(number: int) -> dict[str, Any]:
 MESSAGES = [message(number) for number in range(300)]
 
 
-def keep(store: SqliteStore, hold: Hold, *values: Any, family: str = "messages") -> None:
+def keep(store: SqliteStore, hold: RunLease, *values: Any, family: str = "messages") -> None:
     for value in values:
-        entry = NewEntry(EntryKind.STEP_KEPT, value=encode(value), family=family)
+        entry = NewEntry(EntryKind.STEP_COMPLETED, value=encode(value), family=family)
         assert store.append([Append(hold, [entry])], sync=False) == [hold.seq]
 
 
@@ -52,7 +52,7 @@ def stored_bytes(store: SqliteStore) -> int:
 
 
 def test_a_small_value_stays_in_its_row(store: SqliteStore) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     keep(store, hold, "x" * (INLINE_BYTES - 2))
     assert stored(store) == []
     keep(store, hold, "x" * (INLINE_BYTES - 1))
@@ -62,7 +62,7 @@ def test_a_small_value_stays_in_its_row(store: SqliteStore) -> None:
 def test_the_same_value_is_stored_once_whatever_refers_to_it(store: SqliteStore) -> None:
     value = MESSAGES[:20]
     for name in ("run-1", "run-2"):
-        hold = store.hold_run(name)
+        hold = store.acquire_run(name)
         keep(store, hold, value, value, family="a")
         keep(store, hold, value, family="b")
     assert len(stored(store)) == 1
@@ -70,7 +70,7 @@ def test_the_same_value_is_stored_once_whatever_refers_to_it(store: SqliteStore)
 
 
 def test_a_growing_value_is_stored_at_most_three_times(store: SqliteStore) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     for count in range(1, 301):
         keep(store, hold, MESSAGES[:count])
     whole = len(encode(MESSAGES).data)
@@ -83,14 +83,14 @@ def test_a_growing_value_is_stored_at_most_three_times(store: SqliteStore) -> No
 def test_a_growing_value_with_a_counter_on_both_sides_is_stored_at_most_three_times(
     store: SqliteStore,
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     for count in range(1, 301):
         keep(store, hold, {"a": count, "messages": MESSAGES[:count], "z": [count, count]})
     assert stored_bytes(store) <= 3 * len(encode(MESSAGES).data)
 
 
 def test_any_value_of_a_chain_can_be_read(store: SqliteStore) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     values = [MESSAGES[:count] for count in range(1, 120)]
     keep(store, hold, *values)
     entries = store.entries(hold.run)
@@ -102,23 +102,23 @@ def test_after_a_restart_values_grow_from_the_last_one(tmp_path: Path) -> None:
     values = [MESSAGES[:count] for count in range(1, 40)]
     for value in values:
         store = SqliteStore(tmp_path / "state")
-        keep(store, store.hold_run("run-1"), value)
+        keep(store, store.acquire_run("run-1"), value)
         store.close()
     store = SqliteStore(tmp_path / "state")
     assert stored_bytes(store) <= 3 * len(encode(values[-1]).data)
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     found = [store.load(entry) for entry in store.entries(hold.run)]
     assert found == [encode(value).data for value in values]
     store.close()
 
 
 def test_after_a_failed_batch_values_grow_from_the_one_before(store: SqliteStore) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     keep(store, hold, MESSAGES[:50])
     before = stored(store)
 
     def trouble() -> Iterator[NewEntry]:
-        yield NewEntry(EntryKind.STEP_KEPT, value=encode(MESSAGES[:60]), family="messages")
+        yield NewEntry(EntryKind.STEP_COMPLETED, value=encode(MESSAGES[:60]), family="messages")
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -130,13 +130,13 @@ def test_after_a_failed_batch_values_grow_from_the_one_before(store: SqliteStore
 
 
 def test_values_that_have_nothing_in_common_are_stored_whole(store: SqliteStore) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     keep(store, hold, *(MESSAGES[at : at + 5] for at in range(0, 50, 5)))
     assert [row[1] for row in stored(store)] == [None] * 10
 
 
 def test_collecting_keeps_what_a_difference_builds_on(store: SqliteStore) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     values = [MESSAGES[:count] for count in range(50, 60)]
     keep(store, hold, *values)
     keep(store, hold, "y" * 5000, family="another")
@@ -156,7 +156,7 @@ def test_collecting_keeps_what_a_difference_builds_on(store: SqliteStore) -> Non
 
 def damaged(store: SqliteStore, sql: str, *bindings: Any) -> Entry:
     """Keep three values that grew, change a stored one, and return the last entry."""
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     keep(store, hold, MESSAGES[:50], MESSAGES[:51], MESSAGES[:52])
     store._file.write(lambda db: db.execute(sql, bindings))
     return store.entries(hold.run)[-1]

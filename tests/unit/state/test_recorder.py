@@ -16,14 +16,14 @@ from maestro_hive.kernel.errors import FencedError, StoreFailedError
 from maestro_hive.maestro.state.codec import Encoded, encode
 from maestro_hive.maestro.state.recorder import Recorder
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.testing import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from maestro_hive.maestro.state.store import Hold
+    from maestro_hive.maestro.state.store import RunLease
 
 LEASE = 3000.0
 
@@ -38,12 +38,12 @@ class Counted(SqliteStore):
         self.batches: list[int] = []
         self.threads: set[int] = set()
 
-    def append(self, appends: Any, *, sync: bool = True, patience: float | None = None) -> Any:
+    def append(self, appends: Any, *, sync: bool = True, busy_timeout: float | None = None) -> Any:
         self.batches.append(len(appends))
         self.threads.add(threading.get_ident())
-        return super().append(appends, sync=sync, patience=patience)
+        return super().append(appends, sync=sync, busy_timeout=busy_timeout)
 
-    def quick(self) -> bool:
+    def syncs_fast(self) -> bool:
         return not self.slow
 
 
@@ -64,7 +64,7 @@ def saved(value: Any) -> list[NewEntry]:
     return [NewEntry(EntryKind.PROGRESS_SAVED, value=encode(value))]
 
 
-def values(store: SqliteStore, hold: Hold) -> list[bytes | None]:
+def values(store: SqliteStore, hold: RunLease) -> list[bytes | None]:
     return [store.load(entry) for entry in store.entries(hold.run)]
 
 
@@ -78,7 +78,7 @@ async def no_hidden_errors() -> AsyncIterator[None]:
 
 
 def test_many_tasks_in_one_tick_are_one_transaction(either: Counted) -> None:
-    hold = either.hold_run("run-1")
+    hold = either.acquire_run("run-1")
 
     async def work() -> None:
         recorder = Recorder(either)
@@ -90,7 +90,7 @@ def test_many_tasks_in_one_tick_are_one_transaction(either: Counted) -> None:
 
 
 def test_each_append_is_told_the_number_of_its_last_entry(either: Counted) -> None:
-    one, other = either.hold_run("run-1"), either.hold_run("run-2")
+    one, other = either.acquire_run("run-1"), either.acquire_run("run-2")
 
     async def work() -> tuple[list[int], list[int]]:
         recorder = Recorder(either)
@@ -104,7 +104,7 @@ def test_each_append_is_told_the_number_of_its_last_entry(either: Counted) -> No
 
 def test_what_was_awaited_can_be_read_by_others(either: Counted, tmp_path: Path) -> None:
     other = SqliteStore(tmp_path / "state")
-    hold = either.hold_run("run-1")
+    hold = either.acquire_run("run-1")
 
     async def work() -> None:
         recorder = Recorder(either)
@@ -118,7 +118,7 @@ def test_what_was_awaited_can_be_read_by_others(either: Counted, tmp_path: Path)
 
 
 def test_order_is_kept_also_between_what_is_synced_and_what_is_not(either: Counted) -> None:
-    hold = either.hold_run("run-1")
+    hold = either.acquire_run("run-1")
 
     async def work() -> None:
         recorder = Recorder(either)
@@ -136,12 +136,12 @@ def test_order_is_kept_also_between_what_is_synced_and_what_is_not(either: Count
 
 
 def test_a_fenced_append_fails_alone(either: Counted, tmp_path: Path) -> None:
-    lost, kept = either.hold_run("lost"), either.hold_run("kept")
+    lost, kept = either.acquire_run("lost"), either.acquire_run("kept")
     clock = either.clock
     assert isinstance(clock, ManualClock)
     clock.advance(LEASE + 1)
     other = SqliteStore(tmp_path / "state", clock=clock)
-    other.hold_run("lost")
+    other.acquire_run("lost")
 
     async def work() -> list[BaseException | int]:
         recorder = Recorder(either)
@@ -161,7 +161,7 @@ def test_a_fenced_append_fails_alone(either: Counted, tmp_path: Path) -> None:
 def test_a_failure_of_the_store_reaches_everybody(
     either: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = either.hold_run("run-1")
+    hold = either.acquire_run("run-1")
 
     def fail(_fd: int) -> None:
         raise OSError(errno.EIO, "broken")
@@ -183,7 +183,7 @@ def test_a_failure_of_the_store_reaches_everybody(
 
 
 def test_entries_that_cannot_be_read_fail_their_caller_and_nobody_hangs(either: Counted) -> None:
-    hold = either.hold_run("run-1")
+    hold = either.acquire_run("run-1")
 
     def trouble() -> Iterator[NewEntry]:
         yield saved("half")[0]
@@ -204,7 +204,7 @@ def test_entries_that_cannot_be_read_fail_their_caller_and_nobody_hangs(either: 
 def test_an_error_that_nobody_foresaw_reaches_everybody(
     either: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = either.hold_run("run-1")
+    hold = either.acquire_run("run-1")
 
     def broken(*_args: Any, **_more: Any) -> Any:
         raise ZeroDivisionError
@@ -224,7 +224,7 @@ def test_an_error_that_nobody_foresaw_reaches_everybody(
 
 
 def test_who_stops_waiting_disturbs_nobody(either: Counted) -> None:
-    hold = either.hold_run("run-1")
+    hold = either.acquire_run("run-1")
 
     async def work() -> None:
         recorder = Recorder(either)
@@ -250,7 +250,7 @@ def test_who_stops_waiting_disturbs_nobody(either: Counted) -> None:
 def test_a_slow_disk_is_left_to_a_thread_and_the_loop_goes_on(
     store: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     store.slow = True
     go_on, syncing = threading.Event(), threading.Event()
     real = os.fdatasync
@@ -285,7 +285,7 @@ def test_a_slow_disk_is_left_to_a_thread_and_the_loop_goes_on(
 
 
 def test_a_quick_disk_needs_no_thread(store: Counted) -> None:
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
 
     async def work() -> None:
         recorder = Recorder(store)
@@ -300,7 +300,7 @@ def test_a_quick_disk_needs_no_thread(store: Counted) -> None:
 
 def test_the_loop_goes_on_while_another_process_keeps_the_journal(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "state")
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     other = SqliteStore(tmp_path / "state")
     inside, leave = threading.Event(), threading.Event()
 

@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
+from maestro_hive.engine.attempt import current
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.records import Entry, EntryKind
-from maestro_hive.maestro.state.run_events import (
-    ChildBegun,
+from maestro_hive.maestro.state.events import (
+    ChildStarted,
+    Escalated,
     EventReader,
-    FieldsChanged,
-    HelpAsked,
+    FieldsSet,
     Restored,
     Retried,
     RoundFailed,
-    RunBegun,
     RunEnded,
     RunEvent,
+    RunStarted,
     Spent,
-    StepBegun,
+    StepCompleted,
     StepFailed,
-    StepKept,
+    StepStarted,
     StepStopped,
-    WaitBegun,
     WaitEnded,
+    WaitStarted,
     describe,
     to_dict,
 )
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.records import Entry, EntryKind
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution import ExecutionConfig, HelpNeeded, PersonaExecutor
-from maestro_hive.unified_execution.attempt import current
 from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
 from tests.unit.state.test_run_state import Journal
 
@@ -106,8 +106,8 @@ def test_the_events_of_a_step_that_fails_and_then_works(
     with PersonaExecutor(config, "developer", workflow_id=RUN) as executor:
         asyncio.run(executor.execute(works_at_last, "implement"))
     events = events_in(tmp_path / "state")
-    attempt = ["step_begun", "spent", "memory_saved", "history_added", "progress_saved"]
-    assert names(events) == [*attempt, "step_failed", *attempt, "step_kept"]
+    attempt = ["step_started", "spent", "memory_saved", "history_appended", "progress_saved"]
+    assert names(events) == [*attempt, "step_failed", *attempt, "step_completed"]
     assert [event.seq for event in events] == list(range(1, 13))
     assert {event.run_id for event in events} == {RUN}
     assert all(event.at.tzinfo is UTC for event in events)
@@ -139,7 +139,7 @@ async def never_works() -> None:
     raise ValueError("no")
 
 
-class Desk:
+class BreakerBackend:
     async def escalate(self, case: object) -> str:
         return "MD-7"
 
@@ -148,7 +148,7 @@ def test_rounds_that_fail_and_the_call_for_help(tmp_path: Path, config: Executio
     async def scene() -> None:
         with (
             PersonaExecutor(config, "writer", workflow_id=RUN) as executor,
-            SafetyRetryWrapper(config, workflow_id=RUN, escalation=Desk()) as wrapper,
+            SafetyRetryWrapper(config, workflow_id=RUN, escalation=BreakerBackend()) as wrapper,
         ):
             with pytest.raises(HelpNeeded):
                 await wrapper.execute_safe(executor.execute, never_works, "draft")
@@ -162,7 +162,7 @@ def test_rounds_that_fail_and_the_call_for_help(tmp_path: Path, config: Executio
         ("draft", "writer", 2),
     ]
     assert (rounds[0].retry_in, rounds[1].retry_in) == (0.001, None)
-    asked = only(events, HelpAsked)
+    asked = only(events, Escalated)
     assert (asked.name, asked.persona, asked.ticket) == ("draft", "writer", "MD-7")
     assert describe(asked).startswith("draft (writer) needs help, ticket MD-7: ")
     retried = only(events, Retried)
@@ -190,7 +190,7 @@ def test_an_attempt_that_follows_a_kill_says_so(tmp_path: Path, config: Executio
     with PersonaExecutor(config, "developer", workflow_id=RUN) as executor:
         asyncio.run(executor.execute(works_at_last, "implement"))
     events = events_in(tmp_path / "state")
-    begun = [event for event in events if isinstance(event, StepBegun)]
+    begun = [event for event in events if isinstance(event, StepStarted)]
     assert [(each.attempt, each.interrupted) for each in begun] == [(1, False), (2, True)]
     assert describe(begun[1]) == (
         "step implement (developer) attempt 2 begun; the process of the attempt before it died"
@@ -208,7 +208,7 @@ def test_a_polite_stop_is_no_failure(tmp_path: Path, config: ExecutionConfig) ->
 
     asyncio.run(scene())
     begun, stopped = events_in(tmp_path / "state")
-    assert isinstance(begun, StepBegun)
+    assert isinstance(begun, StepStarted)
     assert isinstance(stopped, StepStopped)
     assert stopped.status == "cancelled"
 
@@ -227,15 +227,15 @@ def test_what_is_set_by_hand_and_restored(tmp_path: Path, config: ExecutionConfi
         state.restore("kept")
     events = events_in(tmp_path / "state")
     assert names(events)[12:18] == [
-        "fields_changed",
+        "fields_set",
         "task_pending",
         "task_completed",
         "retry_counted",
-        "persona_changed",
+        "persona_set",
         "restored",
     ]
     changed = events[12]
-    assert isinstance(changed, FieldsChanged)
+    assert isinstance(changed, FieldsSet)
     assert changed.fields == ("artifacts", "phase")
     restored = only(events, Restored)
     assert restored.source is not None
@@ -243,7 +243,7 @@ def test_what_is_set_by_hand_and_restored(tmp_path: Path, config: ExecutionConfi
     assert restored.saved_at is not None
     assert names(events)[18:] == names(events)[:17]  # the copied entries are told again
     again = events[18]
-    assert isinstance(again, StepBegun)
+    assert isinstance(again, StepStarted)
     assert not again.interrupted
 
 
@@ -252,16 +252,16 @@ def test_what_is_set_by_hand_and_restored(tmp_path: Path, config: ExecutionConfi
 
 def test_a_workflow_that_begins_says_for_whom_or_from_where() -> None:
     alone, child, fork = told(
-        {"kind": EntryKind.RUN_BEGUN, "workflow": "build"},
-        {"kind": EntryKind.RUN_BEGUN, "workflow": "build", "parent": "big"},
+        {"kind": EntryKind.RUN_STARTED, "workflow": "build"},
+        {"kind": EntryKind.RUN_STARTED, "workflow": "build", "parent": "big"},
         {
-            "kind": EntryKind.RUN_BEGUN,
+            "kind": EntryKind.RUN_STARTED,
             "workflow": "build",
             "forked_from": "old",
             "from_step": "implement",
         },
     )
-    assert isinstance(alone, RunBegun)
+    assert isinstance(alone, RunStarted)
     assert (alone.workflow, alone.parent, alone.forked_from) == ("build", None, None)
     assert describe(alone) == "workflow build begun"
     assert describe(child) == "workflow build begun, for run big"
@@ -288,37 +288,37 @@ def test_a_workflow_that_ends_says_how() -> None:
 def test_waits_and_children() -> None:
     wait = {"seconds": 90.0, "boot": "b", "boot_seconds": 1.0, "at": 5}
     asked, for_ever, slept, answered, child = told(
-        {"kind": EntryKind.WAIT_BEGUN, "name": "approve", "what": "answer", "wait": wait},
+        {"kind": EntryKind.WAIT_STARTED, "name": "approve", "what": "answer", "wait": wait},
         {
-            "kind": EntryKind.WAIT_BEGUN,
+            "kind": EntryKind.WAIT_STARTED,
             "name": "approve",
             "what": "answer",
             "wait": {"seconds": 1e15},
         },
-        {"kind": EntryKind.WAIT_BEGUN, "name": "sleep", "what": "sleep", "wait": wait},
+        {"kind": EntryKind.WAIT_STARTED, "name": "sleep", "what": "sleep", "wait": wait},
         {"kind": EntryKind.WAIT_ENDED, "name": "approve", "how": "answered", "by": "ada"},
-        {"kind": EntryKind.CHILD_BEGUN, "run_id": "run-1.2", "workflow": "part"},
+        {"kind": EntryKind.CHILD_STARTED, "run_id": "run-1.2", "workflow": "part"},
     )
-    assert isinstance(asked, WaitBegun)
+    assert isinstance(asked, WaitStarted)
     assert asked.until == datetime(1970, 1, 1, 0, 1, 31, tzinfo=UTC)
     assert describe(asked) == "waits for an answer to approve, until 1970-01-01 00:01:31 UTC"
-    assert isinstance(for_ever, WaitBegun)
+    assert isinstance(for_ever, WaitStarted)
     assert for_ever.until is None
     assert describe(for_ever) == "waits for an answer to approve, for ever"
     assert describe(slept) == "sleeps until 1970-01-01 00:01:33 UTC"
     assert isinstance(answered, WaitEnded)
     assert describe(answered) == "wait approve ended: answered by ada"
-    assert isinstance(child, ChildBegun)
+    assert isinstance(child, ChildStarted)
     assert (child.run_id, child.child, child.workflow) == (RUN, "run-1.2", "part")
 
 
 # --- all of them ---------------------------------------------------------------------------------
 
 EVERYTHING: list[dict[str, Any]] = [
-    {"kind": EntryKind.ATTEMPT_BEGUN, "step": 1, "attempt": 1, "name": "a", "persona": "p"},
+    {"kind": EntryKind.ATTEMPT_STARTED, "step": 1, "attempt": 1, "name": "a", "persona": "p"},
     {"kind": EntryKind.ATTEMPT_FAILED, "step": 1, "attempt": 1, "status": "retrying"},
-    {"kind": EntryKind.STEP_KEPT, "step": 1, "attempt": 2},
-    {"kind": EntryKind.FIELDS_CHANGED, "value": {"phase": "x"}},
+    {"kind": EntryKind.STEP_COMPLETED, "step": 1, "attempt": 2},
+    {"kind": EntryKind.FIELDS_SET, "value": {"phase": "x"}},
     *({"kind": kind} for kind in EntryKind),
     {"kind": EntryKind.ATTEMPT_FAILED, "step": 1, "counts": False, "status": "cancelled"},
 ]
@@ -368,8 +368,8 @@ def test_steps_are_numbered_anew_after_a_restore() -> None:
     kept = told(
         EVERYTHING[0],
         {"kind": EntryKind.RESTORED},
-        {"kind": EntryKind.ATTEMPT_BEGUN, "step": 1, "attempt": 1, "name": "b", "persona": "q"},
-        {"kind": EntryKind.STEP_KEPT, "step": 1, "attempt": 1},
+        {"kind": EntryKind.ATTEMPT_STARTED, "step": 1, "attempt": 1, "name": "b", "persona": "q"},
+        {"kind": EntryKind.STEP_COMPLETED, "step": 1, "attempt": 1},
     )[-1]
-    assert isinstance(kept, StepKept)
+    assert isinstance(kept, StepCompleted)
     assert (kept.name, kept.persona) == ("b", "q")

@@ -8,8 +8,8 @@ import pytest
 
 from maestro_hive.kernel.errors import CorruptionError, DecodeError, DocumentCorruptError
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import FIELDS, RunState, fold
 from maestro_hive.maestro.state.records import Entry, EntryKind
-from maestro_hive.maestro.state.run_state import FIELDS, RunState, fold
 
 
 class Journal:
@@ -58,9 +58,9 @@ def test_a_run_without_entries_is_as_new(journal: Journal) -> None:
 
 
 def test_fields_are_replaced_by_name(journal: Journal) -> None:
-    journal.add(EntryKind.FIELDS_CHANGED, value={"phase": "design", "step": 3, "status": "running"})
-    journal.add(EntryKind.FIELDS_CHANGED, value={"phase": "build", "metrics": {"a": 1}})
-    journal.add(EntryKind.FIELDS_CHANGED, value={"a field of tomorrow": 1, "__class__": 2})
+    journal.add(EntryKind.FIELDS_SET, value={"phase": "design", "step": 3, "status": "running"})
+    journal.add(EntryKind.FIELDS_SET, value={"phase": "build", "metrics": {"a": 1}})
+    journal.add(EntryKind.FIELDS_SET, value={"a field of tomorrow": 1, "__class__": 2})
     state = journal.state()
     assert (state.phase, state.step, state.status) == ("build", 3, "running")
     assert state.metrics == {"a": 1}
@@ -83,9 +83,7 @@ def test_tasks_wait_and_are_done_once_each_in_order(journal: Journal) -> None:
 
 def test_task_lists_can_be_set_as_a_whole(journal: Journal) -> None:
     journal.add(EntryKind.TASK_PENDING, task="a")
-    journal.add(
-        EntryKind.FIELDS_CHANGED, value={"completed_tasks": ["y", "x"], "pending_tasks": ["z"]}
-    )
+    journal.add(EntryKind.FIELDS_SET, value={"completed_tasks": ["y", "x"], "pending_tasks": ["z"]})
     journal.add(EntryKind.TASK_COMPLETED, task="z")
     fields = journal.state().fields()
     assert (fields["completed_tasks"], fields["pending_tasks"]) == (["y", "x", "z"], [])
@@ -98,9 +96,9 @@ def test_retries_are_counted_per_persona(journal: Journal) -> None:
 
 
 def test_what_personas_show_adds_up(journal: Journal) -> None:
-    journal.add(EntryKind.PERSONA_CHANGED, persona="a", value={"status": "running", "n": 1})
-    journal.add(EntryKind.PERSONA_CHANGED, persona="b", value={"status": "idle"})
-    journal.add(EntryKind.PERSONA_CHANGED, persona="a", value={"n": 2})
+    journal.add(EntryKind.PERSONA_SET, persona="a", value={"status": "running", "n": 1})
+    journal.add(EntryKind.PERSONA_SET, persona="b", value={"status": "idle"})
+    journal.add(EntryKind.PERSONA_SET, persona="a", value={"n": 2})
     assert journal.state().persona_states == {
         "a": {"status": "running", "n": 2},
         "b": {"status": "idle"},
@@ -108,7 +106,7 @@ def test_what_personas_show_adds_up(journal: Journal) -> None:
 
 
 def test_fields_are_new_containers(journal: Journal) -> None:
-    journal.add(EntryKind.PERSONA_CHANGED, persona="a", value={"n": 1})
+    journal.add(EntryKind.PERSONA_SET, persona="a", value={"n": 1})
     journal.add(EntryKind.TASK_COMPLETED, task="t", value={"f": 1})
     state = journal.state()
     fields = state.fields()
@@ -126,7 +124,7 @@ def test_fields_are_new_containers(journal: Journal) -> None:
 def begin(journal: Journal, attempt: int = 1, step: int = 1) -> Entry:
     identity = bytes([step]) * 32
     return journal.add(
-        EntryKind.ATTEMPT_BEGUN,
+        EntryKind.ATTEMPT_STARTED,
         step=step,
         attempt=attempt,
         identity=identity,
@@ -138,11 +136,11 @@ def begin(journal: Journal, attempt: int = 1, step: int = 1) -> Entry:
 
 def test_a_kept_step_is_found_by_its_identity(journal: Journal) -> None:
     begin(journal)
-    kept = journal.add(EntryKind.STEP_KEPT, step=1, attempt=1, value="result")
+    kept = journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1, value="result")
     state = journal.state()
     step = state.by_identity[b"\x01" * 32]
     assert step is state.steps[1]
-    assert step.kept is kept
+    assert step.completed is kept
     assert (step.starts, step.failures, step.interruptions) == (1, 0, 0)
     assert step.open_attempt == 0
 
@@ -157,7 +155,7 @@ def test_failures_count_and_interruptions_are_not_failures(journal: Journal) -> 
     assert (step.starts, step.failures, step.open_attempt) == (4, 1, 4)
     assert step.interruptions == 2
     assert step.last_failure is failed
-    assert step.kept is None
+    assert step.completed is None
 
 
 def test_a_recorded_stop_is_neither_a_failure_nor_an_interruption(journal: Journal) -> None:
@@ -194,7 +192,7 @@ def test_deaths_before_a_step_was_kept_stay_counted(
 ) -> None:
     begin(journal, 1)  # and the process dies
     begin(journal, 2)
-    journal.add(EntryKind.STEP_KEPT, step=1, attempt=2)
+    journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=2)
     assert journal.state().steps[1].interruptions == 1
 
 
@@ -227,13 +225,13 @@ def test_a_step_under_way_when_it_was_retried_is_not_interrupted(journal: Journa
 
 def test_a_kept_step_is_retried_only_if_its_result_is_to_be_forgotten(journal: Journal) -> None:
     begin(journal)
-    kept = journal.add(EntryKind.STEP_KEPT, step=1, attempt=1)
+    kept = journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1)
     journal.add(EntryKind.RETRIED, identity=b"\x01" * 32)
     step = journal.state().steps[1]
-    assert (step.kept, step.starts, step.interruptions) == (kept, 1, 0)
+    assert (step.completed, step.starts, step.interruptions) == (kept, 1, 0)
     journal.add(EntryKind.RETRIED, identity=b"\x01" * 32, forget=True)
     step = journal.state().steps[1]
-    assert (step.kept, step.starts, step.interruptions, step.log) == (None, 0, 0, [])
+    assert (step.completed, step.starts, step.interruptions, step.log) == (None, 0, 0, [])
 
 
 def test_a_forgotten_step_has_neither_failure_nor_progress(journal: Journal) -> None:
@@ -247,13 +245,13 @@ def test_everything_that_is_not_finished_can_be_retried_at_once(journal: Journal
     given_up(journal, 1)
     given_up(journal, 2)
     begin(journal, 1, 3)
-    journal.add(EntryKind.STEP_KEPT, step=3, attempt=1)
+    journal.add(EntryKind.STEP_COMPLETED, step=3, attempt=1)
     journal.add(EntryKind.ROUND_FAILED, identity=b"a")
     journal.add(EntryKind.ESCALATED, identity=b"a")
     journal.add(EntryKind.RETRIED)
     state = journal.state()
     assert [state.steps[number].failures for number in (1, 2)] == [0, 0]
-    assert state.steps[3].kept is not None
+    assert state.steps[3].completed is not None
     assert (state.rounds, state.escalated) == ({}, {})
 
 
@@ -291,7 +289,7 @@ def test_a_round_of_nothing_is_damage(journal: Journal, kind: EntryKind) -> None
 def test_memory_is_the_latest_and_history_all_of_it(journal: Journal) -> None:
     journal.add(EntryKind.MEMORY_SAVED, persona="p", value={"a": 1})
     latest = journal.add(EntryKind.MEMORY_SAVED, persona="p", value={"a": 2})
-    items = [journal.add(EntryKind.HISTORY_ADDED, persona="p", value=n) for n in range(3)]
+    items = [journal.add(EntryKind.HISTORY_APPENDED, persona="p", value=n) for n in range(3)]
     state = journal.state()
     assert state.memories == {"p": latest}
     assert state.histories == {"p": items}
@@ -323,7 +321,7 @@ def test_the_latest_progress_is_remembered(journal: Journal) -> None:
 def test_steps_do_not_load_their_values(journal: Journal) -> None:
     for number in range(1, 50):
         begin(journal, step=number)
-        journal.add(EntryKind.STEP_KEPT, step=number, attempt=1, value="x" * 100)
+        journal.add(EntryKind.STEP_COMPLETED, step=number, attempt=1, value="x" * 100)
     assert len(journal.state().steps) == 49
     assert journal.loaded == 0
 
@@ -340,16 +338,16 @@ def test_a_run_began_with_its_first_entry_and_changed_with_its_last(journal: Jou
 
 def test_what_came_before_a_restore_no_longer_counts(journal: Journal) -> None:
     begin(journal)
-    journal.add(EntryKind.STEP_KEPT, step=1, attempt=1, value="result")
+    journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1, value="result")
     journal.add(EntryKind.TASK_COMPLETED, task="old", value={"old": 1})
-    journal.add(EntryKind.FIELDS_CHANGED, value={"phase": "late"})
+    journal.add(EntryKind.FIELDS_SET, value={"phase": "late"})
     journal.add(EntryKind.RETRY_COUNTED, persona="p")
     journal.add(EntryKind.RESTORED)
     state = journal.state()
     assert state.fields() == RunState().fields()
     assert (state.steps, state.by_identity) == ({}, {})
     assert (state.seq, state.created_at) == (6, 1_000_000)
-    journal.add(EntryKind.FIELDS_CHANGED, value={"phase": "from the copy"})
+    journal.add(EntryKind.FIELDS_SET, value={"phase": "from the copy"})
     assert journal.state().phase == "from the copy"
 
 
@@ -363,7 +361,7 @@ def test_entries_can_be_added_one_by_one(journal: Journal) -> None:
     begin(journal)
     journal.add(EntryKind.TASK_PENDING, task="a")
     state = journal.state()
-    state.add(journal.add(EntryKind.STEP_KEPT, step=1, attempt=1), journal.load)
+    state.add(journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1), journal.load)
     state.add(journal.add(EntryKind.TASK_COMPLETED, task="a"), journal.load)
     assert state == journal.state()
 
@@ -380,18 +378,18 @@ def test_entries_can_be_added_one_by_one(journal: Journal) -> None:
         (EntryKind.TASK_COMPLETED, None, {"task": ["t"]}),
         (EntryKind.TASK_COMPLETED, None, {}),
         (EntryKind.TASK_PENDING, None, {"task": {}}),
-        (EntryKind.PERSONA_CHANGED, 5, {"persona": "p"}),
-        (EntryKind.PERSONA_CHANGED, ["abc"], {"persona": "p"}),
+        (EntryKind.PERSONA_SET, 5, {"persona": "p"}),
+        (EntryKind.PERSONA_SET, ["abc"], {"persona": "p"}),
         (EntryKind.RETRY_COUNTED, None, {"persona": []}),
         (EntryKind.RESTORED, None, {"fence": "x"}),
-        (EntryKind.FIELDS_CHANGED, ["x"], {}),
-        (EntryKind.FIELDS_CHANGED, {"completed_tasks": [["x"]]}, {}),
-        (EntryKind.FIELDS_CHANGED, {"pending_tasks": 5}, {}),
-        (EntryKind.FIELDS_CHANGED, {"pending_tasks": "abc"}, {}),
-        (EntryKind.FIELDS_CHANGED, {"persona_states": {"p": 5}}, {}),
-        (EntryKind.FIELDS_CHANGED, {"persona_states": {"p": None}}, {}),
-        (EntryKind.FIELDS_CHANGED, {"metrics": None}, {}),
-        (EntryKind.STEP_KEPT, None, {}),
+        (EntryKind.FIELDS_SET, ["x"], {}),
+        (EntryKind.FIELDS_SET, {"completed_tasks": [["x"]]}, {}),
+        (EntryKind.FIELDS_SET, {"pending_tasks": 5}, {}),
+        (EntryKind.FIELDS_SET, {"pending_tasks": "abc"}, {}),
+        (EntryKind.FIELDS_SET, {"persona_states": {"p": 5}}, {}),
+        (EntryKind.FIELDS_SET, {"persona_states": {"p": None}}, {}),
+        (EntryKind.FIELDS_SET, {"metrics": None}, {}),
+        (EntryKind.STEP_COMPLETED, None, {}),
     ],
 )
 def test_an_entry_that_cannot_be_is_damage_and_is_named(
@@ -404,7 +402,7 @@ def test_an_entry_that_cannot_be_is_damage_and_is_named(
 
 
 def test_a_retry_of_what_was_never_counted_is_damage(journal: Journal) -> None:
-    journal.add(EntryKind.FIELDS_CHANGED, value={"retry_counts": {"p": "b"}})
+    journal.add(EntryKind.FIELDS_SET, value={"retry_counts": {"p": "b"}})
     journal.add(EntryKind.RETRY_COUNTED, persona="p")
     with pytest.raises(CorruptionError, match="entry 2 of the run"):
         journal.state()

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import status_of
 from maestro_hive.maestro.state.records import EntryKind
-from maestro_hive.maestro.state.run_view import (
+from maestro_hive.maestro.state.views import (
     retry_count,
     show_fields,
     show_persona,
     show_run,
     without_what_steps_say,
 )
-from maestro_hive.maestro.state.step_view import status_of
 from tests.unit.state.test_run_state import Journal
 
 
@@ -30,7 +30,7 @@ def begin(
     journal: Journal, step: int = 1, attempt: int = 1, name: str = "design", persona: str = "p"
 ) -> None:
     journal.add(
-        EntryKind.ATTEMPT_BEGUN,
+        EntryKind.ATTEMPT_STARTED,
         step=step,
         attempt=attempt,
         identity=bytes([step]) * 32,
@@ -45,7 +45,7 @@ def fail(journal: Journal, step: int = 1, attempt: int = 1, **facts: Any) -> Non
 
 
 def keep(journal: Journal, step: int = 1, attempt: int = 1, value: Any = "result") -> None:
-    journal.add(EntryKind.STEP_KEPT, step=step, attempt=attempt, value=value)
+    journal.add(EntryKind.STEP_COMPLETED, step=step, attempt=attempt, value=value)
 
 
 def fields_of(journal: Journal) -> dict[str, Any]:
@@ -120,8 +120,11 @@ def test_a_step_shows_what_it_is_and_how_it_went(journal: Journal) -> None:
         ([(EntryKind.ATTEMPT_FAILED, {"status": "retrying"})], "retrying"),
         ([(EntryKind.ATTEMPT_FAILED, {"status": "cancelled", "counts": False})], "cancelled"),
         ([(EntryKind.ATTEMPT_FAILED, {"status": "bankrupt", "counts": False})], "bankrupt"),
-        ([(EntryKind.STEP_KEPT, {})], "success"),
-        ([(EntryKind.ATTEMPT_FAILED, {"healed": True}), (EntryKind.STEP_KEPT, {})], "recovered"),
+        ([(EntryKind.STEP_COMPLETED, {})], "success"),
+        (
+            [(EntryKind.ATTEMPT_FAILED, {"healed": True}), (EntryKind.STEP_COMPLETED, {})],
+            "recovered",
+        ),
         (
             [(EntryKind.ATTEMPT_FAILED, {}), (EntryKind.RETRIED, {"forget": True})],
             "pending",
@@ -187,7 +190,7 @@ def test_a_mark_completes_a_task_whose_step_failed(journal: Journal) -> None:
 
 
 def test_a_step_without_a_name_is_no_task(journal: Journal) -> None:
-    journal.add(EntryKind.ATTEMPT_BEGUN, step=1, attempt=1, persona="p")
+    journal.add(EntryKind.ATTEMPT_STARTED, step=1, attempt=1, persona="p")
     fields = fields_of(journal)
     assert (fields["completed_tasks"], fields["pending_tasks"]) == ([], [])
 
@@ -245,7 +248,7 @@ def test_a_persona_shows_its_latest_step(journal: Journal) -> None:
     keep(journal, 1)
     begin(journal, 2, name="review")
     journal.add(EntryKind.MEMORY_SAVED, persona="p", value={"a": 1})
-    journal.add(EntryKind.HISTORY_ADDED, persona="p", value="said")
+    journal.add(EntryKind.HISTORY_APPENDED, persona="p", value="said")
     journal.add(EntryKind.SPENT, step=2, attempt=1, persona="p", tokens=9)
     fail(journal, 2)
     assert show_persona(journal.state(), "p", journal.load) == {
@@ -262,11 +265,11 @@ def test_a_persona_shows_its_latest_step(journal: Journal) -> None:
 
 
 def test_the_later_of_hand_and_step_is_shown(journal: Journal) -> None:
-    journal.add(EntryKind.PERSONA_CHANGED, persona="p", value={"status": "idle", "mood": "good"})
+    journal.add(EntryKind.PERSONA_SET, persona="p", value={"status": "idle", "mood": "good"})
     begin(journal)
     shown = show_persona(journal.state(), "p", journal.load)
     assert (shown["status"], shown["mood"]) == ("running", "good")
-    journal.add(EntryKind.PERSONA_CHANGED, persona="p", value={"status": "away"})
+    journal.add(EntryKind.PERSONA_SET, persona="p", value={"status": "away"})
     shown = show_persona(journal.state(), "p", journal.load)
     assert (shown["status"], shown["mood"], shown["current_attempt"]) == ("away", "good", 1)
     keep(journal)
@@ -276,7 +279,7 @@ def test_the_later_of_hand_and_step_is_shown(journal: Journal) -> None:
 def test_what_is_shown_does_not_change_the_run(journal: Journal) -> None:
     begin(journal)
     journal.add(EntryKind.RETRY_COUNTED, persona="p")
-    journal.add(EntryKind.PERSONA_CHANGED, persona="p", value={"mood": "good"})
+    journal.add(EntryKind.PERSONA_SET, persona="p", value={"mood": "good"})
     state = journal.state()
     fields = show_fields(state, journal.load)
     fields["persona_states"]["p"]["mood"] = "bad"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maestro_hive.kernel.errors import DocumentCorruptError, MaestroError
-from maestro_hive.maestro.state import shelves
+from maestro_hive.maestro.state import shared_records as shelves
 from maestro_hive.maestro.state.codec import encode
 from maestro_hive.maestro.state.records import Breaker, Budget, Escalation
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

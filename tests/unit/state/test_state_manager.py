@@ -26,8 +26,8 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Breaker, EntryKind, NewEntry
-from maestro_hive.maestro.state.shelves import breakers
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.shared_records import breakers
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager, get_state_manager
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePersistence
@@ -35,7 +35,7 @@ from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from maestro_hive.maestro.state.state_changes import StateChange
+    from maestro_hive.maestro.state.state_manager import StateChange
 
 
 @dataclass
@@ -477,7 +477,7 @@ def test_a_run_is_seen_through_the_window_and_stored_once(
 def test_steps_are_seen_through_the_window(persistent: StateManager, folder: Path) -> None:
     with persistence_on(folder) as persistence:
         facts = codec.dump_canonical({"name": "design", "persona": "architect"})
-        begun = NewEntry(EntryKind.ATTEMPT_BEGUN, 1, 1, facts=facts, identity=b"x")
+        begun = NewEntry(EntryKind.ATTEMPT_STARTED, 1, 1, facts=facts, identity=b"x")
         persistence._run.store.append([Append(persistence._run.hold, [begun])])
         (step,) = persistent.get_state("run", "workflows")["steps"]
         assert (step["name"], step["persona"], step["status"]) == (
@@ -485,7 +485,7 @@ def test_steps_are_seen_through_the_window(persistent: StateManager, folder: Pat
             "architect",
             "running",
         )
-        kept = NewEntry(EntryKind.STEP_KEPT, 1, 1, value=codec.encode("done"))
+        kept = NewEntry(EntryKind.STEP_COMPLETED, 1, 1, value=codec.encode("done"))
         persistence._run.store.append([Append(persistence._run.hold, [kept])])
         (step,) = persistent.get_state("run", "workflows")["steps"]
         assert (step["status"], step["attempts"], step["failures"]) == ("success", 1, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from maestro_hive.maestro.state.upkeep import Upkeep
+from maestro_hive.maestro.state.sqlite.store import Upkeep
 
 
 class Kept:

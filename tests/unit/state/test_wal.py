@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 import apsw
 import pytest
 
-from maestro_hive.maestro.state import wal
 from maestro_hive.maestro.state.codec import encode
-from maestro_hive.maestro.state.damage import DamagedJournalWarning, recorded_damage
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
+from maestro_hive.maestro.state.sqlite import wal
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.maestro.state.sqlite.wal import DamagedJournalWarning, recorded_damage
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.testing import ManualClock
 
 if TYPE_CHECKING:
-    from maestro_hive.maestro.state.store import Hold
+    from maestro_hive.maestro.state.store import RunLease
 
 PAGE = 4096
 FRAME = 24 + PAGE
 TASKS = 12
 
 
-def add_tasks(store: SqliteStore, hold: Hold, count: int) -> None:
+def add_tasks(store: SqliteStore, hold: RunLease, count: int) -> None:
     for _ in range(count):
         entry = NewEntry(EntryKind.PROGRESS_SAVED, value=encode("x" * 500))
         assert store.append([Append(hold, [entry])]) == [hold.seq]
@@ -43,7 +43,7 @@ def copy_as_a_crash_leaves_it(source: Path, target: Path) -> Path:
 def crashed(tmp_path: Path) -> Path:
     """The folder of a new journal with everything in its log."""
     store = SqliteStore(tmp_path / "original")
-    add_tasks(store, store.hold_run("run-1"), TASKS)
+    add_tasks(store, store.acquire_run("run-1"), TASKS)
     folder = copy_as_a_crash_leaves_it(tmp_path / "original", tmp_path / "crashed")
     store.close()
     return folder
@@ -53,7 +53,7 @@ def crashed(tmp_path: Path) -> Path:
 def crashed_later(tmp_path: Path) -> Path:
     """The folder of a journal that was checkpointed, so that the log has an older generation."""
     store = SqliteStore(tmp_path / "original")
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     add_tasks(store, hold, 3 * TASKS)
     store.checkpoint()
     add_tasks(store, hold, TASKS)
@@ -209,11 +209,11 @@ def test_a_flipped_middle_is_reported_and_kept_and_the_rest_is_used(
     assert damage.file == str(folder / "journal.db")
     assert damage.found_at == store.clock.now()
     assert "commit(s)" in damage.reason
-    kept = folder / "damaged" / damage.kept_as.rpartition("/")[2]
-    assert str(kept) == damage.kept_as
+    kept = folder / "damaged" / damage.moved_to.rpartition("/")[2]
+    assert str(kept) == damage.moved_to
     assert kept.read_bytes() == damaged
     assert kept.stat().st_mode & 0o777 == 0o600
-    hold = store.hold_run("run-1")
+    hold = store.acquire_run("run-1")
     assert 0 < hold.seq < (4 if later else 1) * TASKS
     add_tasks(store, hold, 1)
     assert len(store.entries(hold.run)) == hold.seq
@@ -231,8 +231,8 @@ def test_a_damaged_header_is_reported_and_kept(request: pytest.FixtureRequest, l
     damaged = log_of(folder).read_bytes()
     store = open_damaged(folder)
     (damage,) = store.damage
-    assert (folder / "damaged" / damage.kept_as.rpartition("/")[2]).read_bytes() == damaged
-    add_tasks(store, store.hold_run("run-2"), 1)
+    assert (folder / "damaged" / damage.moved_to.rpartition("/")[2]).read_bytes() == damaged
+    add_tasks(store, store.acquire_run("run-2"), 1)
     store.close()
 
 
@@ -251,7 +251,7 @@ def test_a_log_whose_database_is_gone_is_kept(crashed: Path) -> None:
     with pytest.warns(DamagedJournalWarning, match="only its log was left"):
         store = SqliteStore(crashed)
     (damage,) = store.damage
-    assert Path(damage.kept_as).read_bytes() == log
+    assert Path(damage.moved_to).read_bytes() == log
     assert store.runs() == []
     assert store.check() == []
     store.close()

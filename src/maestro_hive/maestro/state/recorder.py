@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.errors import StoreBusyError
-from maestro_hive.maestro.state.store import Append, Hold, Store
+from maestro_hive.maestro.state.store import Append, RunLease, Store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Generator, Iterable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 #: How long the loop stands still for another process that is writing; then a thread waits instead.
-_PATIENCE = 0.005
+_BUSY_TIMEOUT = 0.005
 #: A task that has the journal for itself lets the loop run after so many seconds, not each time:
 #: one turn of a loop that has nothing else to do costs as much as encoding a step.
 _PAUSE_EVERY = 0.001
@@ -90,12 +90,12 @@ class Recorder:
         return loop
 
     def is_here(self) -> bool:
-        """Tell whether it belongs to the loop that is running."""
+        """Return whether it belongs to the loop that is running."""
         return self._loop() is asyncio.get_running_loop()
 
     def append(
         self,
-        hold: Hold,
+        hold: RunLease,
         entries: Iterable[NewEntry],
         *,
         status: str | None = None,
@@ -111,8 +111,8 @@ class Recorder:
             self.loop.call_soon(self._flush)
         elif task is not self._first:
             self._crowded = True
-        if self._alone and not self._crowded and not self._waiting and self.store.quick():
-            (outcome,) = self._write([append], sync=sync, patience=_PATIENCE)
+        if self._alone and not self._crowded and not self._waiting and self.store.syncs_fast():
+            (outcome,) = self._write([append], sync=sync, busy_timeout=_BUSY_TIMEOUT)
             if not isinstance(outcome, StoreBusyError):
                 return _Written(outcome, pause=sync and self._pause_is_due())
         waiting = _Waiting(append, sync, task, self.loop.create_future())
@@ -120,7 +120,7 @@ class Recorder:
         return waiting.done
 
     def _pause_is_due(self) -> bool:
-        """Tell whether the loop has stood still for long enough to let others run."""
+        """Return whether the loop has stood still for long enough to let others run."""
         now = self.loop.time()
         if now - self._paused < _PAUSE_EVERY:
             return False
@@ -132,9 +132,9 @@ class Recorder:
         batch = self._next_batch()
         if not batch:
             self._scheduled = False
-        elif self.store.quick() or self._in_thread >= _LOOK_AGAIN:
+        elif self.store.syncs_fast() or self._in_thread >= _LOOK_AGAIN:
             self._in_thread = 0
-            outcome = self._write_batch(batch, _PATIENCE)
+            outcome = self._write_batch(batch, _BUSY_TIMEOUT)
             if isinstance(outcome[0], StoreBusyError):
                 self._flush_in_thread(batch)
                 return
@@ -172,13 +172,15 @@ class Recorder:
         else:
             self._scheduled = False
 
-    def _write_batch(self, batch: list[_Waiting], patience: float | None = None) -> _Outcome:
+    def _write_batch(self, batch: list[_Waiting], busy_timeout: float | None = None) -> _Outcome:
         appends = [waiting.append for waiting in batch]
-        return self._write(appends, sync=any(waiting.sync for waiting in batch), patience=patience)
+        return self._write(
+            appends, sync=any(waiting.sync for waiting in batch), busy_timeout=busy_timeout
+        )
 
-    def _write(self, appends: list[Append], *, sync: bool, patience: float | None) -> _Outcome:
+    def _write(self, appends: list[Append], *, sync: bool, busy_timeout: float | None) -> _Outcome:
         try:
-            return self.store.append(appends, sync=sync, patience=patience)
+            return self.store.append(appends, sync=sync, busy_timeout=busy_timeout)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must get it
             return [error] * len(appends)
 

@@ -28,19 +28,19 @@ class EntryKind(IntEnum):
     """What an entry of a run's journal tells. Numbers are stored: never reuse one."""
 
     #: An attempt at a step begins; identity: the step's; facts: name, persona; value: the input.
-    ATTEMPT_BEGUN = 1
+    ATTEMPT_STARTED = 1
     #: An attempt failed or was stopped; facts: status, error (type, message, category, traceback,
     #: recoverable), reason, round, clock (when, and seconds since the first began), and where they
     #: are so: counts (false: no failure of the task), final, wait, healed, healing_error.
     ATTEMPT_FAILED = 2
     #: An attempt succeeded, and its step is finished; value: the result.
-    STEP_KEPT = 3
+    STEP_COMPLETED = 3
     #: A step saved its own half-done work; value: what it saved.
     PROGRESS_SAVED = 4
     #: A persona's memory as a whole; facts: persona; value: the dictionary.
     MEMORY_SAVED = 5
     #: One more item of a persona's history; facts: persona; value: the item.
-    HISTORY_ADDED = 6
+    HISTORY_APPENDED = 6
     #: Tokens or money were spent; facts: persona, tokens, usd.
     SPENT = 7
     #: A round of level 2 failed; identity: of what it tried; facts: error, wait, attempts.
@@ -48,7 +48,7 @@ class EntryKind(IntEnum):
     #: Level 2 gave up and asked for help; identity: of what it tried; facts: ticket, report.
     ESCALATED = 9
     #: Fields of the run changed; value: the fields.
-    FIELDS_CHANGED = 10
+    FIELDS_SET = 10
     #: A task waits to be done; facts: task.
     TASK_PENDING = 11
     #: A task is done; facts: task; value: its artifacts.
@@ -56,7 +56,7 @@ class EntryKind(IntEnum):
     #: A persona was tried once more; facts: persona.
     RETRY_COUNTED = 13
     #: What a persona last showed of itself; facts: persona; value: its state.
-    PERSONA_CHANGED = 14
+    PERSONA_SET = 14
     #: What came before no longer counts: the run starts again, or from the copy that follows.
     RESTORED = 15
     #: What failed may be tried again; identity: of one step, or none for all; facts: forget (the
@@ -64,18 +64,18 @@ class EntryKind(IntEnum):
     RETRIED = 16
     #: A workflow's run begins; identity: of workflow and input; facts: workflow, parameters, and where
     #: they are so: parent (a run's name), forked_from, from_step; value: the input.
-    RUN_BEGUN = 17
+    RUN_STARTED = 17
     #: A workflow's run is over; facts: status (success, failed, cancelled), and error as in
     #: ATTEMPT_FAILED, or reason; value: the result.
     RUN_ENDED = 18
     #: The workflow waits; identity: of the wait; facts: name, what (sleep, answer), and where they
     #: are so: wait (how long at most), shape (of the answer).
-    WAIT_BEGUN = 19
+    WAIT_STARTED = 19
     #: A wait is over; identity: of the wait; facts: name, how (over, answered, timeout), and where
     #: they are so: answer (its id), by; value: the answer.
     WAIT_ENDED = 20
     #: The workflow started another as its child; identity: of the call; facts: run_id, workflow.
-    CHILD_BEGUN = 21
+    CHILD_STARTED = 21
 
 
 class Entry(NamedTuple):
@@ -250,7 +250,7 @@ class Damage:
     file: str
     found_at: datetime
     reason: str
-    kept_as: str
+    moved_to: str
 
 
-News = EntriesAppended | DocumentChanged | Damage
+Notification = EntriesAppended | DocumentChanged | Damage

@@ -1,26 +1,94 @@
-"""A run as one JSON document: its fields for people, and its entries to go on from.
+"""A JSON document that proves itself: one object, its format, and a SHA-256 over all of it.
 
-Everything the journal knows of a run is in it, so a folder that has lost its journal resumes from
-it. Large values are written as the journal has them: whole, or as what was added.
+The text is ``{"document":{…},"sha256":"…"}`` and a line feed; the digest is that of the bytes of
+``{…}`` exactly as they stand. So any change to any byte is found, and anybody can check a file
+with a JSON parser and a hash function (docs/storage-format.md shows how).
 """
 
 from __future__ import annotations
 
 import hashlib
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from maestro_hive.kernel.errors import CorruptionError, DecodeError, DocumentCorruptError
+from maestro_hive.kernel.errors import (
+    CorruptionError,
+    DecodeError,
+    DocumentCorruptError,
+    NewerFormatError,
+)
 from maestro_hive.maestro.state import codec, deltas
+from maestro_hive.maestro.state.projections import FIELDS, RunState
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
-from maestro_hive.maestro.state.run_state import FIELDS, RunState
-from maestro_hive.maestro.state.run_view import show_run
+from maestro_hive.maestro.state.views import show_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from maestro_hive.maestro.state.codec import Json
-    from maestro_hive.maestro.state.store import Hold, Store
+    from maestro_hive.maestro.state.store import RunLease, Store
+
+#: The format of the documents this version writes, and the newest it reads.
+DOCUMENT_FORMAT = 1
+
+_HEAD = b'{"document":'
+_MIDDLE = b',"sha256":"'
+_TAIL = b'"}\n'
+_DIGEST_LENGTH = 64
+
+
+def seal(kind: str, body: dict[str, Json], raw: dict[str, bytes] | None = None) -> bytes:
+    """Return the text of a document with these members; ``raw`` ones are JSON text already."""
+    texts = {name: codec.dump_canonical(value) for name, value in body.items()}
+    texts |= raw or {}
+    texts["format"] = b"%d" % DOCUMENT_FORMAT
+    texts["kind"] = codec.dump_canonical(kind)
+    members = (codec.dump_canonical(name) + b":" + texts[name] for name in sorted(texts))
+    document = b"{" + b",".join(members) + b"}"
+    digest = hashlib.sha256(document).hexdigest().encode()
+    return b"".join((_HEAD, document, _MIDDLE, digest, _TAIL))
+
+
+def unseal(text: bytes, kind: str, name: str, *, verify: bool = True) -> dict[str, Json]:
+    """Return the members of a document, or raise an error that says what is wrong with it.
+
+    ``verify=False`` leaves the digest unchecked, for callers who were asked to; all else holds.
+    """
+    end = len(text) - len(_TAIL) - _DIGEST_LENGTH
+    middle = end - len(_MIDDLE)
+    whole = (
+        text.startswith(_HEAD)
+        and text.endswith(_TAIL)
+        and middle > len(_HEAD)
+        and text[middle:end] == _MIDDLE
+    )
+    if not whole:
+        raise DocumentCorruptError(name, "it is torn, or not a document of ours")
+    document = text[len(_HEAD) : middle]
+    if verify and hashlib.sha256(document).hexdigest().encode() != text[end : -len(_TAIL)]:
+        raise DocumentCorruptError(name, "its SHA-256 does not match: it was altered")
+    return _check_members(document, kind, name)
+
+
+def _check_members(document: bytes, kind: str, name: str) -> dict[str, Json]:
+    try:
+        body = codec.parse(document, name, depth=codec.DOCUMENT_DEPTH)
+    except DecodeError as error:
+        raise DocumentCorruptError(name, error.reason) from error
+    if not isinstance(body, dict):
+        raise DocumentCorruptError(name, "it is not an object")
+    found = body.pop("format", None)
+    if type(found) is not int or found < 1:
+        raise DocumentCorruptError(name, f"its format number is {found!r}")
+    if found > DOCUMENT_FORMAT:
+        raise NewerFormatError(name, found, DOCUMENT_FORMAT)
+    if body.pop("kind", None) != kind:
+        raise DocumentCorruptError(name, f"it is not a {kind} document")
+    return cast("dict[str, Json]", body)
+
+
+# --- run_document ---
+
 
 _NAMES = {kind.value: kind.name.lower() for kind in EntryKind}
 _KINDS = {kind.name.lower(): kind for kind in EntryKind}
@@ -47,7 +115,9 @@ class RunCopy(NamedTuple):
     body: dict[str, Any]
 
 
-def write_run(store: Store, hold: Hold, fields: dict[str, Any], saved_at: str, fence: int) -> bytes:
+def write_run(
+    store: Store, hold: RunLease, fields: dict[str, Any], saved_at: str, fence: int
+) -> bytes:
     """Return a run as canonical JSON members; ``fields`` is what people want to see first."""
     entries = store.entries(hold.run)
     return write_snapshot(store, hold.run, hold.name, entries, fields, saved_at, fence)
@@ -66,7 +136,7 @@ def write_snapshot(
 
     Entries are only ever added, so the values that these refer to are still there.
     """
-    texts = b",".join(_entry_text(entry) for entry in that_count(entries))
+    texts = b",".join(_entry_text(entry) for entry in effective_entries(entries))
     values = b",".join(
         b'"%s":%s' % (value.sha256.hex().encode(), _value_text(value.base, value.data))
         for value in store.values_of(run)
@@ -85,7 +155,7 @@ def write_snapshot(
     )
 
 
-def that_count(entries: list[Entry]) -> list[Entry]:
+def effective_entries(entries: list[Entry]) -> list[Entry]:
     """Return the entries since the run last started again; the earlier ones would only pile up."""
     for number in range(len(entries), 0, -1):
         if entries[number - 1].kind == EntryKind.RESTORED:

@@ -1,34 +1,127 @@
-"""Keys and values that outlive their process, and callbacks when they change.
-
-Two namespaces are windows, not shelves: ``workflows`` shows the runs in the journal and
-``circuit_breakers`` the breakers. There is no second copy of either, so they cannot be set here.
-"""
+"""A change of a value as subscribers see it, and who wants to see which."""
 
 from __future__ import annotations
 
+import copy
+import fnmatch
 import itertools
 import os
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError
-from maestro_hive.kernel.events import Hooks
-from maestro_hive.maestro.state import codec, documents
-from maestro_hive.maestro.state.memory_store import MemoryStore
-from maestro_hive.maestro.state.opened import borrow_memory_store, borrow_store, return_store
-from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended
-from maestro_hive.maestro.state.run_watch import RunWatch
-from maestro_hive.maestro.state.shelves import BREAKERS, BUDGETS, ESCALATIONS
-from maestro_hive.maestro.state.sqlite_store import SqliteStore
-from maestro_hive.maestro.state.state_changes import StateChange, Subscription
+from maestro_hive.kernel.hooks import Hooks
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state import run_document as documents
+from maestro_hive.maestro.state.memory import MemoryStore
+from maestro_hive.maestro.state.projections import RunState, fold
+from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended, to_micros
+from maestro_hive.maestro.state.shared_records import BREAKERS, BUDGETS, ESCALATIONS
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.maestro.state.stores import borrow_memory_store, borrow_store, return_store
+from maestro_hive.maestro.state.views import Known, show_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
-    from maestro_hive.maestro.state.records import News
+    from maestro_hive.maestro.state.records import EntriesAppended, Notification, RunRecord
     from maestro_hive.maestro.state.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """One change, as subscribers see it; ``change_type`` is create, update or delete."""
+
+    key: str
+    old_value: Any
+    new_value: Any
+    namespace: str
+    timestamp: datetime
+    change_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A callback, and the shell-style patterns of the keys and namespaces it is for."""
+
+    callback: Callable[[StateChange], object]
+    key_pattern: str
+    namespace: str
+
+    def __call__(self, change: StateChange) -> None:
+        """Pass a change on, if it is one of those."""
+        if fnmatch.fnmatchcase(change.key, self.key_pattern) and fnmatch.fnmatchcase(
+            change.namespace, self.namespace
+        ):
+            self.callback(change)
+
+
+# --- run_watch ---
+
+
+@dataclass(slots=True)
+class _Watched:
+    number: int
+    state: RunState
+    known: Known = field(default_factory=Known)
+    shown: dict[str, Any] = field(default_factory=dict)
+
+
+class RunWatch:
+    """The runs of one store that somebody looked at."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._runs: dict[str, _Watched] = {}
+        self._mutex = threading.Lock()
+
+    def view(self, run_id: str) -> dict[str, Any] | None:
+        """Return a run as it stands, as a new object; None if there is none."""
+        record = self._store.run(run_id)
+        if record is None:
+            return None
+        with self._mutex:
+            return copy.deepcopy(self._up_to_date(record).shown)
+
+    def change(
+        self, notifications: EntriesAppended
+    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        """Return a run before and after its latest entries; not to be changed."""
+        record = self._store.run(notifications.run_id)
+        if record is None:
+            return None, None
+        with self._mutex:
+            before = self._before(record, notifications)
+            return before, self._up_to_date(record).shown
+
+    def _up_to_date(self, record: RunRecord) -> _Watched:
+        watched = self._runs.get(record.name)
+        if watched is None or watched.number != record.id:  # purged, and begun anew
+            state = RunState(created_at=to_micros(record.created_at))
+            watched = self._runs[record.name] = _Watched(record.id, state)
+        new = self._store.entries(record.id, after=watched.state.seq)
+        for entry in new:
+            watched.state.add(entry, self._store.load)
+        if new or not watched.shown:
+            watched.shown = show_run(watched.state, record.name, self._store.load, watched.known)
+        return watched
+
+    def _before(self, record: RunRecord, notifications: EntriesAppended) -> dict[str, Any] | None:
+        if notifications.first == 1:
+            return None
+        watched = self._runs.get(record.name)
+        if watched and watched.number == record.id and watched.state.seq == notifications.first - 1:
+            return watched.shown
+        earlier = self._store.entries(record.id)[: notifications.first - 1]
+        return show_run(fold(earlier, self._store.load), record.name, self._store.load)
+
+
+# --- state_manager ---
+
 
 WORKFLOWS = "workflows"
 #: Namespaces that begin with it are the journal's own: neither shown nor cleared here.
@@ -111,7 +204,7 @@ class StateManager(metaclass=_OnePerFolder):
     def _attach(self, store: Store) -> None:
         self._store = store
         self._runs = RunWatch(store)
-        self._detach = store.news.add(self._on_news)
+        self._detach = store.notifications.add(self._on_news)
 
     def persist(self) -> None:
         """Move to the folder's journal, taking along what this process has set so far."""
@@ -252,17 +345,17 @@ class StateManager(metaclass=_OnePerFolder):
             remove()
         return remove is not None
 
-    def _on_news(self, news: News) -> None:
+    def _on_news(self, notifications: Notification) -> None:
         if not self._hooks or _quiet.on:
             return
-        if isinstance(news, DocumentChanged):
-            if news.before is None and news.after is None:
+        if isinstance(notifications, DocumentChanged):
+            if notifications.before is None and notifications.after is None:
                 return  # what was not there was deleted
-            before = None if news.before is None else codec.decode(news.before)
-            after = None if news.after is None else codec.decode(news.after)
-            self._tell(news.key, news.namespace, before, after)
-        elif isinstance(news, EntriesAppended):
-            self._tell(news.run_id, WORKFLOWS, *self._runs.change(news))
+            before = None if notifications.before is None else codec.decode(notifications.before)
+            after = None if notifications.after is None else codec.decode(notifications.after)
+            self._tell(notifications.key, notifications.namespace, before, after)
+        elif isinstance(notifications, EntriesAppended):
+            self._tell(notifications.run_id, WORKFLOWS, *self._runs.change(notifications))
 
     def _tell(self, key: str, namespace: str, before: object, after: object) -> None:
         kind = "create" if before is None else "delete" if after is None else "update"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.kernel.errors import FencedError
-    from maestro_hive.kernel.events import Hooks
+    from maestro_hive.kernel.hooks import Hooks
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.records import (
         Damage,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         Entry,
         Lease,
         NewEntry,
-        News,
+        Notification,
         RunRecord,
         StoredValue,
     )
@@ -63,7 +63,7 @@ Change = Callable[[bytes | None], "Encoded | None"]
 
 
 @dataclass(slots=True, eq=False)
-class Hold:
+class RunLease:
     """The right to append to a run, with the number of the last entry in it."""
 
     run: int
@@ -76,7 +76,7 @@ class Hold:
 class Append(NamedTuple):
     """Entries for one run, all or none; ``status`` also becomes the run's in listings."""
 
-    hold: Hold
+    hold: RunLease
     entries: Iterable[NewEntry]
     status: str | None = None
 
@@ -85,7 +85,7 @@ class Store(Protocol):
     """A journal. The module's docstring is the contract; these are its words."""
 
     clock: Clock
-    news: Hooks[News]
+    notifications: Hooks[Notification]
 
     @property
     def location(self) -> str:
@@ -97,17 +97,17 @@ class Store(Protocol):
         """What could not be read when the store was opened; also told to ``news``."""
         ...
 
-    def quick(self) -> bool:
-        """Tell whether an append is short enough to be made on an event loop."""
+    def syncs_fast(self) -> bool:
+        """Return whether an append is short enough to be made on an event loop."""
         ...
 
     # --- runs ---
 
-    def hold_run(self, name: str, workflow: str = "") -> Hold:
-        """Take the run, creating it if it is new; ``RunHeldError`` if another process has it."""
+    def acquire_run(self, name: str, workflow: str = "") -> RunLease:
+        """Take the run, creating it if it is new; ``RunLeasedError`` if another process has it."""
         ...
 
-    def release_run(self, hold: Hold) -> None:
+    def release_run(self, hold: RunLease) -> None:
         """Give the run back; the last of the users in this process really does."""
         ...
 
@@ -120,7 +120,7 @@ class Store(Protocol):
         ...
 
     def append(
-        self, appends: Sequence[Append], *, sync: bool = True, patience: float | None = None
+        self, appends: Sequence[Append], *, sync: bool = True, busy_timeout: float | None = None
     ) -> list[int | FencedError]:
         """Record entries in one transaction; per append, its last number or why it was refused.
 
@@ -142,7 +142,7 @@ class Store(Protocol):
         ...
 
     def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
-        """Forget a run and its entries; False if there is none, ``RunHeldError`` if it is held.
+        """Forget a run and its entries; False if there is none, ``RunLeasedError`` if it is held.
 
         ``first`` is called before that, with the run held, so that nobody begins it meanwhile.
         """
@@ -173,7 +173,7 @@ class Store(Protocol):
     # --- leases ---
 
     def take_lease(self, name: str, seconds: float = LEASE_SECONDS) -> Lease:
-        """Become the only one under this name; ``RunHeldError`` tells who is."""
+        """Become the only one under this name; ``RunLeasedError`` tells who is."""
         ...
 
     def renew_leases(self) -> None:
@@ -188,7 +188,7 @@ class Store(Protocol):
         """Return a lease as it stands, whoever has it; None if it is free."""
         ...
 
-    def held_runs(self) -> dict[str, Lease]:
+    def run_leases(self) -> dict[str, Lease]:
         """Return who holds which runs, by name: processes that live, also one that is late."""
         ...
 

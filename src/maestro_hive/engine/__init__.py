@@ -1,0 +1,1 @@
+"""How one step is executed: one path for Hive and for the executors."""

@@ -1,0 +1,235 @@
+"""When a circuit breaker opens, half opens and closes. Pure: it is given records and moments.
+
+A rule returns the record as it shall be, or the very same one if nothing changes. What a call that
+began while the breaker was closed has to say is counted, and decides nothing once it has opened:
+from then on only time does, and then the probe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from maestro_hive.engine import settings
+from maestro_hive.kernel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from maestro_hive.kernel.clock import Clock
+    from maestro_hive.maestro.state.records import Breaker
+
+#: A call's letter in ``Breaker.recent``, by whether it failed and whether it was slow.
+_LETTERS = {(False, False): ".", (False, True): "s", (True, False): "f", (True, True): "F"}
+_FAILURES = "fF"
+_SLOW = "sF"
+
+
+class CircuitState(StrEnum):
+    """Whether calls are let through."""
+
+    #: All of them are.
+    CLOSED = "closed"
+    #: None is, until the cooldown is over.
+    OPEN = "open"
+    #: One is, to find out.
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A point in time, on the wall and since the machine started."""
+
+    now: datetime
+    boot: str
+    boot_seconds: float
+
+    @classmethod
+    def of(cls, clock: Clock) -> Moment:
+        """Return the present one."""
+        return cls(now=clock.now(), boot=clock.boot_id(), boot_seconds=clock.boot_seconds())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerRules:
+    """What a breaker was told; every value is checked, and a bad one is named.
+
+    It opens after ``threshold`` failures in a row. Asked to, it also opens when that share of the
+    last ``window`` calls failed or took ``slow_call_seconds`` or longer, once there are
+    ``minimum_calls`` of them (by default a whole window).
+    """
+
+    threshold: int = 5
+    cooldown_seconds: float = 300
+    failure_rate: float | None = None
+    slow_call_rate: float | None = None
+    slow_call_seconds: float | None = None
+    window: int = 20
+    minimum_calls: int | None = None
+
+    def __post_init__(self) -> None:
+        settings.whole(1)("threshold", self.threshold)
+        settings.number(0)("cooldown_seconds", self.cooldown_seconds)
+        settings.whole(1)("window", self.window)
+        _check_rate("failure_rate", self.failure_rate)
+        _check_rate("slow_call_rate", self.slow_call_rate)
+        if self.slow_call_seconds is not None:
+            settings.number(0)("slow_call_seconds", self.slow_call_seconds)
+        if (self.slow_call_rate is None) != (self.slow_call_seconds is None):
+            raise ConfigurationError(
+                "slow_call_rate and slow_call_seconds belong together: give both or neither"
+            )
+        if self.minimum_calls is not None:
+            settings.whole(1)("minimum_calls", self.minimum_calls)
+            if self.minimum_calls > self.window:
+                raise settings.refused(
+                    "minimum_calls", self.minimum_calls, f"no more than the window of {self.window}"
+                )
+
+    @property
+    def counts_calls(self) -> bool:
+        """Return whether rates were asked for."""
+        return self.failure_rate is not None or self.slow_call_rate is not None
+
+    # --- what a call has to say ---
+
+    def succeeded(self, record: Breaker, at: Moment, seconds: float | None = None) -> Breaker:
+        """Count a call that went well; it ends the failures in a row."""
+        if record.state != CircuitState.CLOSED:
+            return record  # it began before the breaker opened, and proves nothing now
+        recent = self._with(record.recent, seconds, failed=False)
+        if not record.consecutive_failures and recent == record.recent:
+            return record
+        after = replace(record, consecutive_failures=0, recent=recent, last_success_time=at.now)
+        return self._opened_if_due(after, at)
+
+    def failed(self, record: Breaker, at: Moment, seconds: float | None = None) -> Breaker:
+        """Count a call that failed, and open if that was one too many."""
+        after = replace(
+            record,
+            consecutive_failures=record.consecutive_failures + 1,
+            last_failure_time=at.now,
+            recent=self._with(record.recent, seconds, failed=True),
+        )
+        return self._opened_if_due(after, at) if record.state == CircuitState.CLOSED else after
+
+    def _with(self, recent: str, seconds: float | None, *, failed: bool) -> str:
+        if not self.counts_calls:
+            return recent
+        limit = self.slow_call_seconds
+        slow = limit is not None and seconds is not None and seconds >= limit
+        return (recent + _LETTERS[failed, slow])[-self.window :]
+
+    def _opened_if_due(self, record: Breaker, at: Moment) -> Breaker:
+        because = self._reason_to_open(record)
+        return self._opened(record, at, because) if because else record
+
+    def _reason_to_open(self, record: Breaker) -> str | None:
+        if record.consecutive_failures >= self.threshold:
+            return f"{_count(record.consecutive_failures, 'failure')} in a row"
+        calls = len(record.recent)
+        if calls < (self.minimum_calls or self.window):
+            return None
+        failures = sum(message in _FAILURES for message in record.recent)
+        if self.failure_rate is not None and failures / calls >= self.failure_rate:
+            return f"{failures} of the last {_count(calls, 'call')} failed"
+        slow = sum(message in _SLOW for message in record.recent)
+        if self.slow_call_rate is not None and slow / calls >= self.slow_call_rate:
+            limit = self.slow_call_seconds
+            return f"{slow} of the last {_count(calls, 'call')} took {limit:g} s or longer"
+        return None
+
+    def _opened(self, record: Breaker, at: Moment, because: str) -> Breaker:
+        return replace(
+            record,
+            state=CircuitState.OPEN.value,
+            opened_at=at.now,
+            opened_because=because,
+            cooldown_seconds=self.cooldown_seconds,
+            boot=at.boot,
+            boot_seconds=at.boot_seconds,
+        )
+
+    # --- the probe ---
+
+    def probe_started(self, record: Breaker, number: int, at: Moment) -> Breaker:
+        """Admit the probe with this number, if the time for one has come and it is the newest."""
+        due = record.state != CircuitState.CLOSED and not self.remaining(record, at)
+        if not due or number <= record.probe:
+            return record
+        return replace(record, state=CircuitState.HALF_OPEN.value, probe=number)
+
+    def probe_succeeded(self, record: Breaker, number: int, at: Moment) -> Breaker:
+        """Close, unless another probe took this one's place."""
+        if not _is_current(record, number):
+            return record
+        return replace(
+            record,
+            state=CircuitState.CLOSED.value,
+            consecutive_failures=0,
+            opened_at=None,
+            opened_because="",
+            cooldown_seconds=None,
+            recent="",
+            last_success_time=at.now,
+        )
+
+    def probe_failed(self, record: Breaker, number: int, at: Moment) -> Breaker:
+        """Open again for a full cooldown, unless another probe took this one's place."""
+        if not _is_current(record, number):
+            return record
+        failures = record.consecutive_failures + 1
+        after = replace(record, consecutive_failures=failures, last_failure_time=at.now)
+        return self._opened(after, at, f"{_count(failures, 'failure')} in a row, the last a probe")
+
+    # --- the cooldown ---
+
+    def remaining(self, record: Breaker, at: Moment) -> float:
+        """Return the seconds until a probe may be made; 0 if it may."""
+        if record.state != CircuitState.OPEN:
+            return 0.0
+        cooldown = self.cooldown_of(record)
+        return min(max(0.0, cooldown - self._cooled(record, at)), cooldown)
+
+    def cooldown_of(self, record: Breaker) -> float:
+        """Return how long it stays open: as long as whoever opened it said."""
+        given = record.cooldown_seconds
+        return self.cooldown_seconds if given is None else given
+
+    def _cooled(self, record: Breaker, at: Moment) -> float:
+        if record.boot == at.boot:
+            return at.boot_seconds - record.boot_seconds
+        if record.opened_at is None:
+            return 0.0
+        return (at.now - record.opened_at).total_seconds()
+
+    def anchored(self, record: Breaker, at: Moment) -> Breaker:
+        """Count the rest of a cooldown in this boot's time, if it began in another.
+
+        A wall clock that was set back would otherwise make it last until it has caught up.
+        """
+        rest = self.remaining(record, at)
+        if record.boot == at.boot or not rest:
+            return record
+        cooled = self.cooldown_of(record) - rest
+        return replace(
+            record,
+            opened_at=at.now - timedelta(seconds=cooled),
+            boot=at.boot,
+            boot_seconds=at.boot_seconds - cooled,
+        )
+
+
+def _is_current(record: Breaker, number: int) -> bool:
+    return record.state == CircuitState.HALF_OPEN and record.probe == number
+
+
+def _check_rate(name: str, value: object) -> None:
+    if value is not None and settings.positive(name, value) > 1:
+        raise settings.refused(name, value, "a share of all calls, more than 0 and up to 1")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

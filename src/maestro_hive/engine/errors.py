@@ -1,0 +1,326 @@
+"""How an execution can end badly: every error it raises, and the report that travels with them.
+
+MaestroError                     (``kernel.errors``: the root of all of ours)
+└── ExecutionException           something went wrong while a task was executed
+    ├── RecoverableError         worth another attempt: level 1 retries it
+    ├── UnrecoverableError       level 1 has given up: level 2 decides
+    ├── HelpNeeded               both levels have given up: a person must look
+    ├── CircuitBreakerOpen       too many failures in a row: nothing was called
+    ├── TokenBudgetExceeded      the tokens are spent: another attempt would spend more
+    └── GovernanceViolation      a rule forbids it: another attempt is forbidden too
+
+Every argument is an attribute. They can be copied and pickled, so a worker process can hand them
+back; an ``original_error`` of the user's own making travels if it can be pickled itself.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, fields
+from datetime import date
+from enum import Enum
+from os import PathLike, fsdecode
+from typing import Any
+
+from maestro_hive.kernel.errors import MaestroError
+
+_DEEPEST = 20
+#: How many errors of a group are looked at.
+_MOST_PARTS = 10_000
+
+
+@dataclass
+class FailureReport:
+    """What failed, whose work it was, and what may help: for the next level, and for a person."""
+
+    failed_persona: str
+    error_category: str
+    details: str
+    context: list[Any] = field(default_factory=list)
+    attempt_number: int = 0
+    recoverable: bool = True
+    suggested_fix: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON, whatever was put into it."""
+        return _plain_parts(self, (id(self),))
+
+
+class ExecutionException(MaestroError):  # noqa: N818 - existing callers catch it by this name
+    """Something went wrong while a task was executed."""
+
+    def __init__(self, message: str, context: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.context = {} if context is None else context
+
+    def __str__(self) -> str:
+        """Say what happened, and in brackets the facts that are known."""
+        message = text_of(self.message)
+        try:
+            facts = "; ".join(self._facts())
+        except Exception:  # noqa: BLE001 - it was made with something else than it takes
+            return message
+        return f"{message} ({facts})" if facts else message
+
+    def _facts(self) -> Iterator[str]:
+        return iter(())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the message and every fact as plain JSON, for journals and audit logs."""
+        return _plain_parts(self, (id(self),))
+
+
+class RecoverableError(ExecutionException):
+    """An attempt failed in a way that another attempt may mend.
+
+    ``retry_after`` is the wait, in seconds, that the other side asked for.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        error_category: str = "UNKNOWN",
+        file_path: str | None = None,
+        line_number: int | None = None,
+        context: dict[str, Any] | None = None,
+        *,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, context)
+        self.error_category = error_category
+        self.file_path = file_path
+        self.line_number = line_number
+        self.retry_after = retry_after
+
+    def _facts(self) -> Iterator[str]:
+        if self.error_category != "UNKNOWN":
+            yield str(self.error_category)
+        if self.file_path is not None:
+            yield f"{self.file_path}:{self.line_number}" if self.line_number else self.file_path
+        elif self.line_number is not None:
+            yield f"line {self.line_number}"
+        if self.retry_after is not None:
+            yield f"try again after {self.retry_after:g} s"
+
+
+class UnrecoverableError(ExecutionException):
+    """Level 1 has given up: its attempts are used up, or none of them could have helped.
+
+    ``result`` has every attempt, if an executor raised it.
+    """
+
+    result: Any = None
+
+    def __init__(
+        self,
+        message: str,
+        failure_report: FailureReport | None = None,
+        original_error: BaseException | None = None,
+        context: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, context)
+        self.failure_report = failure_report
+        self.original_error = original_error
+
+    def _facts(self) -> Iterator[str]:
+        if self.original_error is not None:
+            yield _describe(self.original_error)
+        elif isinstance(self.failure_report, FailureReport):
+            yield f"{self.failure_report.error_category}: {self.failure_report.details}"
+
+
+class HelpNeeded(ExecutionException):
+    """Both levels have given up, and a person must look; ``jira_ticket`` is where, if anywhere.
+
+    ``result`` has every attempt of both levels, if level 2 raised it.
+    """
+
+    result: Any = None
+
+    def __init__(
+        self,
+        message: str,
+        failure_report: FailureReport,
+        total_attempts: int = 0,
+        suggested_actions: list[str] | None = None,
+        context: dict[str, Any] | None = None,
+        *,
+        jira_ticket: str | None = None,
+    ) -> None:
+        super().__init__(message, context)
+        self.failure_report = failure_report
+        self.total_attempts = total_attempts
+        self.suggested_actions = [] if suggested_actions is None else suggested_actions
+        self.jira_ticket = jira_ticket
+
+    def _facts(self) -> Iterator[str]:
+        if self.total_attempts:
+            yield "1 attempt" if self.total_attempts == 1 else f"{self.total_attempts} attempts"
+        if isinstance(self.failure_report, FailureReport):
+            yield f"{self.failure_report.error_category}: {self.failure_report.details}"
+        if self.jira_ticket is not None:
+            yield f"ticket {self.jira_ticket}"
+        if self.suggested_actions:
+            yield "try: " + ", ".join(self.suggested_actions)
+
+
+class CircuitBreakerOpen(ExecutionException):
+    """The breaker is open after too many failures in a row, so nothing was called."""
+
+    def __init__(
+        self,
+        message: str,
+        consecutive_failures: int,
+        cooldown_seconds: float,
+        context: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, context)
+        self.consecutive_failures = consecutive_failures
+        self.cooldown_seconds = cooldown_seconds
+
+    def _facts(self) -> Iterator[str]:
+        yield f"failures in a row: {self.consecutive_failures}"
+        yield f"cooldown: {self.cooldown_seconds:g} s"
+
+
+class TokenBudgetExceeded(ExecutionException):
+    """The tokens of a persona or of an execution are spent; another attempt would spend more."""
+
+    def __init__(
+        self,
+        message: str,
+        persona_id: str,
+        tokens_used: int,
+        budget_limit: int,
+        context: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, context)
+        self.persona_id = persona_id
+        self.tokens_used = tokens_used
+        self.budget_limit = budget_limit
+
+    def _facts(self) -> Iterator[str]:
+        yield f"persona {self.persona_id}"
+        yield f"{self.tokens_used:,} of {self.budget_limit:,} tokens used"
+
+
+class GovernanceViolation(ExecutionException):
+    """A rule forbids what a task was about to do; it is never retried."""
+
+    def __init__(
+        self,
+        message: str,
+        violation_type: str,
+        path: str | None = None,
+        tool_name: str | None = None,
+        agent_id: str | None = None,
+        context: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, context)
+        self.violation_type = violation_type
+        self.path = path
+        self.tool_name = tool_name
+        self.agent_id = agent_id
+
+    def _facts(self) -> Iterator[str]:
+        yield str(self.violation_type)
+        if self.path is not None:
+            yield f"path {self.path}"
+        if self.tool_name is not None:
+            yield f"tool {self.tool_name}"
+        if self.agent_id is not None:
+            yield f"agent {self.agent_id}"
+
+
+# --- errors of the user's making --------------------------------------------------------------
+
+
+def text_of(value: object) -> str:
+    """Return an error, or anything, as text that can be written, also if it cannot show itself."""
+    try:
+        return _writable(str(value))
+    except Exception:  # noqa: BLE001 - a report of a failure must not fail itself
+        return f"{type(value).__name__}, which cannot show itself"
+
+
+def parts_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of a group and of the groups in it, however deep; of any other, itself."""
+    waiting, seen = [error], 0
+    while waiting and seen < _MOST_PARTS:
+        seen += 1
+        found = waiting.pop()
+        if isinstance(found, BaseExceptionGroup):
+            waiting.extend(reversed(found.exceptions))
+        else:
+            yield found
+
+
+# --- plain JSON ------------------------------------------------------------------------------
+# A report of a failure must not fail itself. What is not JSON is shown, not kept: the codec is
+# for values that come back.
+
+
+def _plain(value: object, inside: tuple[int, ...] = ()) -> Any:
+    """Return ``value`` as JSON can hold it; ``inside`` are the containers it was found in."""
+    if id(value) in inside or len(inside) > _DEEPEST:
+        return "…"
+    within = (*inside, id(value))
+    match value:
+        case Enum():
+            return _plain(value.value, within)
+        case FailureReport() | ExecutionException():
+            return _plain_parts(value, within)
+        case Mapping():
+            return {_plain_key(key): _plain(part, within) for key, part in value.items()}
+        case list() | tuple() | AbstractSet():
+            return [_plain(part, within) for part in value]
+        case _:
+            return _plain_leaf(value)
+
+
+def _plain_leaf(value: object) -> Any:
+    match value:
+        case None | bool() | int():
+            return value
+        case float():
+            return value if math.isfinite(value) else repr(value)
+        case str() | PathLike():
+            return _writable(fsdecode(value))
+        case BaseException():
+            return _describe(value)
+        case date():
+            return value.isoformat()
+        case _:
+            return f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def _plain_parts(
+    value: FailureReport | ExecutionException, within: tuple[int, ...]
+) -> dict[str, Any]:
+    if isinstance(value, FailureReport):
+        return {part.name: _plain(getattr(value, part.name), within) for part in fields(value)}
+    return {name: _plain(part, within) for name, part in vars(value).items() if name[0] != "_"}
+
+
+def _plain_key(key: object) -> str:
+    plain = _plain(key)
+    return plain if isinstance(plain, str) else repr(plain)
+
+
+def _describe(error: object) -> str:
+    """Return ``Type: message``, also for an error that cannot show itself, or is none."""
+    if not isinstance(error, BaseException):
+        return text_of(error)
+    try:
+        return _writable("".join(traceback.format_exception_only(error)).strip())
+    except Exception:  # noqa: BLE001 - a SyntaxError is shown with its place, which may be anything
+        return f"{type(error).__name__}: {text_of(error)}"
+
+
+def _writable(text: str) -> str:
+    """Return ``text`` with what UTF-8 cannot hold (lone surrogates) escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()

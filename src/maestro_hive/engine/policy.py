@@ -1,0 +1,123 @@
+"""What a persona may do: asked before its task is called, and written down in an audit log."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from maestro_hive.engine.errors import GovernanceViolation
+from maestro_hive.kernel.errors import StorageError
+from maestro_hive.kernel.files import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from maestro_hive.kernel.clock import Clock
+
+#: Words in a tool's name that tell what it does; the first that fits counts. A short one is a
+#: word of its own: "forget" does not get anything.
+_ACTIONS = {
+    "write": re.compile(r"write|edit|create|update|\bset\b"),
+    "delete": re.compile(r"delete|remove|unlink|\brm(dir|tree)?\b"),
+    "read": re.compile(r"\bread|fetch|\b(get|cat|head|tail)\b"),
+}
+#: What separates the words of a name: no letter at all, or the hump of a camel.
+_BETWEEN_WORDS = re.compile(r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])")
+#: Arguments of a task that name what it works on.
+_TARGETS = ("path", "file_path", "target")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentContext:
+    """Who wants to do it."""
+
+    agent_id: str
+    role: str
+
+
+class Verdict(Protocol):
+    """An enforcer's answer."""
+
+    @property
+    def allowed(self) -> bool:
+        """Whether it may be done."""
+        ...
+
+
+class Enforcer(Protocol):
+    """Whoever knows the rules."""
+
+    def check(
+        self, *, agent: AgentContext, tool_name: str, target_path: str | None, action: str
+    ) -> Verdict:
+        """Return whether an agent may use a tool on something."""
+        ...
+
+
+def infer_action(tool_name: str) -> str:
+    """Tell from a tool's name what it does: write, delete, read, or else execute."""
+    words = _BETWEEN_WORDS.sub(" ", tool_name).lower()
+    for action, pattern in _ACTIONS.items():
+        if pattern.search(words):
+            return action
+    return "execute"
+
+
+def enforce(
+    enforcer: Enforcer,
+    agent: AgentContext,
+    tool_name: str,
+    arguments: Mapping[str, Any],
+    audit_log: str | None,
+    clock: Clock,
+) -> None:
+    """Raise ``GovernanceViolation`` if a rule forbids the call; write the answer down."""
+    named = next((arguments[name] for name in _TARGETS if arguments.get(name)), None)
+    target = None if named is None else str(named)
+    verdict = enforcer.check(
+        agent=agent, tool_name=tool_name, target_path=target, action=infer_action(tool_name)
+    )
+    violation = getattr(verdict, "violation_type", None)
+    kind = str(getattr(violation, "value", violation)) if violation else None
+    message = str(getattr(verdict, "message", ""))
+    if audit_log is not None:
+        entry = {
+            "timestamp": clock.now().isoformat(),
+            "persona_id": agent.agent_id,
+            "role": agent.role,
+            "tool": tool_name,
+            "path": target,
+            "allowed": verdict.allowed,
+            "violation_type": kind,
+            "message": message,
+            "latency_ms": getattr(verdict, "latency_ms", 0),
+        }
+        _write_down(Path(audit_log), entry)
+    if not verdict.allowed:
+        raise GovernanceViolation(
+            message or f"{agent.agent_id} ({agent.role}) may not use {tool_name}",
+            kind or "policy_violation",
+            path=target,
+            tool_name=tool_name,
+            agent_id=agent.agent_id,
+        )
+
+
+def _write_down(path: Path, entry: dict[str, Any]) -> None:
+    """Add a line to the audit log; what cannot be written down does not happen."""
+    line = json.dumps(entry, ensure_ascii=False, default=str).encode() + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            written = os.write(fd, line)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StorageError(f"the audit log {path} cannot be written: {reason_of(error)}") from error
+    if written != len(line):
+        raise StorageError(f"the audit log {path} was written in part: is its disk full?")

@@ -1,0 +1,172 @@
+"""How often something may begin: so many times in any stretch of so many seconds.
+
+Pure: a rate is asked with what began lately, and answers how long to wait. Moments are seconds on
+the clock of one start of the machine, which nobody can set.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from maestro_hive.kernel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_RATE = re.compile(r"\s*(\d{1,9})\s*(?:/|per\b)\s*(\d{1,9}(?:\.\d{1,9})?)?\s*([a-z]+)\s*")
+_SECONDS = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+}
+#: More beginnings than this are remembered in so many groups: what is written for each beginning
+#: must not grow with the rate. A group counts as begun with its last, so nothing begins too early,
+#: and at most one part in so many of the rate is lost.
+_GROUPS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """``times`` in any ``seconds``."""
+
+    times: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if self.times < 1 or not 0 < self.seconds < float("inf"):
+            raise _unreadable(f"{self.times}/{self.seconds:g}s")
+
+    @classmethod
+    def parse(cls, text: object) -> Rate:
+        """Read ``60/min``, ``5/s``, ``100/10s`` or ``5 per second``; a rate is returned as it is."""
+        if isinstance(text, Rate):
+            return text
+        found = _RATE.fullmatch(text.lower()) if isinstance(text, str) else None
+        unit = _SECONDS.get(found[3]) if found else None
+        if found is None or unit is None:
+            raise _unreadable(text)
+        times, seconds = int(found[1]), float(found[2] or 1) * unit
+        if times == 0 or seconds == 0:
+            raise _unreadable(text)
+        return cls(times, seconds)
+
+    def __str__(self) -> str:
+        """Write it as ``parse`` reads it."""
+        return f"{self.times}/{self.seconds:.9g}s"
+
+    def padded(self, seconds: float) -> Rate:
+        """Return the same over a stretch that is so much longer."""
+        return Rate(self.times, self.seconds + seconds)
+
+    @property
+    def _grain(self) -> float:
+        """How long a group lasts; 0 where each beginning is remembered by itself."""
+        return self.seconds / _GROUPS if self.times > _GROUPS else 0.0
+
+
+def _unreadable(given: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"the rate {given!r} cannot be used; write how often, and in how long, as in '60/min',"
+        " '5/s', '100/10s' or '5 per second'"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """What began lately: moments in order, each with how many began then or shortly before."""
+
+    marks: tuple[tuple[float, int], ...] = ()
+
+    def wait(self, rate: Rate, now: float) -> float:
+        """Return the seconds until one more may begin."""
+        total = 0
+        for at, count in reversed(self.marks):
+            total += count
+            if total >= rate.times:
+                return max(0.0, at + rate.seconds - now)
+        return 0.0
+
+    def with_one(self, rate: Rate, now: float) -> Starts:
+        """Return them with one more, and without those that no longer matter."""
+        # As in ``wait``, and not a rounding error apart from it.
+        marks = [(at, count) for at, count in self.marks if at + rate.seconds - now > 0]
+        grain = rate._grain  # noqa: SLF001 - the same module
+        if marks and grain and marks[-1][0] // grain == now // grain:
+            return Starts((*marks[:-1], (now, marks[-1][1] + 1)))
+        return Starts((*marks, (now, 1)))
+
+    def without_one(self, rate: Rate, moment: float) -> Starts:
+        """Return them without one that was counted at ``moment`` and did not begin after all.
+
+        A group that it was put into still counts as begun with its last: later is safe.
+        """
+        grain = rate._grain  # noqa: SLF001 - the same module
+        for place, (at, count) in enumerate(self.marks):
+            if at == moment or (grain and at // grain == moment // grain):
+                rest = ((at, count - 1),) if count > 1 else ()
+                return Starts((*self.marks[:place], *rest, *self.marks[place + 1 :]))
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One moment as three clocks tell it."""
+
+    boot: str
+    boot_seconds: float
+    wall_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLog:
+    """What began lately, as it is stored: with the moment it was written, for after a reboot."""
+
+    written: Moment
+    beginnings: Starts
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return {
+            "boot": self.written.boot,
+            "boot_seconds": self.written.boot_seconds,
+            "wall_seconds": self.written.wall_seconds,
+            "began": [[at, count] for at, count in self.beginnings.marks],
+        }
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the log that was stored; KeyError, TypeError or ValueError if it is none."""
+        return cls(
+            written=Moment(
+                boot=str(facts["boot"]),
+                boot_seconds=float(facts["boot_seconds"]),
+                wall_seconds=float(facts["wall_seconds"]),
+            ),
+            beginnings=Starts(tuple((float(at), int(n)) for at, n in facts["began"])),
+        )
+
+    def is_of(self, now: Moment) -> bool:
+        """Return whether its moments are on the clock of ``now``."""
+        return (
+            self.written.boot == now.boot
+            # Where the system does not number its starts, a count that is lower tells of a new one.
+            and self.written.boot_seconds <= now.boot_seconds
+        )
+
+    def on_clock_of(self, now: Moment) -> Starts:
+        """Return what began, on the clock of ``now``; after a reboot it is told by wall time.
+
+        Nothing is taken to begin in the future: whatever happened to the wall clock, nobody waits
+        for longer than one whole stretch, if what is returned is stored at once.
+        """
+        if self.is_of(now):
+            return self.beginnings
+        ago = now.wall_seconds - self.written.wall_seconds
+        shift = now.boot_seconds - ago - self.written.boot_seconds
+        return Starts(
+            tuple((min(at + shift, now.boot_seconds), count) for at, count in self.beginnings.marks)
+        )

@@ -1,0 +1,239 @@
+"""What is recorded of a workflow's run beside its steps. Pure: makes entries and reads them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from maestro_hive.hive import runs as entries
+from maestro_hive.hive.errors import RunCancelledError, RunFailedError, UnknownRunError
+from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import facts_of, fold
+from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
+from maestro_hive.maestro.state.views import OVER, STOPPED, standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from maestro_hive.maestro.state.codec import Encoded
+    from maestro_hive.maestro.state.projections import RunState
+    from maestro_hive.maestro.state.records import Entry, RunRecord
+    from maestro_hive.maestro.state.store import Store
+
+_LONGEST_NAME = 128
+SUCCESS, FAILED, CANCELLED = "success", "failed", "cancelled"
+RUNNING, WAITING = "running", "waiting"
+#: What a wait is for.
+SLEEP, ANSWER = "sleep", "answer"
+
+
+class Input(NamedTuple):
+    """What a workflow is called with, and what tells that call from others."""
+
+    workflow: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    encoded: Encoded
+    identity: bytes
+    #: The workflow's parameters, in order, with stars as in its signature.
+    parameters: tuple[str, ...] = ()
+
+
+def make_input(
+    workflow: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    parameters: tuple[str, ...] = (),
+) -> Input:
+    """Return a workflow's input; it must have a form in JSON, since a resumed run is given it."""
+    encoded = codec.encode_call(args, kwargs, f"the input of {workflow}")
+    return input_of(workflow, encoded, parameters)._replace(args=args, kwargs=kwargs)
+
+
+def input_of(workflow: str, encoded: Encoded, parameters: tuple[str, ...]) -> Input:
+    """Return an input as it is kept, without the values themselves."""
+    identity = identity_of("run", workflow, encoded.sha256)
+    return Input(workflow, (), {}, encoded, identity, parameters)
+
+
+def identity_of(*parts: str | bytes) -> bytes:
+    """Return what tells one thing in a run from others."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(b"%d:" % len(data) + data)
+    return digest.digest()
+
+
+def started(given: Input, **facts: Any) -> NewEntry:
+    """Return the first entry of a run: what it is called with."""
+    known = {"workflow": given.workflow, "parameters": list(given.parameters)}
+    told = codec.dump_canonical({**known, **_without_none(facts)})
+    return NewEntry(EntryKind.RUN_STARTED, facts=told, value=given.encoded, identity=given.identity)
+
+
+def read_input(entry: Entry, load: Callable[[Entry], bytes | None]) -> Input:
+    """Return the input that a run was begun with."""
+    data, workflow = load(entry), str(facts_of(entry).get("workflow", ""))
+    if data is None or entry.sha256 is None or entry.identity is None:
+        raise CorruptionError(f"a run of {workflow} does not say what it was called with")
+    given = codec.decode(data, "input")
+    encoded = codec.Encoded(data, entry.sha256)
+    args, kwargs, names = tuple(given["args"]), given["kwargs"], parameters_of(entry)
+    return Input(workflow, args, kwargs, encoded, entry.identity, names)
+
+
+def parameters_of(entry: Entry) -> tuple[str, ...]:
+    """Return the names of the parameters of the workflow that began a run."""
+    return tuple(facts_of(entry).get("parameters", ()))
+
+
+def ended(
+    status: str,
+    *,
+    value: Encoded | None = None,
+    error: dict[str, Any] | None = None,
+    reason: str | None = None,
+) -> NewEntry:
+    """Return the last entry of a run: how it ended."""
+    facts = _without_none({"status": status, "error": error, "reason": reason})
+    return NewEntry(
+        EntryKind.RUN_ENDED, facts=codec.dump_canonical(facts), value=value, family="result"
+    )
+
+
+def wait_started(identity: bytes, name: str, what: str, **facts: Any) -> NewEntry:
+    """Return what is recorded when a workflow begins to wait."""
+    told = _without_none({"name": name, "what": what, **facts})
+    return NewEntry(EntryKind.WAIT_STARTED, facts=codec.dump_canonical(told), identity=identity)
+
+
+def asks_a_person(entry: NewEntry) -> bool:
+    """Return whether this wait is over only when somebody answers."""
+    return bool(entry.facts) and codec.parse(entry.facts or b"{}").get("what") == ANSWER
+
+
+def wait_ended(
+    identity: bytes, name: str, how: str, value: Encoded | None = None, **facts: Any
+) -> NewEntry:
+    """Return what is recorded when a wait is over."""
+    told = _without_none({"name": name, "how": how, **facts})
+    return NewEntry(
+        EntryKind.WAIT_ENDED, facts=codec.dump_canonical(told), value=value, identity=identity
+    )
+
+
+def child_id(parent: str, workflow: str, identity: bytes) -> str:
+    """Return a child's name, which no child of another parent has."""
+    own = hashlib.sha256(parent.encode() + b"/" + identity).hexdigest()
+    name = f"{parent}.{workflow}-{own[:16]}"
+    return name if len(name) <= _LONGEST_NAME else f"{parent[:80]}.{own[:32]}"
+
+
+def child_started(identity: bytes, run_id: str, workflow: str) -> NewEntry:
+    """Return what is recorded when a workflow starts another as its child."""
+    facts = codec.dump_canonical({"run_id": run_id, "workflow": workflow})
+    return NewEntry(EntryKind.CHILD_STARTED, facts=facts, identity=identity)
+
+
+def _without_none(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+# --- run_reading ---
+
+
+STATUSES = ("pending", entries.RUNNING, entries.WAITING, *OVER, STOPPED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """One run, as listings show it."""
+
+    run_id: str
+    workflow: str
+    #: pending, running, waiting, success, failed, cancelled, or stopped: nobody executes it.
+    status: str
+    created_at: datetime
+    updated_at: datetime
+
+
+def find_run(store: Store, run_id: str) -> RunRecord:
+    """Return a run's record; raise if there is none."""
+    found = store.run(run_id)
+    if found is None:
+        raise UnknownRunError(run_id, store.location)
+    return found
+
+
+def read_run(store: Store, run_id: str) -> RunState:
+    """Return what a run's entries add up to; raise if there is no such run."""
+    return fold(store.entries(find_run(store, run_id).id), store.load)
+
+
+def list_runs(
+    store: Store, status: str | None = None, workflow: str | None = None, limit: int | None = None
+) -> list[RunInfo]:
+    """Return runs, newest first."""
+    if status is not None and status not in STATUSES:
+        raise ConfigurationError(
+            f"no run is ever {status!r}; where runs stand is said by {', '.join(STATUSES)}"
+        )
+    if limit is not None and limit < 0:
+        raise ConfigurationError(f"the limit is {limit}, and must be 0 or more")
+    held = store.run_leases()
+    shown = [_info(record, record.name in held) for record in store.runs()]
+    found = [
+        info
+        for info in shown
+        if status in (None, info.status) and workflow in (None, info.workflow)
+    ]
+    return found if limit is None else found[:limit]
+
+
+def run_info(store: Store, run_id: str) -> RunInfo:
+    """Return one run as listings show it."""
+    return _info(find_run(store, run_id), run_id in store.run_leases())
+
+
+def _info(record: RunRecord, is_held: bool) -> RunInfo:
+    return RunInfo(
+        run_id=record.name,
+        workflow=record.workflow,
+        status=standing(record.workflow, record.status, held=is_held),
+        created_at=record.created_at,
+        updated_at=record.updated_at,
+    )
+
+
+def ended_state(store: Store, run_id: str) -> RunState | None:
+    """Return a run's state if it is over; None if it is not, or if there is no such run."""
+    record = store.run(run_id)
+    if record is None or record.status not in OVER:
+        return None
+    state = fold(store.entries(record.id), store.load)
+    return state if state.ended is not None else None
+
+
+def outcome(run_id: str, ended: Entry, load: Callable[[Entry], bytes | None]) -> Any:
+    """Return the result that is kept; raise if the run failed, or was cancelled."""
+    facts = facts_of(ended)
+    match facts.get("status"):
+        case entries.SUCCESS:
+            data = load(ended)
+            return None if data is None else codec.decode(data, f"the result of run {run_id}")
+        case entries.CANCELLED:
+            raise RunCancelledError(run_id, str(facts.get("reason", "")))
+        case _:
+            raise failure(run_id, facts.get("error", {}))
+
+
+def failure(run_id: str, error: dict[str, Any]) -> RunFailedError:
+    """Return a failure as it was kept, with the lines that led to it."""
+    failed = RunFailedError(run_id, error)
+    if failed.error_traceback:
+        failed.add_note(f"It failed at:\n{failed.error_traceback}")
+    return failed
