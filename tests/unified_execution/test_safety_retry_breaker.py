@@ -153,9 +153,7 @@ def test_full_retries_share_one_breaker(quick: ExecutionConfig) -> None:
     with pytest.raises(CircuitBreakerOpen, match="'writer'"):
         asyncio.run(execute_with_full_retry(task, "draft", "writer", quick))
     assert len(task.calls) == 12
-    assert asyncio.run(
-        execute_with_full_retry(Task(), "draft", "another", quick, 1, x=2)
-    ).success
+    assert asyncio.run(execute_with_full_retry(Task(), "draft", "another", quick, 1, x=2)).success
 
 
 def test_without_persistence_the_breaker_is_shared_in_memory_and_nothing_is_written(

@@ -352,9 +352,7 @@ def test_a_round_around_other_rounds_calls_again(
     with (
         PersonaExecutor(quick, "editor", workflow_id=RUN) as around,
         SafetyRetryWrapper(quick, workflow_id=RUN, store=store) as outer,
-        SafetyRetryWrapper(
-            quick, jira, workflow_id=RUN if durable else None, store=store
-        ) as inner,
+        SafetyRetryWrapper(quick, jira, workflow_id=RUN if durable else None, store=store) as inner,
     ):
 
         async def edit() -> None:
