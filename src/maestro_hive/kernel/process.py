@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class PerProcess(Generic[ValueT]):
             self._inherited(value)
 
 
-_all: weakref.WeakSet[PerProcess[object]] = weakref.WeakSet()
+_all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 
 
 def _reset_in_child() -> None:
