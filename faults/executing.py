@@ -89,7 +89,7 @@ async def _step(executor: PersonaExecutor, number: int, say: Say) -> None:
 
 
 async def _body(say: Say, number: int) -> dict[str, Any]:
-    from maestro_hive.engine.attempt import current  # noqa: PLC0415
+    from maestro_hive.engine.context import current  # noqa: PLC0415
 
     here = current()
     await say(f"started {number} {here.attempt}")

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from faults.execution_model import DELAYS, MAX_ATTEMPTS, MAX_INTERRUPTIONS, TINY, RunModel
 from faults.watch import DeadError, InboxWatcher
 from maestro_hive.engine import open_run as open_run_
-from maestro_hive.engine.attempt import current, round_number
+from maestro_hive.engine.context import current, round_number
 from maestro_hive.engine.config import ExecutionConfig, Level1Config
 from maestro_hive.engine.errors import UnrecoverableError
 from maestro_hive.kernel.errors import StorageError

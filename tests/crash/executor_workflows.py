@@ -9,13 +9,12 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.engine.errors import UnrecoverableError
 from maestro_hive.kernel.signals import stop_politely
 
 if TYPE_CHECKING:
     from faults.child_processes import Workflow
-
     from faults.scene import Scene
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from faults.child_processes import PATIENCE, ChildProcesses
-
 from faults.scene import Scene, names_of
 
 if TYPE_CHECKING:

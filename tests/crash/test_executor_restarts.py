@@ -8,8 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from faults.child_processes import ChildProcesses
 
+from faults.child_processes import ChildProcesses
 from faults.scene import PERSONA, Scene
 
 if TYPE_CHECKING:

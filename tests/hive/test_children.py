@@ -138,5 +138,5 @@ def test_a_run_inside_a_workflow_needs_a_name(hive: Hive) -> None:
     async def nameless() -> str:
         return await hive.run(family.child, "a")
 
-    with pytest.raises(RunFailedError, match="needs a run_id, or each start would run it anew"):
+    with pytest.raises(RunFailedError, match="needs a run_id, or each start would run it again"):
         hive.run_sync(nameless)

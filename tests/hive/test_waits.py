@@ -197,7 +197,7 @@ def test_nobody_answering_in_time_is_a_timeout_that_is_kept(folder: Path) -> Non
 
     asyncio.run(once(0.5))
     asyncio.run(once(0.15))  # it does not wait again
-    assert outcomes == ["nobody answered 'approve' of run 'r' in time"] * 2
+    assert outcomes == ["there was no answer to 'approve' of run 'r' in time"] * 2
 
 
 TYPED: list[tuple[Any, Any, Any]] = [
@@ -463,10 +463,10 @@ def test_letters_that_cannot_be_read_are_an_error_of_their_run_alone(hive: Hive)
 
     async def main() -> Any:
         asking = ask(hive)
-        hive._open().update_document("$mail", "other", lambda _: codec.encode({"answers": [{}]}))
+        hive._open().update_document("$inbox", "other", lambda _: codec.encode({"answers": [{}]}))
         running = asyncio.create_task(hive.run(asking, run_id="r"))
         other = asyncio.create_task(hive.run(asking, run_id="other"))
-        with pytest.raises(CorruptionError, match="it holds no letters"):
+        with pytest.raises(CorruptionError, match="it holds no messages"):
             await other
         await until(lambda: status(hive) == "waiting")
         hive.answer("r", "approve", 5)

@@ -157,7 +157,7 @@ def test_the_end_that_was_not_recorded_comes_after_the_restart(process: Process)
 def test_a_retry_starts_the_rounds_anew(process: Process, quick: ExecutionConfig) -> None:
     task = failing(6)
     cry(process, task)
-    held = open_run(quick.state.resolve(), RUN)
+    held = open_run(quick.state, RUN)
     held.append([NewEntry(EntryKind.RETRIED)])
     held.close()
     result = process.run(task)
@@ -240,7 +240,7 @@ def test_what_was_marked_unrecoverable_is_not_retried_after_a_restart_either(
     assert len(task.calls) == 1
 
 
-@pytest.mark.filterwarnings("ignore::maestro_hive.unified_execution.steps.UnencodableInputWarning")
+@pytest.mark.filterwarnings("ignore::maestro_hive.engine.plan.UnencodableInputWarning")
 def test_texts_that_no_journal_can_hold_are_kept_readable(process: Process) -> None:
     class OddError(Exception):
         def __str__(self) -> str:

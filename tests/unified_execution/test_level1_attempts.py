@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import round_number
+from maestro_hive.engine.context import round_number
 from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.kernel.errors import ConfigurationError, StorageError
 from maestro_hive.unified_execution import (

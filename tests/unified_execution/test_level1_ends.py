@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.maestro.state.projections import fold
 from maestro_hive.unified_execution import HelpNeeded, UnrecoverableError
@@ -710,7 +710,7 @@ def test_with_threads_and_loops_at_once_the_journal_and_the_memory_agree(lives: 
     assert {each for each in outcomes[0] if isinstance(each, type)} <= {UnrecoverableError}
     run = executors[0]._run
     assert run is not None
-    assert plain(run.state) == plain(fold(run.store.entries(run.hold.run), run.store.load))
+    assert plain(run.state) == plain(fold(run.store.entries(run.lease.run), run.store.load))
     assert sum(tokens for tokens, _ in run.state.spent.values()) == sum(spent)
     remembered = {**executors[0].state_persistence.get_persona_state("a")["memory"]}  # type: ignore[union-attr]
     assert remembered == {f"of {number}": 3 for number in range(30) if number % 3 != 1}

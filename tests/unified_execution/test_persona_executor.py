@@ -20,7 +20,8 @@ import pydantic
 import pytest
 
 import maestro_hive.unified_execution as package
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
+from maestro_hive.engine.plan import UnencodableInputWarning
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError, StorageError
 from maestro_hive.unified_execution import (
     ErrorCategory,
@@ -39,7 +40,6 @@ from maestro_hive.unified_execution.persona_executor import (
     PersonaExecutor,
     execute_with_level1_retry,
 )
-from maestro_hive.unified_execution.steps import UnencodableInputWarning
 from tests.unified_execution.lives import (
     RUN,
     Body,
@@ -202,23 +202,28 @@ def test_in_memory_a_name_is_a_text_too() -> None:
         execute(PersonaExecutor(), Body(), 5)  # type: ignore[arg-type]
 
 
+def identity(executor: PersonaExecutor, task: Any, name: str, *args: Any) -> bytes | None:
+    plan = executor.plan(task, name, args, {}).plan
+    return None if plan is None else plan.identity
+
+
 def test_a_step_has_an_identity_by_name_input_and_key_and_in_memory_none(lives: Lives) -> None:
     executor, body = lives.executor(), Body()
-    known = executor.step_identity(body, "step", 1)
-    assert known == lives.executor().step_identity(Body(), "step", 1)
+    known = identity(executor, body, "step", 1)
+    assert known == identity(lives.executor(), Body(), "step", 1)
     assert executor._run is not None
     execute(executor, body, "step", 1)
     assert list(executor._run.state.by_identity) == [known]
     keyed = executor.options(key="k")
     others = [
-        executor.step_identity(body, "step", 2),
-        executor.step_identity(body, "other", 1),
-        lives.executor("another").step_identity(body, "step", 1),
-        keyed.step_identity(body, "step", 1),
+        identity(executor, body, "step", 2),
+        identity(executor, body, "other", 1),
+        identity(lives.executor("another"), body, "step", 1),
+        identity(keyed, body, "step", 1),
     ]
     assert len({known, *others}) == 5
-    assert keyed.step_identity(body, "step", object()) == others[-1]
-    assert PersonaExecutor().step_identity(body, "step", 1) is None
+    assert identity(keyed, body, "step", object()) == others[-1]
+    assert identity(PersonaExecutor(), body, "step", 1) is None
 
 
 def test_a_run_that_is_set_back_while_a_step_is_executed_is_told_and_stays_readable(
@@ -233,7 +238,7 @@ def test_a_run_that_is_set_back_while_a_step_is_executed_is_told_and_stays_reada
     def set_back() -> None:
         state.restore(before)
 
-    with pytest.raises(StorageError, match="was set back while a step"):
+    with pytest.raises(StorageError, match="was reset while"):
         execute(executor, set_back, "second")
     lives.restart()
     assert execute(lives.executor(), Body("not called"), "first").final_output == "first"
@@ -589,8 +594,8 @@ def test_a_retry_starts_with_all_attempts_and_all_the_time_there_is(lives: Lives
 def test_options_are_those_of_the_calls_that_follow_and_add_up() -> None:
     executor = PersonaExecutor(quick())
     both = executor.options(max_attempts=2).options(timeout=5)
-    assert (both._options.max_attempts, both._options.timeout) == (2, 5)
-    assert executor._options.max_attempts is None
+    assert (both._spec.options.max_attempts, both._spec.options.timeout) == (2, 5)
+    assert executor._spec.options.max_attempts is None
     body = Body(ValueError("no"))
     with pytest.raises(UnrecoverableError):
         execute(both, body)
@@ -848,7 +853,7 @@ def test_a_closed_executor_executes_nothing(lives: Lives) -> None:
     executor.close()
     executor.close()
     body = Body()
-    with pytest.raises(StorageError, match="shut down"):
+    with pytest.raises(StorageError, match="was closed"):
         execute(executor, body)
     assert body.count == 0
 

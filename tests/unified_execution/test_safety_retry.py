@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import round_number
 from maestro_hive.engine.config import (
     ExecutionConfig,
     Level1Config,
     Level2Config,
     RecoveryStrategy,
 )
+from maestro_hive.engine.context import round_number
 from maestro_hive.engine.errors import (
     CircuitBreakerOpen,
     FailureReport,

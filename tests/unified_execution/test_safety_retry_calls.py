@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import round_number
 from maestro_hive.engine.config import ExecutionConfig, Level1Config, Level2Config
+from maestro_hive.engine.context import round_number
 from maestro_hive.engine.errors import (
     FailureReport,
     HelpNeeded,
     UnrecoverableError,
 )
+from maestro_hive.engine.plan import UnencodableInputWarning
 from maestro_hive.engine.results import ExecutionStatus
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.testing import ManualClock, MemoryStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 from maestro_hive.unified_execution.safety_retry import CircuitBreaker, SafetyRetryWrapper
-from maestro_hive.unified_execution.steps import UnencodableInputWarning
 from tests.unified_execution.failing_tasks import Task, failing
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_what_a_method_belongs_to_tells_it_from_others(wrapper: SafetyRetryWrapp
 @pytest.mark.parametrize(
     "function, why",
     [
-        (lambda: ask("good"), "what a lambda brings along is not looked at"),
+        (lambda: ask("good"), "what a lambda carries is not part of it"),
         (Asker("good").ask, "self"),
         (Task(), "self"),
     ],
@@ -153,7 +153,7 @@ def test_a_local_function_that_remembers_something_is_warned_of(
 
     assert output(wrapper, forgetful, task_name="a") == 1
     with pytest.warns(
-        UnencodableInputWarning, match="what mindful, a local function, brings along"
+        UnencodableInputWarning, match="what mindful, a local function, carries"
     ):
         assert output(wrapper, mindful, task_name="b") == "good"
 

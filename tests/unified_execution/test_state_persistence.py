@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.engine.copies import copier
 from maestro_hive.kernel.errors import (
     ConfigurationError,
     EncodeError,
@@ -1163,10 +1164,10 @@ def test_kept_steps_and_growing_values_survive_in_the_json_copy(config: Executio
                 identity=number.to_bytes(32, "big"),
             )
             kept = NewEntry(EntryKind.STEP_COMPLETED, number, 1, value=value, family="dev/chat")
-            appended = persistence._run.store.append([Append(persistence._run.hold, [begun, kept])])
+            appended = persistence._run.store.append([Append(persistence._run.lease, [begun, kept])])
             assert appended == [2 * number]
         unfinished = NewEntry(EntryKind.ATTEMPT_STARTED, step=31, attempt=1, identity=b"u" * 32)
-        persistence._run.store.append([Append(persistence._run.hold, [unfinished])])
+        persistence._run.store.append([Append(persistence._run.lease, [unfinished])])
         persistence.checkpoint()
         size = persistence.get_state_path().stat().st_size
     assert size < 3 * len(results[-1])
@@ -1302,6 +1303,7 @@ def test_the_state_file_is_written_by_the_clock_too(
     persistence = StatePersistence(config, "w")
     time.sleep(0.01)
     persistence.mark_task_completed("t1")
+    copier().flush(persistence.run.store)  # it is written in a thread
     body = documents.unseal(persistence.get_state_path().read_bytes(), "execution_state", "it")
     assert body["run"]["state"]["completed_tasks"] == ["t1"]
     persistence.shutdown()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import StepContext, current
+from maestro_hive.engine.context import StepContext, current
 from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError, StorageError
 from maestro_hive.maestro.state.projections import fold
@@ -51,7 +51,7 @@ def in_the_journal(executor: PersonaExecutor) -> RunState:
     """Return the run as another process would read it now."""
     run = executor._run
     assert run is not None
-    return fold(run.store.entries(run.hold.run), run.store.load)
+    return fold(run.store.entries(run.lease.run), run.store.load)
 
 
 def value_of(executor: PersonaExecutor, entry: Any) -> Any:

@@ -6,7 +6,6 @@ fencing number first, so that a process which was taken over cannot pass off its
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import DocumentCorruptError, FolderError, MaestroError
-from maestro_hive.kernel.process import PerProcess
+from maestro_hive.kernel.process import PerProcess, run_at_exit
 from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager
 from maestro_hive.maestro.state.run_document import RunCopy, read_run
@@ -187,6 +186,4 @@ def _write(job: _Job) -> None:
 copier = PerProcess(Copier)
 
 
-@atexit.register
-def _flush_at_exit() -> None:
-    copier().flush_all()
+run_at_exit(1, lambda: copier().flush_all())

@@ -149,7 +149,7 @@ class OpenRun:
         """Record entries, durably, and take them into account."""
         with self.mutex:
             self.check_open()
-            given = [NewEntry(EntryKind.RESTORED), *entries] if self.fresh else entries
+            given = [NewEntry(EntryKind.RESTORED), *entries] if self.fresh else list(entries)
             (seq,) = self.store.append([Append(self.lease, given, status)], sync=sync)
             if isinstance(seq, Exception):
                 raise seq

@@ -82,18 +82,19 @@ class Planner:
     ) -> Plan:
         """Return the plan of a call."""
         digest = self._start.copy()
-        encoded: Encoded | None = None
+        stored: Encoded | None = None
         try:
-            encoded, input_digest = codec.encode_call(args, kwargs)
+            call = codec.encode_call(args, kwargs)
         except EncodeError as error:
             if key is None:
                 self._warn(error)
         else:
             if key is None:
-                digest.update(input_digest)
+                digest.update(call.digest)
+            if store_input:
+                stored = call.value
         if key is not None:
             digest.update(b"key" + key.encode())
-        stored = encoded if store_input else None
         return Plan(digest.digest(), self._name, self._persona, self._facts, self._family, stored)
 
     def _warn(self, error: EncodeError) -> None:

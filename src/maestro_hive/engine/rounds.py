@@ -343,18 +343,18 @@ class Rounds:
         entry = self._run.state.escalated.get(self._identity) if self._run else None
         return facts_of(entry) if entry is not None else None
 
-    async def forget(self) -> None:
-        """Let what failed before count no more: the next call starts again with the first round."""
-        if self.is_recorded():
-            await self._record(EntryKind.RETRIED, {})
+    async def start_over(self) -> None:
+        """Let what failed before count no more, and start again with the first round."""
+        await self.forget()
         self.failed = []
 
-    def is_recorded(self) -> bool:
-        """Return whether the run knows of a failed round, or of the end of all of them."""
+    async def forget(self) -> None:
+        """Let the next call of the same start again with the first round."""
         if self._run is None:
-            return False
+            return
         state = self._run.state
-        return self._identity in state.rounds or self._identity in state.escalated
+        if self._identity in state.rounds or self._identity in state.escalated:
+            await self._record(EntryKind.RETRIED, {})
 
     async def _give_up(self) -> NoReturn:
         """Ask a person for help, once, and raise; or raise ``SkippedError``, if that was the wish."""

@@ -44,7 +44,7 @@ from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, Execu
 from maestro_hive.engine.step_record import MemoryStep, RunStep
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.threads import threads
-from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state import codec, codec_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -428,8 +428,8 @@ _LARGE_BYTES = 256 * 1024
 
 async def encode_result(output: Any) -> Encoded:
     """Return a result as it will be recorded; raise if it would not come back the same."""
-    if type(output) not in _IMMUTABLE and codec.is_large(output):
-        return await asyncio.wrap_future(threads.run(partial(codec.encode_large, output, "result")))
+    if type(output) not in _IMMUTABLE and codec_large.is_large(output):
+        return await asyncio.wrap_future(threads.run(partial(codec_large.encode_large, output, "result")))
     return codec.encode(output, "result")
 
 
@@ -439,7 +439,7 @@ async def decode_result(encoded: Encoded, output: Any) -> Any:
         return output
     if len(encoded.data) > _LARGE_BYTES:
         return await asyncio.wrap_future(
-            threads.run(partial(codec.decode_large, encoded.data, "result"))
+            threads.run(partial(codec_large.decode_large, encoded.data, "result"))
         )
     return codec.decode(encoded.data, "result")
 

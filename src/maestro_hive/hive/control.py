@@ -307,7 +307,7 @@ def _changed_input(run_id: str, started: Entry, store: Store, changed: dict[str,
             tree["args"][by_place.index(name)] = plain
         else:
             tree["kwargs"][name] = plain
-    return runs.input_of(workflow, codec.encoded(codec.dump_canonical(tree)), names)
+    return runs.input_of(workflow, codec.call_of_tree(tree), names)
 
 
 def _copied(

@@ -49,7 +49,7 @@ class Definitions:
     @overload
     def step(self, **options: Unpack[StepOptions]) -> StepDecorator: ...
     def step(
-        self, function: Callable[..., Any] | None = None, /, **options: Unpack[StepOptions]
+        self, function: Callable[..., Any] | None = None, /, **options: Any
     ) -> Any:
         """Make a durable step of a function, async or not.
 

@@ -194,7 +194,7 @@ class SafetyRetryWrapper:
         try:
             rounds = Rounds(policy, call, run, identity)
             if self._retry or (isinstance(call, ExecutorCall) and call.executor.starts_over):
-                await rounds.forget()
+                await rounds.start_over()
             return await self._rounds(rounds, call)
         finally:
             turn.give_back()

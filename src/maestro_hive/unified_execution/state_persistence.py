@@ -7,7 +7,6 @@ the journal is gone, the newest of those is resumed from.
 
 from __future__ import annotations
 
-import atexit
 import copy
 import logging
 import secrets
@@ -27,7 +26,7 @@ from maestro_hive.kernel.errors import (
     MaestroError,
     StorageError,
 )
-from maestro_hive.kernel.process import PerProcess
+from maestro_hive.kernel.process import PerProcess, run_at_exit
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.checkpoint import (
     CheckpointNotFoundError,
@@ -299,7 +298,6 @@ class StatePersistence:
 _open_states: PerProcess[set[StatePersistence]] = PerProcess(set)
 
 
-@atexit.register
 def _shut_down_all() -> None:
     """Write the copies of runs that were never shut down, while the journal is still open."""
     for state in list(_open_states()):
@@ -307,6 +305,9 @@ def _shut_down_all() -> None:
             state.shutdown()
         except (MaestroError, TypeError) as error:  # a TypeError: an edit that cannot be recorded
             logger.error("run %s: %s", state.workflow_id, error)  # noqa: TRY400 - one sentence
+
+
+run_at_exit(0, _shut_down_all)
 
 
 def get_state_persistence(
@@ -358,7 +359,7 @@ def _state_of_copy(copies: RunCopies) -> ExecutionState | None:
     if found is None:
         return None
     return ExecutionState.from_dict(
-        codec.revive(found.body["state"], found.source, depth=codec.WHOLE_DEPTH)
+        codec.decode_tree(found.body["state"], found.source, depth=codec.WHOLE_DEPTH)
     )
 
 

@@ -1,0 +1,287 @@
+"""Large values, encoded and decoded in pieces: for worker threads.
+
+One call of the C encoder on 12 MB keeps all other threads waiting until it is done. Here no call
+takes longer than a few milliseconds, and other threads get their turn in between. The result is the
+same as that of ``codec``, to the byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from enum import Enum, auto
+from heapq import merge
+from itertools import islice
+from json.decoder import scanstring
+from typing import TYPE_CHECKING, Any
+
+from maestro_hive.kernel.errors import CodecError, DecodeError, EncodeError
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.codec import Encoded, EncodedCall
+from maestro_hive.maestro.state.codec_types import TAG, TreeEncoder, canonical_tree
+from maestro_hive.maestro.state.strict_json import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    SCALARS,
+    TEXT,
+    AtPathError,
+    Json,
+    is_sorted,
+    parse_text,
+    scan_once,
+    write,
+    write_sorted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+#: From this number of bytes on, decoding takes longer than about 2 ms.
+LARGE_BYTES = 100_000
+
+#: What encoding takes, in units of about 3 ns: a value 100, a character 1, a typed value more.
+_VALUE = 100
+_TYPED = 400
+#: How much is encoded in one call, about 5 ms; and what takes longer than about 2 ms.
+_PIECE = 1_600_000
+_LARGE = 600_000
+#: How many items of a list or dictionary are encoded in one call at most.
+_ITEMS = 1024
+#: How many bytes are decoded in one call.
+_WINDOW = 1 << 18
+
+
+# --- estimating -----------------------------------------------------------------------------------
+
+#: How many values are examined in all, and how many of one container.
+_EXAMINED = 300
+_SAMPLES = 16
+
+
+def is_large(value: object) -> bool:
+    """Return whether encoding takes longer than about 2 ms, as far as a few hundred values show."""
+    if type(value) in SCALARS and type(value) is not str:
+        return False
+    waiting: deque[tuple[Any, float]] = deque([(value, 1.0)])
+    total = 0.0
+    for _ in range(_EXAMINED):
+        if not waiting or total > _LARGE:
+            break
+        each, times = waiting.popleft()
+        own, count, items = _estimate(each)
+        total += times * (own + _VALUE * count)
+        if items:
+            times *= count / len(items)
+            waiting.extend((item, times) for item in items if type(item) not in _SMALL)
+    return total > _LARGE
+
+
+_SMALL = SCALARS - {str}
+
+
+def _estimate(value: Any) -> tuple[int, int, list[Any]]:
+    """Return what a value takes without its items, how many they are, and some of them."""
+    kind = type(value)
+    if kind is str:
+        return len(value), 0, []
+    if kind is list or isinstance(value, tuple):
+        return 0, len(value), list(value[:: len(value) // _SAMPLES + 1])
+    if isinstance(value, dict):
+        keys, items = islice(value, _SAMPLES), islice(value.values(), _SAMPLES)
+        return 0, 2 * len(value), [*keys, *items]
+    if isinstance(value, set | frozenset | deque):
+        return _TYPED, len(value), list(islice(value, _SAMPLES))
+    if isinstance(value, bytes | bytearray):
+        return _TYPED + len(value), 0, []
+    names = getattr(kind, "__dataclass_fields__", None) or getattr(value, "__dict__", ())
+    items = [getattr(value, name, None) for name in islice(names, _SAMPLES)]
+    size = getattr(value, "nbytes", 0)
+    return _TYPED + (size if type(size) is int else 0), len(names), items
+
+
+# --- encoding -------------------------------------------------------------------------------------
+
+
+def encode_large(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> Encoded:
+    """Return what ``encode`` does; other threads are not kept waiting."""
+    return _written(_Pieces(compare=False), value, path, depth)
+
+
+def encode_call_large(
+    args: tuple[Any, ...], kwargs: dict[str, Any], path: str = "input"
+) -> EncodedCall:
+    """Return what ``encode_call`` does; other threads are not kept waiting."""
+    call = {"args": list(args), "kwargs": kwargs}
+    pieces = _Pieces()
+    data, sha256 = _written(pieces, call, path, MAX_DEPTH)
+    if pieces.in_order:
+        return EncodedCall(data, sha256, sha256)
+    return EncodedCall(data, sha256, canonical_digest_large(call, path))
+
+
+def canonical_digest_large(value: object, path: str = "value") -> bytes:
+    """Return what ``canonical_digest`` does; other threads are not kept waiting."""
+    return _written(_Pieces(canonical=True), value, path, MAX_DEPTH).sha256
+
+
+def _written(pieces: _Pieces, value: object, path: str, depth: int) -> Encoded:
+    parts: list[bytes] = []
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        for text in pieces.of(value, depth):
+            parts.append(text.encode())
+            digest.update(parts[-1])
+            size += len(parts[-1])
+            if size > MAX_BYTES:
+                raise EncodeError(path, f"its text is over the limit of {MAX_BYTES:,} bytes")
+            time.sleep(0)
+    except (AtPathError, ValueError, RuntimeError) as error:
+        codec.encode(value, path, depth=depth)  # it says which part of it has no form
+        raise EncodeError(path, f"it was changed while it was encoded: {error}") from None
+    return Encoded(b"".join(parts), digest.digest())
+
+
+class _Kind(Enum):
+    """What a few items are."""
+
+    PLAIN = auto()
+    TYPED = auto()
+    HEAVY = auto()
+
+
+class _Pieces:
+    """Yields the text of a value in pieces; compares, if it shall, its order with the canonical."""
+
+    def __init__(self, *, canonical: bool = False, compare: bool = True) -> None:
+        self.in_order = compare
+        self._canonical = canonical
+        self._write = write_sorted if canonical else write
+
+    def of(self, value: Any, room: int, *, is_tree: bool = False) -> Iterator[str]:
+        """Yield the text of a value; in a tree, tags are tags."""
+        kind = type(value)
+        if kind is str and len(value) > _PIECE:
+            yield '"'
+            for at in range(0, len(value), _PIECE):
+                yield "".join(write(value[at : at + _PIECE], 0))[1:-1]
+            yield '"'
+        elif kind is list and room > 0:
+            yield "["
+            yield from self._joined(_slices(value), room, is_tree=is_tree)
+            yield "]"
+        elif kind is dict and room > 0 and (is_tree or _has_text_keys(value)):
+            yield "{"
+            yield from self._joined(self._parts(value), room, is_tree=is_tree)
+            yield "}"
+        elif is_tree or kind in SCALARS:
+            yield "".join(self._write(value, 0))
+        else:
+            yield from self.of(self._tree(value, room), _ANY_DEPTH, is_tree=True)
+
+    def _joined(self, parts: Iterable[Any], room: int, *, is_tree: bool) -> Iterator[str]:
+        separator = ""
+        for part in parts:
+            yield separator
+            yield from self._part(part, room, is_tree=is_tree)
+            separator = ","
+
+    def _part(self, part: Any, room: int, *, is_tree: bool) -> Iterator[str]:
+        """Yield the text of a few items, without the brackets round them."""
+        kind = _kind_of(part, room)
+        if kind is _Kind.HEAVY:
+            if len(part) > 1:
+                yield from self._joined(_halves(part), room, is_tree=is_tree)
+                return
+            (item,) = part if type(part) is list else part.values()
+            if type(part) is dict:
+                yield "".join(write(next(iter(part)), 0)) + ":"
+            yield from self.of(item, room - 1, is_tree=is_tree)
+            return
+        text = "".join(self._write(part, 0)) if is_tree or kind is _Kind.PLAIN else None
+        if text is None or (not is_tree and codec.TAG_AS_KEY in text):
+            yield from self._part(self._tree(part, room), _ANY_DEPTH, is_tree=True)
+            return
+        if self.in_order:
+            self.in_order = is_sorted(part)
+        yield text[1:-1]
+
+    def _tree(self, value: object, room: int) -> Json:
+        encoder = TreeEncoder()
+        tree = encoder.encode(value, room)
+        if encoder.has_pairs:
+            self.in_order = False
+            return canonical_tree(tree) if self._canonical else tree
+        return tree
+
+    def _parts(self, value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield a dictionary as several, in the order they are written."""
+        keys: Iterable[str] = value
+        if self._canonical:
+            keys = merge(*(sorted(part) for part in _batches(value)))
+        last = ""
+        for part in _batches(keys):
+            self.in_order = self.in_order and last <= part[0]
+            last = part[-1]
+            yield {key: value[key] for key in part}
+
+
+#: A tree was limited in depth as it was made.
+_ANY_DEPTH = 1 << 30
+
+
+def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
+    rest = iter(items)
+    while batch := list(islice(rest, _ITEMS)):
+        yield batch
+
+
+def _slices(items: list[Any]) -> Iterator[list[Any]]:
+    return (items[at : at + _ITEMS] for at in range(0, len(items), _ITEMS))
+
+
+def _halves(part: Any) -> tuple[Any, Any]:
+    middle = len(part) // 2
+    if type(part) is list:
+        return part[:middle], part[middle:]
+    items = list(part.items())
+    return dict(items[:middle]), dict(items[middle:])
+
+
+def _has_text_keys(value: dict[Any, Any]) -> bool:
+    return TAG not in value and all(TEXT.issuperset(map(type, part)) for part in _batches(value))
+
+
+def _kind_of(part: Any, room: int) -> _Kind:
+    """Return whether a few items are plain, and small enough for one call."""
+    containers: list[Any] = [part]
+    weight = 0
+    for _ in range(room):
+        inside: list[Any] = []
+        for each in containers:
+            items = each
+            weight += len(each) * _VALUE
+            if weight > _PIECE:
+                return _Kind.HEAVY
+            if type(each) is dict:
+                if not TEXT.issuperset(map(type, each)):
+                    return _Kind.TYPED
+                items = each.values()
+                weight += sum(map(len, each))
+            kinds = set(map(type, items))
+            if not kinds <= _JSON:
+                return _Kind.TYPED
+            if str in kinds:
+                weight += sum([len(item) for item in items if type(item) is str])
+            if list in kinds or dict in kinds:
+                inside += [item for item in items if type(item) is dict or type(item) is list]
+        if weight > _PIECE:
+            return _Kind.HEAVY
+        if not inside:
+            return _Kind.PLAIN
+        containers = inside
+    return _Kind.TYPED  # too deep: making a tree of it raises the error
+
+
+_JSON = SCALARS | {list, dict}
