@@ -295,7 +295,7 @@ def _changed_input(run_id: str, begun: Entry, store: Store, changed: dict[str, A
             tree["args"][by_place.index(name)] = plain
         else:
             tree["kwargs"][name] = plain
-    return entries.input_of(workflow, codec.encoded(codec.dump_canonical(tree)), names)
+    return entries.input_of(workflow, codec.call_of_tree(tree), names)
 
 
 def _copied(

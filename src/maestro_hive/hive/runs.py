@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from maestro_hive.maestro.state.codec import Encoded
+    from maestro_hive.maestro.state.codec import Encoded, EncodedCall
     from maestro_hive.maestro.state.projections import RunState
     from maestro_hive.maestro.state.records import Entry, RunRecord
     from maestro_hive.maestro.state.store import Store
@@ -49,14 +49,14 @@ def make_input(
     parameters: tuple[str, ...] = (),
 ) -> Input:
     """Return a workflow's input; it must have a form in JSON, since a resumed run is given it."""
-    encoded = codec.encode_call(args, kwargs, f"the input of {workflow}")
-    return input_of(workflow, encoded, parameters)._replace(args=args, kwargs=kwargs)
+    call = codec.encode_call(args, kwargs, f"the input of {workflow}")
+    return input_of(workflow, call, parameters)._replace(args=args, kwargs=kwargs)
 
 
-def input_of(workflow: str, encoded: Encoded, parameters: tuple[str, ...]) -> Input:
+def input_of(workflow: str, call: EncodedCall, parameters: tuple[str, ...]) -> Input:
     """Return an input as it is kept, without the values themselves."""
-    identity = identity_of("run", workflow, encoded.sha256)
-    return Input(workflow, (), {}, encoded, identity, parameters)
+    identity = identity_of("run", workflow, call.digest)
+    return Input(workflow, (), {}, call.value, identity, parameters)
 
 
 def identity_of(*parts: str | bytes) -> bytes:

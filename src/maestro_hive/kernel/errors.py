@@ -15,7 +15,7 @@ MaestroError
 ├── CodecError                   a value that cannot be kept or read, with its path
 │   ├── EncodeError
 │   └── DecodeError
-│       └── UnknownClassError    (``maestro.state.raising``) of a class that is not imported here
+│       └── UnknownClassError    (``maestro.state.codec``) of a class that is not imported here
 ├── RunLeasedError                 another process executes this run: host, pid, since when
 ├── FencedError                  this process was taken over; its write did not happen
 └── ExecutionException           raised by execution (see ``unified_execution.exceptions``)

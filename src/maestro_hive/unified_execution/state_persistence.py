@@ -436,7 +436,7 @@ def _state_of_copy(
     if found is None:
         return None
     return ExecutionState.from_dict(
-        codec.revive(found.body["state"], found.source, depth=codec.WHOLE_DEPTH)
+        codec.decode_tree(found.body["state"], found.source, depth=codec.WHOLE_DEPTH)
     )
 
 

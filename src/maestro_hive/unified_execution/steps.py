@@ -66,12 +66,13 @@ class Planner:
         if key is not None:
             digest.update(b"key" + key.encode())
         elif given is not None:
-            digest.update(given.sha256)
+            digest.update(given.digest)
         if occurrence > 1:
             digest.update(b"#%d" % occurrence)
             told = {"name": name, "occurrence": occurrence, "persona": self._persona}
             facts = codec.dump_canonical(told)
-        return Plan(digest.digest(), facts, family, given if store_input else None)
+        stored = given.value if given is not None and store_input else None
+        return Plan(digest.digest(), facts, family, stored)
 
     def _kind(self, name: str) -> tuple[Any, bytes, str]:
         given: object = name
@@ -88,7 +89,7 @@ class Planner:
 
     def _encode(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, quiet: bool
-    ) -> codec.Encoded | None:
+    ) -> codec.EncodedCall | None:
         try:
             return codec.encode_call(args, kwargs)
         except EncodeError as error:

@@ -153,7 +153,7 @@ class WrappedCall:
         given = [known.data(value, f"args[{number}]") for number, value in enumerate(args)]
         named = {name: known.data(value, name) for name, value in kwargs.items()}
         parts = ["level2", name, self.persona, carried, given, named]
-        return Identity(codec.encode(parts, "call").sha256, known.doubt)
+        return Identity(codec.canonical_digest(parts, "call"), known.doubt)
 
     def _input(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return what the task is given; an executor is given the task and its name before."""
@@ -211,7 +211,7 @@ class _Known:
     def data(self, value: object, path: str) -> str | None:
         """Return the digest of a value's data; None if it has no form in JSON."""
         try:
-            return codec.encode(value, path).hexdigest
+            return codec.canonical_digest(value, path).hex()
         except EncodeError as error:
             self.doubt = self.doubt or str(error)
             return None
