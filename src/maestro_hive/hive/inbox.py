@@ -84,7 +84,7 @@ class Messages:
         if not self.answers and self.cancel is None:
             return None
         answers = [dataclasses.asdict(each) for each in self.answers]
-        data = codec.dump_canonical({"answers": answers, "cancel": self.cancel})
+        data = codec.dump({"answers": answers, "cancel": self.cancel})
         return codec.encoded(data)
 
 

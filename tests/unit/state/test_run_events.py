@@ -236,7 +236,7 @@ def test_what_is_set_by_hand_and_restored(tmp_path: Path, config: ExecutionConfi
     ]
     changed = events[12]
     assert isinstance(changed, FieldsSet)
-    assert changed.fields == ("artifacts", "phase")
+    assert changed.fields == ("phase", "artifacts")
     restored = only(events, Restored)
     assert restored.source is not None
     assert "kept" in restored.source

@@ -2,7 +2,7 @@
 
 Plain data (dictionaries with texts as keys, lists, texts, numbers, booleans, None) goes through the
 C encoder as it is; everything else becomes a tree of plain JSON with tags first
-(``codec_types``). The text keeps the order of dictionaries; digests that identify something are
+(``tree_encoder``). The text keeps the order of dictionaries; digests that identify something are
 those of the canonical form, which is the same whatever the order. One object in two places of a
 value comes back as two equal ones.
 
@@ -16,14 +16,10 @@ import hashlib
 from typing import Any, NamedTuple
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
-from maestro_hive.maestro.state.codec_types import (
-    TAG,
+from maestro_hive.maestro.state.codec_classes import (
     Model,
-    TreeDecoder,
-    TreeEncoder,
     UnknownClassAtPathError,
     UnknownClassError,
-    canonical_tree,
     register_codec,
 )
 from maestro_hive.maestro.state.strict_json import (
@@ -36,13 +32,14 @@ from maestro_hive.maestro.state.strict_json import (
     AtPathError,
     Json,
     Writer,
-    dump,
-    dump_canonical,
     check,
     check_size,
     decode_error,
+    dump,
+    dump_canonical,
     is_plain,
     is_sorted,
+    item_step,
     member,
     parse,
     parse_text,
@@ -50,6 +47,8 @@ from maestro_hive.maestro.state.strict_json import (
     write,
     write_sorted,
 )
+from maestro_hive.maestro.state.tree_decoder import TreeDecoder
+from maestro_hive.maestro.state.tree_encoder import TAG, TreeEncoder, canonical_tree
 
 __all__ = [
     "DOCUMENT_DEPTH",
@@ -149,15 +148,17 @@ def _call_with_scalars(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Encoded
     """Return the most common kind of call by the shortest way; None if it cannot be written so."""
     try:
         written = "".join(write(args, 0)), "".join(write(kwargs, 0)) if kwargs else "{}"
-        data = ('{"args":%s,"kwargs":%s}' % written).encode()
+        data = f'{{"args":{written[0]},"kwargs":{written[1]}}}'.encode()
     except ValueError:  # NaN, or no form at all
         return None
-    if len(data) > MAX_BYTES or (kwargs and (TAG in kwargs or not TEXT.issuperset(map(type, kwargs)))):
+    if len(data) > MAX_BYTES or (
+        kwargs and (TAG in kwargs or not TEXT.issuperset(map(type, kwargs)))
+    ):
         return None
     digest = sha256 = _sha256(data).digest()
     if len(kwargs) > 1 and list(kwargs) != sorted(kwargs):
-        ordered = written[0], "".join(write_sorted(kwargs, 0))
-        digest = _sha256(('{"args":%s,"kwargs":%s}' % ordered).encode()).digest()
+        ordered = "".join(write_sorted(kwargs, 0))
+        digest = _sha256(f'{{"args":{written[0]},"kwargs":{ordered}}}'.encode()).digest()
     return EncodedCall(data, sha256, digest)
 
 
@@ -225,11 +226,11 @@ def _tree_data(tree: Json, path: str, write: Writer = write) -> bytes:
 
 def _path_to_culprit(tree: Json) -> str:
     """Return the path of the innermost value that cannot be written; searched only on failure."""
-    for step, item in _inside(tree):
+    for step, value in _inside(tree):
         try:
-            dump(item)
+            dump(value)
         except ValueError:
-            return step + _path_to_culprit(item)
+            return step + _path_to_culprit(value)
     return ""
 
 
@@ -237,10 +238,10 @@ def _inside(tree: Json) -> list[tuple[str, Json]]:
     """Return what a value has inside, by the step that leads there; a tag is no step."""
     if type(tree) is dict and TAG in tree:
         pairs = tree["v"] if tree[TAG] in ("dict", "counter", "defaultdict", "ordereddict") else []
-        return [(f"[{key!r}]", item) for key, item in pairs] or _inside(tree["v"])
+        return [(item_step(key), value) for key, value in pairs] or _inside(tree["v"])
     if type(tree) is dict:
-        return [(member(key), item) for key, item in tree.items()]
-    return [(f"[{at}]", item) for at, item in enumerate(tree)] if type(tree) is list else []
+        return [(member(key), value) for key, value in tree.items()]
+    return [(f"[{at}]", value) for at, value in enumerate(tree)] if type(tree) is list else []
 
 
 # --- decoding -------------------------------------------------------------------------------------

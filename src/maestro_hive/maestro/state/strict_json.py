@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
@@ -48,7 +49,19 @@ class AtPathError(Exception):
 
 def member(key: object) -> str:
     """Return how a path names the member ``key``."""
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+    return f".{key}" if type(key) is str and key.isidentifier() else item_step(key)
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 100
+
+
+def item_step(key: object) -> str:
+    """Return how a path names the item at ``key``."""
+    try:
+        return f"[{_short.repr(key)}]"
+    except ValueError:  # an integer of thousands of digits
+        return f"[a {type(key).__name__}]"
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -67,9 +80,7 @@ def _writer(*, sort_keys: bool) -> Writer:
     if make is None:  # an interpreter without that part in C
         return lambda tree, _level: [encoder.encode(tree)]
     write_text = json.encoder.encode_basestring
-    made: Writer = make(
-        None, encoder.default, write_text, None, ":", ",", sort_keys, False, False
-    )
+    made: Writer = make(None, encoder.default, write_text, None, ":", ",", sort_keys, False, False)
     return made
 
 
@@ -179,12 +190,7 @@ def check_size(data: bytes, path: str) -> None:
 
 def parse_text(text: str, depth: int) -> Json:
     """Return the tree of a text; raise AtPathError or ValueError if it is not strict JSON."""
-    try:
-        tree, end = scan_once(text, 0)
-    except StopIteration:
-        end = -1
-    if end != len(text):
-        tree = _decoder.decode(text)  # spaces around it, or it says what is wrong
+    tree = _decoder.decode(text)
     if "\\ud" in text or "\\uD" in text:
         dump(tree)  # half a surrogate pair, which only an escape can bring in
     check(tree, depth)
@@ -217,4 +223,4 @@ def _no_constant(name: str) -> Json:
 # Made once: ``json.loads`` makes one for every call that wants anything of its own.
 _decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
 #: Return the value that begins at an index of a text, and the index behind it.
-scan_once: Callable[[str, int], tuple[Json, int]] = _decoder.scan_once
+scan_once: Callable[[str, int], tuple[Json, int]] = _decoder.scan_once  # type: ignore[attr-defined]
