@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchmarks import figures_hive
 from benchmarks.figures_executing import executing, resuming, retrying
 from benchmarks.row import Row, milliseconds, rate
 
@@ -19,7 +20,7 @@ def rows(results: Results) -> list[Row]:
 
 
 def _raw(results: Results) -> Iterator[Row]:
-    yield Row("append + fdatasync", rate(results.median("fdatasync", "rate")))
+    yield Row("write + fdatasync, file of fixed size", rate(results.median("fdatasync", "rate")))
     ratio = results.ratio("sqlite", "rate", "fdatasync", "rate")
     figure = rate(results.median("sqlite", "rate"))
     yield Row("SQLite WAL+FULL, one row a commit", figure, f"{ratio:.2f} x fdatasync")
@@ -154,6 +155,7 @@ def _start(results: Results) -> Iterator[Row]:
 
 _PARTS: tuple[Callable[[Results], Iterator[Row]], ...] = (
     _raw,
+    *figures_hive.PARTS,
     _recording,
     executing,
     resuming,
