@@ -64,7 +64,7 @@ examples:
   make bench ARGS="--only hive-steps --quick"        one scenario, in less than a minute
   make bench ARGS="--only hive --rounds 9"           all through Hive, thoroughly
   make bench ARGS="--json figures.json"              keep every figure of every round
-  python -m benchmarks.walk                          count the calls that one step makes
+  make bench-walk                                    count the calls that one step makes
 
 A target that is not reached is said in the table; the exit status is 0 all the same. It is 1 when
 a contender failed; everything else is measured then, too.
@@ -104,7 +104,7 @@ def _measure(registry: Registry, chosen: list[Contender], words: argparse.Namesp
                 stack.enter_context(postgres.server(folder.resolve()))
             except postgres.NoPostgresError as error:
                 print(f"measured without Postgres: {error}", flush=True)
-                without |= {each.name: f"not measured: {error}" for each in chosen if each.postgres}
+                without |= {each.name: postgres.MISSING for each in chosen if each.postgres}
         place = stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="bench-"))
         contest = Contest(registry, Path(place), words.quiet, lambda line: print(line, flush=True))
         measured = [each for each in chosen if each.name not in without]
@@ -198,7 +198,7 @@ def _durability(results: Results, chosen: list[Contender]) -> str:
     for each in chosen:
         if each.durable and results.has(each.name):
             count = results.syncs.get(each.name)
-            syncs = "not counted" if count is None else f"{count:6.3f} syncs a step"
+            syncs = "not counted" if count is None else f"{count:6.3f} syncs a {each.unit}"
             lines.append(f"  {each.name:<22} {syncs:<20} {each.durable}")
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ class Contender:
     says what its writes survive, for contenders that write. ``once``: its figures hardly vary and it
     takes long, so that one round is enough. ``filled``: preparing takes long, so that it is done
     once, and every round gets a copy. ``peer`` names what it needs besides this project, and
-    ``postgres`` says that it needs a server, too.
+    ``postgres`` says that it needs a server, too. ``unit`` is what its figure "steps" counts.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Contender:
     filled: bool = False
     peer: str = ""
     postgres: bool = False
+    unit: str = "step"
 
 
 @dataclass(slots=True)

@@ -32,6 +32,14 @@ _SYNC_CALL = re.compile(r"\b(fsync|fdatasync|sync_file_range|msync)\(")
 _MARK = re.compile(r"\bkill\(\d+, 0\)")
 
 
+class NotMeasuredError(LookupError):
+    """A contender that a line of the table needs has no figures."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} was not measured")
+        self.name = name
+
+
 class Results:
     """What was measured: per contender, one set of figures per round."""
 
@@ -57,7 +65,9 @@ class Results:
 
     def counted(self, name: str) -> list[Figures]:
         """Return a contender's figures of the quiet rounds, or of all if those are too few."""
-        found = self.figures[name]
+        found = self.figures.get(name)
+        if not found:
+            raise NotMeasuredError(name)
         if len(found) < len(self.quiet) or len(self.quiet_rounds) < _ENOUGH_ROUNDS:
             return found
         return [found[number] for number in self.quiet_rounds]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks import figures_hive
+from benchmarks.contest import NotMeasuredError
 from benchmarks.figures_executing import executing, resuming, retrying
+from benchmarks.peers import MISSING
 from benchmarks.row import Row, milliseconds, rate
 
 if TYPE_CHECKING:
@@ -16,7 +18,14 @@ if TYPE_CHECKING:
 
 def rows(results: Results) -> list[Row]:
     """Return a line for everything that was measured."""
-    return [row for part in _PARTS for row in part(results)]
+    table: list[Row] = []
+    for part in _PARTS:
+        try:
+            for row in part(results):
+                table.append(row)  # noqa: PERF402 - those before one that fails are kept
+        except NotMeasuredError as error:
+            table.append(Row(error.name, results.absent.get(error.name, MISSING)))
+    return table
 
 
 def _raw(results: Results) -> Iterator[Row]:

@@ -181,7 +181,7 @@ def _peer(results: Results, name: str, what: str, ours: str, target: float | Non
     if not results.has(ours):
         return Row(what, figure)
     ratio = results.ratio(name, "seconds", ours, "seconds")
-    shown = f"ours: {ratio:.1f} x as fast"
+    shown = f"ours: {ratio:.1f} x as fast" if ratio >= 1 else f"ours: {ratio:.2f} x as fast"
     if target is None:
         return Row(what, figure, shown)
     return Row(what, figure, shown, f">= {target:g}", ratio >= target)

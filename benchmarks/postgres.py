@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Where the contenders' processes find the server.
 VARIABLE = "MAESTRO_BENCH_POSTGRES"
+#: What a row of the table says in place of a figure.
+MISSING = "not measured: no Postgres"
 _START_SECONDS = 30.0
 
 
@@ -96,6 +98,7 @@ def _start(programs: Path, data: Path, port: int, user: str | None) -> subproces
     while not _answers(port):
         if process.poll() is not None or time.monotonic() > until:
             process.kill()
+            process.wait()
             said = (data.parent / "log").read_text(encoding="utf-8", errors="replace")
             raise NoPostgresError(f"Postgres did not start: {said.strip()}")
         time.sleep(0.1)

@@ -175,12 +175,14 @@ CONTENDERS = (
         group="hive-runs",
         measure=partial(_short_runs, runs=work.RUNS_OF_3),
         durable=DURABLE,
+        unit="run",
     ),
     Contender(
         name="hive/64-runs-of-3",
         group="hive-runs",
         measure=partial(_short_runs, runs=work.RUNS_OF_3_AT_ONCE),
         durable=DURABLE,
+        unit="run",
     ),
     Contender(
         name="hive/growing", group="hive-growth", measure=partial(_sequence, job=work.GROWING)

@@ -3,6 +3,9 @@
 Whatever the durability, the results of tasks are written in the background, so that a step may be
 lost that the entrypoint has gone on from. Its time is therefore taken until the run has returned.
 Measured with coroutines and the checkpointer for asyncio, and with plain functions and the other.
+
+A state that grows is measured with a graph, which stores each step before the next one begins: the
+time of the last steps cannot be told from what is written in the background for all.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import asyncio
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from benchmarks import work
 from benchmarks.contender import Contender, Figures, measured
@@ -97,9 +100,40 @@ def _sequence(folder: Path, *, job: Work) -> Figures:
 
         with measured():
             await _call(_func().entrypoint(checkpointer=saver)(run), job.count, "bench")
-        # Of the last steps only what they make the run wait for: the rest of what is written at
-        # the end belongs to all steps.
-        return found[0].figures(job, ended=None if job.last else time.perf_counter())
+        return found[0].figures(job, ended=time.perf_counter())
+
+    return _with_saver(folder, body)
+
+
+class _State(TypedDict):
+    number: int
+    result: Any
+
+
+def _growing(folder: Path) -> Figures:
+    """Let a graph of one node, done again and again, add to its state."""
+    from langgraph.graph import StateGraph  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    job, laps = work.GROWING, work.Laps()
+
+    async def draft(state: _State) -> _State:
+        laps.lap()  # what was done before is stored
+        number = state["number"] + 1
+        return {"number": number, "result": job.task(job.given(number, state["result"]))}
+
+    async def body(saver: Any) -> Figures:
+        graph = StateGraph(_State)
+        graph.add_node("draft", draft)
+        graph.set_entry_point("draft")
+        graph.add_conditional_edges(
+            "draft",
+            lambda state: "draft" if state["number"] < job.count else "__end__",
+            ["draft", "__end__"],
+        )
+        settings = {**_settings("bench"), "recursion_limit": 2 * job.count}
+        compiled = graph.compile(checkpointer=saver)
+        await compiled.ainvoke({"number": 0, "result": None}, settings, durability="sync")
+        return laps.figures(job)
 
     return _with_saver(folder, body)
 
@@ -185,9 +219,9 @@ CONTENDERS = (
         for name, group, job in (
             ("answer", "hive-payload", work.ANSWER),
             ("report", "hive-payload", work.REPORT),
-            ("growing", "hive-growth", work.GROWING),
         )
     ),
+    Contender(name="langgraph/growing", group="hive-growth", peer=_PEER, measure=_growing),
     *(
         Contender(
             name=f"langgraph/{name}",
