@@ -12,7 +12,7 @@ WORKERS  := $(shell expr `getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2` + 1)
 PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format formatted lint types imports docs bench bench-peers
+.PHONY: help demo test check format formatted lint types imports docs bench bench-peers bench-walk
 .PHONY: faults-quick faults lock clean venv
 
 help:  ## show these words
@@ -61,6 +61,9 @@ bench: venv  ## measure it beside the raw limits of this machine, and beside its
 
 bench-peers: venv  ## install the peers into .venv-bench, as `make bench` does when it needs them
 	@$(BIN)/python requirements/install.py bench
+
+bench-walk: venv  ## count the calls that one step makes, and the modules they are in
+	@$(BIN)/python -m benchmarks.walk $(ARGS)
 
 faults-quick: venv  ## kill it, fill its disk and lie to it, for a short while
 	@$(BIN)/python -m faults --quick $(ARGS)
