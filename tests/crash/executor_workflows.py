@@ -14,9 +14,7 @@ from maestro_hive.engine.errors import UnrecoverableError
 from maestro_hive.kernel.signals import stop_politely
 
 if TYPE_CHECKING:
-    from faults.child_processes import Workflow
-
-    from faults.scene import Scene
+    from faults.child_processes import Scene, Workflow
 
 
 def _die() -> None:

@@ -9,9 +9,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from faults.child_processes import PATIENCE, ChildProcesses
-
-from faults.scene import Scene, names_of
+from faults.child_processes import PATIENCE, ChildProcesses, Scene, names_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import asyncio
 import gc
 from typing import TYPE_CHECKING
 
-from faults.scene import Scene
+from faults.child_processes import Scene
 from maestro_hive.maestro.state import recorder
 
 if TYPE_CHECKING:

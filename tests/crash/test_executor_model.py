@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from faults.execution_stores import FolderExecutionMachine, MemoryExecutionMachine
+from faults.execution_machine import FolderExecutionMachine, MemoryExecutionMachine
 from faults.model import run_machine
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from faults.child_processes import ChildProcesses
 
-from faults.scene import PERSONA, Scene
+from faults.child_processes import PERSONA, ChildProcesses, Scene
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Row 9: SIGTERM and SIGINT at random moments; nothing is spent, and the run goes on."""
+"""Row 9: SIGTERM and SIGINT at random moments; no attempt is used up, and the run resumes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING
 
-from faults.child_processes import ChildProcesses
+from faults.child_processes import ChildProcesses, Scene, names_of
+from faults.executor_workflows import BACKOFF, FLAKY, STEPS, WORK
 from faults.registry import Outcome, Plan, row
-from faults.scene import Scene, names_of
-from faults.workflows import BACKOFF, FLAKY, STEPS, WORK
 
 if TYPE_CHECKING:
     from faults.child_processes import Life
@@ -20,34 +19,34 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LONGEST = 5.0
-#: A busy run takes about this long when nobody stops it.
+#: Seconds that a busy run takes when it is not stopped.
 _RUN_SECONDS = 7 * WORK + BACKOFF + 0.1
 
 
 @row(
     9,
-    "a polite stop is polite: quick, resumable, and free of charge",
-    "200 stops, exit within 5 s, no attempt spent",
+    "a graceful stop is quick, resumable, and uses up no attempt",
+    "200 stops, exit within 5 s, no attempt used up",
 )
-def polite_stops(plan: Plan, outcome: Outcome) -> None:
-    """Stop busy runs and sleeping steps, let them go on, and count."""
+def graceful_stops(plan: Plan, outcome: Outcome) -> None:
+    """Stop busy runs and sleeping steps, resume them, and check the counts."""
     rng = random.Random(plan.seed)
     stops = _Stops(outcome)
-    with ChildProcesses("faults.workflows") as children:
+    with ChildProcesses("faults.executor_workflows") as children:
         wanted = plan.amount(quick=20, full=200)
-        for number in plan.watch("runs stopped", count(1), wanted):
+        for number in plan.track("runs stopped", count(1), wanted):
             folder = plan.scratch / f"busy-{number}"
-            _live_through(stops, children, Scene(folder, {}), rng)
+            _stop_until_completed(stops, children, Scene(folder, {}), rng)
             if stops.landed.total() >= wanted:
                 break
         sleepers = plan.amount(quick=4, full=40)
-        for number in plan.watch("sleeping threads stopped", range(sleepers), sleepers):
+        for number in plan.track("sleeping threads stopped", range(sleepers), sleepers):
             _stop_sleeper(stops, children, Scene(plan.scratch / f"sleeping-{number}", {}), rng)
     stops.report(plan.seed)
 
 
 class _Stops:
-    """What was seen of all stops."""
+    """What was measured of all stops."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -58,15 +57,17 @@ class _Stops:
         self.sleepers = 0
 
     def stop(self, life: Life, how: signal.Signals, where: str) -> bool:
-        """Send the signal and wait for the end; tell whether it was the signal that ended it."""
+        """Send the signal and wait for the end; return whether the signal ended it."""
         asked = time.monotonic()
         life.kill(how)
         code = life.end()
         seconds = time.monotonic() - asked
         self.slowest = max(self.slowest, seconds)
         require = self.outcome.require
-        require(seconds < _LONGEST, f"{where}: {how.name} was obeyed after {seconds:.1f} s")
-        if "over" in life.said()[-1] or "done" in life.said()[-1]:  # the signals were given back
+        require(seconds < _LONGEST, f"{where}: {how.name} ended it after {seconds:.1f} s")
+        if (
+            "over" in life.said()[-1] or "done" in life.said()[-1]
+        ):  # its signal handlers were already removed
             self.too_late += 1
             return False
         require(code == 128 + how, f"{where}: after {how.name} it ended with {code}")
@@ -74,7 +75,7 @@ class _Stops:
         return True
 
     def report(self, seed: int) -> None:
-        """Write down what was measured."""
+        """Record what was measured."""
         signals = ", ".join(f"{number} {name}" for name, number in sorted(self.by_signal.items()))
         places = ", ".join(f"{place} {number}" for place, number in self.landed.most_common())
         self.outcome.ran += [
@@ -82,34 +83,36 @@ class _Stops:
             f"{self.sleepers} of a thread in time.sleep(60)",
         ]
         self.outcome.measured += [
-            f"{self.outcome.failed} impolite; exit after at most {self.slowest:.2f} s",
+            f"{self.outcome.failed} wrong; exit after at most {self.slowest:.2f} s",
             signals,
-            f"landed in: {places}; {self.too_late} came after the run's end",
+            f"landed in: {places}; {self.too_late} after the run's end",
         ]
 
 
-def _live_through(
+def _stop_until_completed(
     stops: _Stops, children: ChildProcesses, scene: Scene, rng: random.Random
 ) -> None:
-    """Stop a run again and again until it comes to its end."""
-    for life_number in range(100):
+    """Stop and resume a run until it completes."""
+    for number in range(100):
         life = children.start("busy", scene.folder)
         life.wait_until_it_says("up")
         time.sleep(rng.uniform(0, _RUN_SECONDS / 3))
-        where = f"{scene.folder.name}, life {life_number}"
+        where = f"{scene.folder.name}, start {number}"
         if not stops.stop(life, rng.choice(_SIGNALS), where):
             break
         run = scene.journal()
         stops.landed[_place(run)] += 1
-        _check_free_of_charge(stops.outcome, run, scene, where)
-    outputs = {line["kept"]: line["output"] for line in scene.said() if "kept" in line}
+        _check_nothing_used_up(stops.outcome, run, scene, where)
+    outputs = {
+        line["step_completed"]: line["output"] for line in scene.said() if "step_completed" in line
+    }
     right = outputs == {name: name.upper() for name in STEPS}
-    stops.outcome.require(right, f"{scene.folder.name}: in the end there was {outputs}")
+    stops.outcome.require(right, f"{scene.folder.name}: the outputs are {outputs}")
     _check_repetitions(stops.outcome, scene)
 
 
 def _place(run: RunState) -> str:
-    """Tell what a run was doing when it was stopped."""
+    """Return what a run was doing when it was stopped."""
     if not run.steps:
         return "nothing yet"
     last = max(run.steps.values(), key=lambda step: step.seq)
@@ -120,31 +123,32 @@ def _place(run: RunState) -> str:
     return "a step"
 
 
-def _check_free_of_charge(outcome: Outcome, run: RunState, scene: Scene, where: str) -> None:
+def _check_nothing_used_up(outcome: Outcome, run: RunState, scene: Scene, where: str) -> None:
     names = names_of(run)
     failed = sum("fails" in line for line in scene.said())
     for number, step in run.steps.items():
         name = names[number]
         outcome.require(not step.open_attempt, f"{where}: the end of {name} is not recorded")
-        outcome.require(step.interruptions == 0, f"{where}: {name} spent an interruption")
+        outcome.require(step.interruptions == 0, f"{where}: {name} used up an interruption")
         fair = step.failures == (failed if name == FLAKY else 0)
         outcome.require(fair, f"{where}: {name} has {step.failures} failures")
-        told = scene.starts().count(name)
-        outcome.require(step.starts >= told, f"{where}: {name} has {told} starts, not recorded")
-    kept = {names[number] for number, step in run.steps.items() if step.completed is not None}
-    lost = {line["kept"] for line in scene.said() if "kept" in line} - kept
+        seen = scene.starts().count(name)
+        outcome.require(step.starts >= seen, f"{where}: {name} has {seen} starts, not recorded")
+    completed = {names[number] for number, step in run.steps.items() if step.completed is not None}
+    reported = {line["step_completed"] for line in scene.said() if "step_completed" in line}
+    lost = reported - completed
     outcome.require(not lost, f"{where}: {sorted(lost)} were acknowledged, and are lost")
 
 
 def _check_repetitions(outcome: Outcome, scene: Scene) -> None:
-    """After the end every start is one that ended: by success, by failure or by a stop."""
+    """At the end every start has ended: by success, by failure or by a stop."""
     run = scene.journal()
     for number, name in names_of(run).items():
         step = run.steps[number]
         ended = step.failures + step.stops + 1
         right = step.completed is not None and step.starts == ended
         outcome.require(
-            right, f"{scene.folder.name}: {name} began {step.starts} times, not {ended}"
+            right, f"{scene.folder.name}: {name} started {step.starts} times, not {ended}"
         )
 
 
@@ -158,6 +162,6 @@ def _stop_sleeper(
         stopped = stops.stop(life, rng.choice(_SIGNALS), scene.folder.name)
         stops.outcome.require(stopped, f"{scene.folder.name}: the sleeper was not stopped")
         stops.sleepers += 1
-        _check_free_of_charge(stops.outcome, scene.journal(), scene, scene.folder.name)
+        _check_nothing_used_up(stops.outcome, scene.journal(), scene, scene.folder.name)
     end = children.run("sleeping", scene.folder, awake=True)
-    stops.outcome.require(end["completed"] == ["s1"], f"{scene.folder.name}: it never woke up")
+    stops.outcome.require(end["completed"] == ["s1"], f"{scene.folder.name}: it did not complete")

@@ -1,6 +1,6 @@
 """The workflows of rows 7 and 9: a busy run, a step that sleeps, a backoff, a breaker's cooldown.
 
-Each goes on where it finds its run. The processes that execute them come from the ``child_processes``.
+Each resumes its run. ``child_processes`` starts the processes that execute them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from faults.scene import RUN
+from faults.child_processes import RUN
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.errors import CircuitBreakerOpen
 from maestro_hive.kernel.errors import RunLeasedError
@@ -20,25 +20,24 @@ from maestro_hive.maestro.state.sqlite.store import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from faults.child_processes import Workflow
-    from faults.scene import Scene
+    from faults.child_processes import Scene, Workflow
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
-#: The steps of a busy run: two async ones, one that fails once, three at once, one in a thread.
+#: The steps of a busy run: two async ones, one that fails once, three concurrent, one in a thread.
 FLAKY, IN_THREAD = "s3", "s7"
-ONE_BY_ONE, AT_ONCE = ("s1", "s2", FLAKY), ("s4", "s5", "s6")
-STEPS = (*ONE_BY_ONE, *AT_ONCE, IN_THREAD)
-#: How long a step works, and how long it has to wait after its failure.
+SEQUENTIAL, CONCURRENT = ("s1", "s2", FLAKY), ("s4", "s5", "s6")
+STEPS = (*SEQUENTIAL, *CONCURRENT, IN_THREAD)
+#: Seconds that a step works, and that it waits after its failure.
 WORK, BACKOFF = 0.04, 0.08
 BREAKER = "provider"
-_LOOK_EVERY = 0.01
+_POLL_EVERY = 0.01
 
 
-# --- polite stops --------------------------------------------------------------------------------
+# --- graceful stops ------------------------------------------------------------------------------
 
 
 async def busy(scene: Scene) -> int:
-    """Execute steps one by one, at once, in a thread; stop when asked to."""
+    """Execute sequential and concurrent steps, and one in a thread; stop on a signal."""
 
     async def work(name: str) -> str:
         starts = scene.started(name)
@@ -46,7 +45,7 @@ async def busy(scene: Scene) -> int:
         if name == FLAKY and not scene.options.get("failed"):
             scene.options["failed"] = True
             scene.say(fails=name, starts=starts)
-            raise ConnectionError("the first time never works")
+            raise ConnectionError("the first attempt fails")
         return name.upper()
 
     def work_in_a_thread(name: str) -> str:
@@ -55,14 +54,14 @@ async def busy(scene: Scene) -> int:
         return name.upper()
 
     async def steps(executor: PersonaExecutor) -> None:
-        for name in ONE_BY_ONE:
+        for name in SEQUENTIAL:
             await step(executor, work, name)
-        await asyncio.gather(*(step(executor, work, name) for name in AT_ONCE))
+        await asyncio.gather(*(step(executor, work, name) for name in CONCURRENT))
         await step(executor, work_in_a_thread, IN_THREAD)
 
     async def step(executor: PersonaExecutor, body: Callable[[str], object], name: str) -> None:
         result = await executor.execute(body, name, name)
-        scene.say(kept=name, output=result.final_output)
+        scene.say(step_completed=name, output=result.final_output)
 
     scene.options["failed"] = any("fails" in line for line in scene.said())
     return await _until_stopped(scene, steps)
@@ -79,7 +78,7 @@ async def sleeping(scene: Scene) -> int:
 
     async def steps(executor: PersonaExecutor) -> None:
         result = await executor.execute(sleep, "s1")
-        scene.say(kept="s1", output=result.final_output)
+        scene.say(step_completed="s1", output=result.final_output)
 
     return await _until_stopped(scene, steps)
 
@@ -89,7 +88,7 @@ async def _until_stopped(scene: Scene, steps: Callable[[PersonaExecutor], Awaita
     try:
         async with stop:
             scene.say(up=True)
-            # One attempt that fails and no interruption: a stop that cost either would be fatal.
+            # One failure and no interruption are allowed: a stop that used up either would end the run.
             executor = scene.executor(
                 base_delay_seconds=BACKOFF, max_attempts=2, max_interruptions=0
             )
@@ -107,8 +106,8 @@ async def _until_stopped(scene: Scene, steps: Callable[[PersonaExecutor], Awaita
 
 
 def clocks_here() -> dict[str, Any]:
-    """Return what this process sees of the time."""
-    boot = time.clock_gettime(time.CLOCK_BOOTTIME)  # the raw one, not our reading of it
+    """Return the clocks of this process."""
+    boot = time.clock_gettime(time.CLOCK_BOOTTIME)  # not through our own clock
     return {"wall": time.time(), "boot": boot, "boot_id": _boot_id()}
 
 
@@ -133,7 +132,7 @@ async def backoff(scene: Scene) -> None:
 
 
 async def cooldown(scene: Scene) -> None:
-    """Open a breaker, or ask until it lets a call through."""
+    """Open a breaker, or call it until it admits a call."""
     seconds = scene.options["seconds"]
     store = SqliteStore(scene.folder / "state")
     breaker = CircuitBreaker(1, seconds, name=BREAKER, store=store)
@@ -147,7 +146,7 @@ async def cooldown(scene: Scene) -> None:
         try:
             permit = breaker.acquire()
         except CircuitBreakerOpen:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_POLL_EVERY)
     scene.started(BREAKER)
     permit.succeeded()
     scene.say(done=True, **clocks_here())
@@ -155,14 +154,14 @@ async def cooldown(scene: Scene) -> None:
 
 
 async def holding(scene: Scene) -> None:
-    """Take the run, or be told who has it; and keep it for as long as it lives."""
+    """Lease the run, or report its holder; hold it until the process ends."""
     store = SqliteStore(scene.folder / "state")
     try:
         hold = store.acquire_run(RUN)
     except RunLeasedError as error:
         scene.say(refused=error.pid, answer=True)
     else:
-        scene.say(held=hold.lease.fence, answer=True)
+        scene.say(leased=hold.lease.fence, answer=True)
     await asyncio.sleep(60)
 
 
