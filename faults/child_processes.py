@@ -28,14 +28,14 @@ from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    Workflow = Callable[["Scene"], Coroutine[Any, Any, int | None]]
+    Workflow = Callable[["ObservedRun"], Coroutine[Any, Any, int | None]]
 
 
 RUN = "run-1"
 PERSONA = "developer"
 
 
-class Scene:
+class ObservedRun:
     """One run in a folder, and what its processes report; every body calls ``started`` first."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
@@ -63,9 +63,9 @@ class Scene:
             state=StateConfig(state_dir=str(self.folder / "state")),
         )
 
-    def say(self, **facts: Any) -> None:
+    def report(self, **facts: Any) -> None:
         """Report facts to the test."""
-        _add_line(self.folder / "said", json.dumps(facts))
+        _add_line(self.folder / "reports", json.dumps(facts))
 
     def started(self, name: str) -> int:
         """Record that a body starts; return how often it has started."""
@@ -76,7 +76,7 @@ class Scene:
         """Report how a workflow ended, and what the views show."""
         assert executor.state_persistence is not None
         state = executor.state_persistence.state
-        self.say(
+        self.report(
             done=True,
             completed=state.completed_tasks,
             pending=state.pending_tasks,
@@ -88,9 +88,9 @@ class Scene:
 
     # --- for the test ---
 
-    def said(self) -> list[dict[str, Any]]:
+    def reports(self) -> list[dict[str, Any]]:
         """Return the reports of all processes so far."""
-        return [json.loads(line) for line in _lines(self.folder / "said")]
+        return [json.loads(line) for line in _lines(self.folder / "reports")]
 
     def starts(self) -> list[str]:
         """Return the names of the bodies that started, in order."""
@@ -133,35 +133,39 @@ def names_of(run: RunState) -> dict[int, str]:
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds that anything here may take before the test fails.
-PATIENCE = 30.0
+MAX_SECONDS = 30.0
 
 
-class SilentError(AssertionError):
+class NoReportError(AssertionError):
     """A process did not report in time."""
 
 
-class Life:
+class ChildProcess:
     """One process that executes a workflow."""
 
-    def __init__(self, children: ChildProcesses, pid: int, scene: Scene, said_before: int) -> None:
+    def __init__(
+        self, children: ChildProcesses, pid: int, observed: ObservedRun, reports_before: int
+    ) -> None:
         self._children = children
         self.pid = pid
-        self._scene = scene
-        self._said_before = said_before
+        self._observed = observed
+        self._reports_before = reports_before
 
-    def said(self) -> list[dict[str, Any]]:
+    def reports(self) -> list[dict[str, Any]]:
         """Return its reports so far."""
-        return self._scene.said()[self._said_before :]
+        return self._observed.reports()[self._reports_before :]
 
-    def wait_until_it_says(self, what: str, seconds: float = PATIENCE) -> dict[str, Any]:
+    def wait_for_report(self, what: str, seconds: float = MAX_SECONDS) -> dict[str, Any]:
         """Return its first report that has this fact."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            for line in self.said():
+            for line in self.reports():
                 if what in line:
                     return line
             time.sleep(0.002)
-        raise SilentError(f"{what!r} was not reported, only {self.said()}: {self._scene.errors()}")
+        raise NoReportError(
+            f"{what!r} was not reported, only {self.reports()}: {self._observed.errors()}"
+        )
 
     def kill(self, how: int = signal.SIGKILL) -> None:
         """Send it a signal."""
@@ -174,8 +178,8 @@ class Life:
     def finish(self) -> dict[str, Any]:
         """Wait for it to end with code 0, and return its last report."""
         code = self.end()
-        assert code == 0, f"it ended with {code}: {self._scene.errors()}"
-        return self.said()[-1]
+        assert code == 0, f"it ended with {code}: {self._observed.errors()}"
+        return self.reports()[-1]
 
 
 class ChildProcesses:
@@ -201,13 +205,13 @@ class ChildProcesses:
             text=True,
         )
 
-    def start(self, workflow: str, folder: Path, **options: Any) -> Life:
+    def start(self, workflow: str, folder: Path, **options: Any) -> ChildProcess:
         """Execute a workflow in a process of its own."""
         folder.mkdir(exist_ok=True)
-        scene = Scene(folder, options)
-        said_before = len(scene.said())
+        observed = ObservedRun(folder, options)
+        reports_before = len(observed.reports())
         pid = self.ask(start=workflow, folder=str(folder), options=options)["pid"]
-        return Life(self, pid, scene, said_before)
+        return ChildProcess(self, pid, observed, reports_before)
 
     def run(self, workflow: str, folder: Path, **options: Any) -> dict[str, Any]:
         """Execute a workflow to its end, and return its last report."""
@@ -229,7 +233,7 @@ class ChildProcesses:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(PATIENCE)
+        self._process.wait(MAX_SECONDS)
         self._process.stdout.close()
 
 
@@ -258,13 +262,13 @@ def _serve(workflows: dict[str, Workflow]) -> None:
 
 def _execute(workflow: Workflow, command: dict[str, Any]) -> int:
     """Execute a workflow and return the exit code."""
-    scene = Scene(Path(command["folder"]), command["options"])
-    scene.take_over_output()
-    return asyncio.run(workflow(scene)) or 0
+    observed = ObservedRun(Path(command["folder"]), command["options"])
+    observed.take_over_output()
+    return asyncio.run(workflow(observed)) or 0
 
 
 def _wait(pid: int) -> int:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + MAX_SECONDS
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults import tools
-from faults.child_processes import ChildProcesses, SilentError
+from faults.child_processes import ChildProcesses, NoReportError
 from faults.executor_workflows import clocks_here
 from faults.manual_clocks import move_clocks
 from faults.registry import Outcome, Plan, row
@@ -26,7 +26,7 @@ from faults.registry import Outcome, Plan, row
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from faults.child_processes import Life
+    from faults.child_processes import ChildProcess
 
 #: Seconds of a wait, and how much later a busy machine may be.
 SECONDS, SLACK = 2.5, 1.5
@@ -238,9 +238,9 @@ def _hold_across_namespaces(plan: Plan, outcome: Outcome) -> None:
         folder = plan.scratch / name
         with _children(first) as one, _children(second) as other:
             holder = one.start("holding", folder)
-            holder.wait_until_it_says("leased")
-            said = other.start("holding", folder).wait_until_it_says("answer")
-        right = said.get("refused") == holder.pid
+            holder.wait_for_report("leased")
+            reports = other.start("holding", folder).wait_for_report("answer")
+        right = reports.get("refused") == holder.pid
         outcome.require(right, f"a run was taken over from its live holder by a process {name}")
     outcome.ran.append("2 runs held across time namespaces")
 
@@ -255,34 +255,34 @@ def _refused(how: str) -> str:
 
 def _run_case(case: Case) -> CaseResult:
     with _children(case.first) as first, _children(case.second) as second:
-        life = first.start(case.workflow, case.folder, seconds=SECONDS)
-        life.wait_until_it_says("fails")
+        process = first.start(case.workflow, case.folder, seconds=SECONDS)
+        process.wait_for_report("fails")
         failed = time.monotonic()
         time.sleep(case.kill_after)
         if case.jump is not None:
             _set(*case.jump)
         else:
-            life.kill()
-            life.end()
-            life = second.start(case.workflow, case.folder, seconds=SECONDS)
-        life.wait_until_it_says("up")
+            process.kill()
+            process.end()
+            process = second.start(case.workflow, case.folder, seconds=SECONDS)
+        process.wait_for_report("up")
         up = time.monotonic()
-        return _judge(case, life, failed, up)
+        return _judge(case, process, failed, up)
 
 
-def _judge(case: Case, life: Life, failed: float, up: float) -> CaseResult:
+def _judge(case: Case, process: ChildProcess, failed: float, up: float) -> CaseResult:
     seen = CaseResult()
     try:
-        said = life.wait_until_it_says("done", seconds=_STUCK)
-    except SilentError:
-        life.kill()
+        reports = process.wait_for_report("done", seconds=_STUCK)
+    except NoReportError:
+        process.kill()
         seen.wrong.append(f"stuck: still waiting after {_STUCK:g} s")
     else:
-        other = _differences(said)
+        other = _differences(reports)
         if other != case.second.different:
             seen.wrong.append(f"{set(case.second.different)} should differ, and {other} does")
     done = time.monotonic()
-    code = life.end()
+    code = process.end()
     if code and not seen.wrong:
         seen.wrong.append(f"it ended with {code}")
     if case.rebooted:
@@ -297,11 +297,11 @@ def _judge(case: Case, life: Life, failed: float, up: float) -> CaseResult:
     return seen
 
 
-def _differences(said: dict[str, Any]) -> set[str]:
+def _differences(reports: dict[str, Any]) -> set[str]:
     """Return which clocks of a process differ from the ones here."""
     here = clocks_here()
-    other = {name for name in ("wall", "boot") if abs(said[name] - here[name]) > _FAR}
-    return other | ({"boot_id"} if said["boot_id"] != here["boot_id"] else set())
+    other = {name for name in ("wall", "boot") if abs(reports[name] - here[name]) > _FAR}
+    return other | ({"boot_id"} if reports["boot_id"] != here["boot_id"] else set())
 
 
 def _children(environment: Environment) -> ChildProcesses:

@@ -20,7 +20,7 @@ from maestro_hive.maestro.state.sqlite.store import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from faults.child_processes import Scene, Workflow
+    from faults.child_processes import ObservedRun, Workflow
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
 #: The steps of a busy run: two async ones, one that fails once, three concurrent, one in a thread.
@@ -36,20 +36,20 @@ _POLL_EVERY = 0.01
 # --- graceful stops ------------------------------------------------------------------------------
 
 
-async def busy(scene: Scene) -> int:
+async def busy(observed: ObservedRun) -> int:
     """Execute sequential and concurrent steps, and one in a thread; stop on a signal."""
 
     async def work(name: str) -> str:
-        starts = scene.started(name)
+        starts = observed.started(name)
         await asyncio.sleep(WORK)
-        if name == FLAKY and not scene.options.get("failed"):
-            scene.options["failed"] = True
-            scene.say(fails=name, starts=starts)
+        if name == FLAKY and not observed.options.get("failed"):
+            observed.options["failed"] = True
+            observed.report(fails=name, starts=starts)
             raise ConnectionError("the first attempt fails")
         return name.upper()
 
     def work_in_a_thread(name: str) -> str:
-        scene.started(name)
+        observed.started(name)
         time.sleep(WORK)
         return name.upper()
 
@@ -61,44 +61,46 @@ async def busy(scene: Scene) -> int:
 
     async def step(executor: PersonaExecutor, body: Callable[[str], object], name: str) -> None:
         result = await executor.execute(body, name, name)
-        scene.say(step_completed=name, output=result.final_output)
+        observed.report(step_completed=name, output=result.final_output)
 
-    scene.options["failed"] = any("fails" in line for line in scene.said())
-    return await _until_stopped(scene, steps)
+    observed.options["failed"] = any("fails" in line for line in observed.reports())
+    return await _until_stopped(observed, steps)
 
 
-async def sleeping(scene: Scene) -> int:
+async def sleeping(observed: ObservedRun) -> int:
     """Execute one step that sleeps for a minute, in a thread."""
 
     def sleep() -> str:
-        scene.started("s1")
-        scene.say(sleeps=True)
-        time.sleep(0 if scene.options.get("awake") else 60)
+        observed.started("s1")
+        observed.report(sleeps=True)
+        time.sleep(0 if observed.options.get("awake") else 60)
         return "S1"
 
     async def steps(executor: PersonaExecutor) -> None:
         result = await executor.execute(sleep, "s1")
-        scene.say(step_completed="s1", output=result.final_output)
+        observed.report(step_completed="s1", output=result.final_output)
 
-    return await _until_stopped(scene, steps)
+    return await _until_stopped(observed, steps)
 
 
-async def _until_stopped(scene: Scene, steps: Callable[[PersonaExecutor], Awaitable[None]]) -> int:
+async def _until_stopped(
+    observed: ObservedRun, steps: Callable[[PersonaExecutor], Awaitable[None]]
+) -> int:
     stop = stop_politely()
     try:
         async with stop:
-            scene.say(up=True)
+            observed.report(up=True)
             # One failure and no interruption are allowed: a stop that used up either would end the run.
-            executor = scene.executor(
+            executor = observed.executor(
                 base_delay_seconds=BACKOFF, max_attempts=2, max_interruptions=0
             )
             await steps(executor)
-            scene.say(over=True)
+            observed.report(over=True)
     except asyncio.CancelledError:
         if stop.signal is None:
             raise
         return 128 + stop.signal
-    scene.show(executor)
+    observed.show(executor)
     return 0
 
 
@@ -115,53 +117,53 @@ def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
 
 
-async def backoff(scene: Scene) -> None:
+async def backoff(observed: ObservedRun) -> None:
     """Fail once, wait, and succeed."""
-    seconds = scene.options["seconds"]
+    seconds = observed.options["seconds"]
 
     async def body() -> str:
-        if scene.started(RUN) == 1:
-            scene.say(fails=True)
+        if observed.started(RUN) == 1:
+            observed.report(fails=True)
             raise ConnectionError("not yet")
         return "done"
 
-    executor = scene.executor(base_delay_seconds=seconds, max_delay_seconds=seconds)
-    scene.say(up=True)
+    executor = observed.executor(base_delay_seconds=seconds, max_delay_seconds=seconds)
+    observed.report(up=True)
     await executor.execute(body, RUN)
-    scene.say(done=True, **clocks_here())
+    observed.report(done=True, **clocks_here())
 
 
-async def cooldown(scene: Scene) -> None:
+async def cooldown(observed: ObservedRun) -> None:
     """Open a breaker, or call it until it admits a call."""
-    seconds = scene.options["seconds"]
-    store = SqliteStore(scene.folder / "state")
+    seconds = observed.options["seconds"]
+    store = SqliteStore(observed.folder / "state")
     breaker = CircuitBreaker(1, seconds, name=BREAKER, store=store)
-    scene.say(up=True)
-    if not scene.starts():
+    observed.report(up=True)
+    if not observed.starts():
         breaker.record_failure()
-        scene.started(BREAKER)
-        scene.say(fails=True)
+        observed.started(BREAKER)
+        observed.report(fails=True)
     permit = None
     while permit is None:
         try:
             permit = breaker.acquire()
         except CircuitBreakerOpen:
             await asyncio.sleep(_POLL_EVERY)
-    scene.started(BREAKER)
+    observed.started(BREAKER)
     permit.succeeded()
-    scene.say(done=True, **clocks_here())
+    observed.report(done=True, **clocks_here())
     store.close()
 
 
-async def holding(scene: Scene) -> None:
+async def holding(observed: ObservedRun) -> None:
     """Lease the run, or report its holder; hold it until the process ends."""
-    store = SqliteStore(scene.folder / "state")
+    store = SqliteStore(observed.folder / "state")
     try:
         hold = store.acquire_run(RUN)
     except RunLeasedError as error:
-        scene.say(refused=error.pid, answer=True)
+        observed.report(refused=error.pid, answer=True)
     else:
-        scene.say(leased=hold.lease.fence, answer=True)
+        observed.report(leased=hold.lease.fence, answer=True)
     await asyncio.sleep(60)
 
 

@@ -9,12 +9,12 @@ from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING
 
-from faults.child_processes import ChildProcesses, Scene, names_of
+from faults.child_processes import ChildProcesses, ObservedRun, names_of
 from faults.executor_workflows import BACKOFF, FLAKY, STEPS, WORK
 from faults.registry import Outcome, Plan, row
 
 if TYPE_CHECKING:
-    from faults.child_processes import Life
+    from faults.child_processes import ChildProcess
     from maestro_hive.maestro.state.projections import RunState
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -36,12 +36,14 @@ def graceful_stops(plan: Plan, outcome: Outcome) -> None:
         wanted = plan.amount(quick=20, full=200)
         for number in plan.track("runs stopped", count(1), wanted):
             folder = plan.scratch / f"busy-{number}"
-            _stop_until_completed(stops, children, Scene(folder, {}), rng)
+            _stop_until_completed(stops, children, ObservedRun(folder, {}), rng)
             if stops.landed.total() >= wanted:
                 break
         sleepers = plan.amount(quick=4, full=40)
         for number in plan.track("sleeping threads stopped", range(sleepers), sleepers):
-            _stop_sleeper(stops, children, Scene(plan.scratch / f"sleeping-{number}", {}), rng)
+            _stop_sleeper(
+                stops, children, ObservedRun(plan.scratch / f"sleeping-{number}", {}), rng
+            )
     stops.report(plan.seed)
 
 
@@ -56,17 +58,17 @@ class _Stops:
         self.too_late = 0
         self.sleepers = 0
 
-    def stop(self, life: Life, how: signal.Signals, where: str) -> bool:
+    def stop(self, process: ChildProcess, how: signal.Signals, where: str) -> bool:
         """Send the signal and wait for the end; return whether the signal ended it."""
         asked = time.monotonic()
-        life.kill(how)
-        code = life.end()
+        process.kill(how)
+        code = process.end()
         seconds = time.monotonic() - asked
         self.slowest = max(self.slowest, seconds)
         require = self.outcome.require
         require(seconds < _LONGEST, f"{where}: {how.name} ended it after {seconds:.1f} s")
         if (
-            "over" in life.said()[-1] or "done" in life.said()[-1]
+            "over" in process.reports()[-1] or "done" in process.reports()[-1]
         ):  # its signal handlers were already removed
             self.too_late += 1
             return False
@@ -90,25 +92,27 @@ class _Stops:
 
 
 def _stop_until_completed(
-    stops: _Stops, children: ChildProcesses, scene: Scene, rng: random.Random
+    stops: _Stops, children: ChildProcesses, observed: ObservedRun, rng: random.Random
 ) -> None:
     """Stop and resume a run until it completes."""
     for number in range(100):
-        life = children.start("busy", scene.folder)
-        life.wait_until_it_says("up")
+        process = children.start("busy", observed.folder)
+        process.wait_for_report("up")
         time.sleep(rng.uniform(0, _RUN_SECONDS / 3))
-        where = f"{scene.folder.name}, start {number}"
-        if not stops.stop(life, rng.choice(_SIGNALS), where):
+        where = f"{observed.folder.name}, start {number}"
+        if not stops.stop(process, rng.choice(_SIGNALS), where):
             break
-        run = scene.journal()
+        run = observed.journal()
         stops.landed[_place(run)] += 1
-        _check_nothing_used_up(stops.outcome, run, scene, where)
+        _check_nothing_used_up(stops.outcome, run, observed, where)
     outputs = {
-        line["step_completed"]: line["output"] for line in scene.said() if "step_completed" in line
+        line["step_completed"]: line["output"]
+        for line in observed.reports()
+        if "step_completed" in line
     }
     right = outputs == {name: name.upper() for name in STEPS}
-    stops.outcome.require(right, f"{scene.folder.name}: the outputs are {outputs}")
-    _check_repetitions(stops.outcome, scene)
+    stops.outcome.require(right, f"{observed.folder.name}: the outputs are {outputs}")
+    _check_repetitions(stops.outcome, observed)
 
 
 def _place(run: RunState) -> str:
@@ -123,45 +127,49 @@ def _place(run: RunState) -> str:
     return "a step"
 
 
-def _check_nothing_used_up(outcome: Outcome, run: RunState, scene: Scene, where: str) -> None:
+def _check_nothing_used_up(
+    outcome: Outcome, run: RunState, observed: ObservedRun, where: str
+) -> None:
     names = names_of(run)
-    failed = sum("fails" in line for line in scene.said())
+    failed = sum("fails" in line for line in observed.reports())
     for number, step in run.steps.items():
         name = names[number]
         outcome.require(not step.open_attempt, f"{where}: the end of {name} is not recorded")
         outcome.require(step.interruptions == 0, f"{where}: {name} used up an interruption")
         fair = step.failures == (failed if name == FLAKY else 0)
         outcome.require(fair, f"{where}: {name} has {step.failures} failures")
-        seen = scene.starts().count(name)
+        seen = observed.starts().count(name)
         outcome.require(step.starts >= seen, f"{where}: {name} has {seen} starts, not recorded")
     completed = {names[number] for number, step in run.steps.items() if step.completed is not None}
-    reported = {line["step_completed"] for line in scene.said() if "step_completed" in line}
+    reported = {line["step_completed"] for line in observed.reports() if "step_completed" in line}
     lost = reported - completed
     outcome.require(not lost, f"{where}: {sorted(lost)} were acknowledged, and are lost")
 
 
-def _check_repetitions(outcome: Outcome, scene: Scene) -> None:
+def _check_repetitions(outcome: Outcome, observed: ObservedRun) -> None:
     """At the end every start has ended: by success, by failure or by a stop."""
-    run = scene.journal()
+    run = observed.journal()
     for number, name in names_of(run).items():
         step = run.steps[number]
         ended = step.failures + step.stops + 1
         right = step.completed is not None and step.starts == ended
         outcome.require(
-            right, f"{scene.folder.name}: {name} started {step.starts} times, not {ended}"
+            right, f"{observed.folder.name}: {name} started {step.starts} times, not {ended}"
         )
 
 
 def _stop_sleeper(
-    stops: _Stops, children: ChildProcesses, scene: Scene, rng: random.Random
+    stops: _Stops, children: ChildProcesses, observed: ObservedRun, rng: random.Random
 ) -> None:
     for _ in range(2):
-        life = children.start("sleeping", scene.folder)
-        life.wait_until_it_says("sleeps")
+        process = children.start("sleeping", observed.folder)
+        process.wait_for_report("sleeps")
         time.sleep(rng.uniform(0, 0.2))
-        stopped = stops.stop(life, rng.choice(_SIGNALS), scene.folder.name)
-        stops.outcome.require(stopped, f"{scene.folder.name}: the sleeper was not stopped")
+        stopped = stops.stop(process, rng.choice(_SIGNALS), observed.folder.name)
+        stops.outcome.require(stopped, f"{observed.folder.name}: the sleeper was not stopped")
         stops.sleepers += 1
-        _check_nothing_used_up(stops.outcome, scene.journal(), scene, scene.folder.name)
-    end = children.run("sleeping", scene.folder, awake=True)
-    stops.outcome.require(end["completed"] == ["s1"], f"{scene.folder.name}: it did not complete")
+        _check_nothing_used_up(stops.outcome, observed.journal(), observed, observed.folder.name)
+    end = children.run("sleeping", observed.folder, awake=True)
+    stops.outcome.require(
+        end["completed"] == ["s1"], f"{observed.folder.name}: it did not complete"
+    )

@@ -191,7 +191,7 @@ SCENARIOS: dict[str, Callable[[Path], Iterator[str]]] = {
 }
 
 
-class WentOnError(Exception):
+class ContinuedAfterFailureError(Exception):
     """A store accepted work after one of its writes had failed."""
 
 
@@ -206,7 +206,7 @@ def _refusing(store: SqliteStore) -> Iterator[None]:
                 attempt()
             except StoreFailedError:
                 continue
-            raise WentOnError("the store continued after a failed write") from None
+            raise ContinuedAfterFailureError("the store continued after a failed write") from None
         store.close()
         raise
     except MaestroError:
@@ -231,7 +231,7 @@ def main(name: str, folder: Path, acks: str) -> int:
                 os.write(target, f"{ack}\n".encode())
         except MaestroError as error:
             os.write(target, f"! {type(error).__name__} {error!r}\n".encode())
-        except WentOnError:
+        except ContinuedAfterFailureError:
             return WENT_ON
         except BaseException:  # noqa: BLE001 - it is reported
             traceback.print_exc()
