@@ -9,8 +9,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from faults.child_processes import PATIENCE, ChildProcesses
-from faults.scene import Scene, names_of
+from faults.child_processes import MAX_SECONDS, ChildProcesses, ObservedRun, names_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,38 +29,38 @@ def options(seed: int) -> dict[str, Any]:
 
 
 def test_fifty_steps_at_once_survive_twenty_kills(tmp_path: Path) -> None:
-    scene, rng = Scene(tmp_path, {}), random.Random(SEED)
+    observed, rng = ObservedRun(tmp_path, {}), random.Random(SEED)
     landed: list[int] = []
     with ChildProcesses("tests.crash.executor_workflows") as children:
-        for life_number in range(KILLS):
-            kept_before = kept(scene)
-            first_start = len(scene.starts())
-            life = children.start("crowd", tmp_path, **options(life_number))
-            life.wait_until_it_says("up")
-            more = rng.choice((0, 1, 2, 3)) if len(kept_before) < 38 else 0
-            wait_for_kept(scene, len(kept_before) + more)
+        for start_number in range(KILLS):
+            acknowledged_before = acknowledged(observed)
+            first_start = len(observed.starts())
+            process = children.start("concurrent_steps", tmp_path, **options(start_number))
+            process.wait_for_report("up")
+            more = rng.choice((0, 1, 2, 3)) if len(acknowledged_before) < 38 else 0
+            wait_for_acknowledged(observed, len(acknowledged_before) + more)
             time.sleep(rng.uniform(0, 0.02))
-            life.kill()
-            assert life.end() == -signal.SIGKILL, "it was done before it was killed"
-            state = scene.journal()
+            process.kill()
+            assert process.end() == -signal.SIGKILL, "it was done before it was killed"
+            state = observed.journal()
             landed.append(open_steps(state))
-            began = scene.starts()[first_start:]
-            assert not kept_before & set(began), "an acknowledged step was started again"
-            assert kept(scene) <= kept_in(state)
-        end = children.run("crowd", tmp_path, **options(KILLS))
+            started = observed.starts()[first_start:]
+            assert not acknowledged_before & set(started), "an acknowledged step was started again"
+            assert acknowledged(observed) <= completed_in(state)
+        end = children.run("concurrent_steps", tmp_path, **options(KILLS))
     sys.stdout.write(f"begun and not recorded at each kill, seed {SEED}: {landed}\n")
     assert landed[-1] < landed[0], "nothing was kept between the kills"
     assert sum(each > 0 for each in landed) >= 0.8 * KILLS
     assert end["squares"] == [number * number for number in range(STEPS)]
     assert sorted(end["completed"]) == sorted(f"s{number}" for number in range(STEPS))
     check_notes(end)
-    check_limits(scene, scene.journal())
+    check_limits(observed, observed.journal())
 
 
-def wait_for_kept(scene: Scene, count: int) -> None:
+def wait_for_acknowledged(observed: ObservedRun, count: int) -> None:
     """Wait until that many steps were acknowledged: a slow machine is killed no earlier."""
-    deadline = time.monotonic() + PATIENCE
-    while len(kept(scene)) < count:
+    deadline = time.monotonic() + MAX_SECONDS
+    while len(acknowledged(observed)) < count:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -74,19 +73,19 @@ def check_notes(end: dict[str, Any]) -> None:
     assert STEPS <= end["tokens"] <= len(persona["history"]) <= STEPS + KILLS
 
 
-def kept(scene: Scene) -> set[str]:
+def acknowledged(observed: ObservedRun) -> set[str]:
     """Return the steps that were acknowledged."""
-    return {f"s{line['kept']}" for line in scene.said() if "kept" in line}
+    return {f"s{line['acknowledged']}" for line in observed.reports() if "acknowledged" in line}
 
 
-def kept_in(state: RunState) -> set[str]:
+def completed_in(state: RunState) -> set[str]:
     names = names_of(state)
     return {names[number] for number, step in state.steps.items() if step.completed is not None}
 
 
-def check_limits(scene: Scene, state: RunState) -> None:
+def check_limits(observed: ObservedRun, state: RunState) -> None:
     """The journal knows of every start, and nobody was started more often than allowed."""
-    starts = Counter(scene.starts())
+    starts = Counter(observed.starts())
     for number, name in names_of(state).items():
         step = state.steps[number]
         assert 0 <= step.starts - starts[name] <= KILLS, "a start is not in the journal"

@@ -1,7 +1,7 @@
-"""Processes that live one after the other on the same state, and tasks that are watched.
+"""Processes that run one after the other on the same state, and tasks that record their calls.
 
-A life is played by a store of its own: in a folder it ends as a process that exits, in memory it
-can also end as one that is killed. Time is moved by hand, so no test waits for it.
+Each process is simulated by a store of its own: in a folder it ends as a process that exits, in
+memory it can also end as one that is killed. The clock is manual, so no test waits.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from maestro_hive.unified_execution.persona_executor import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: So long that no store renews by itself, by real time, while a test moves the clock by hand.
+#: So long that no store renews a lease by real time while a test advances the manual clock.
 LEASE = 1e9
 RUN = "run-1"
 
 
-class Lives:
-    """One state, and the executors of the process that lives at the moment."""
+class Restarts:
+    """One state, and the executors of the current process."""
 
     def __init__(self, folder: Path, *, persistent: bool) -> None:
         self.config = ExecutionConfig(
@@ -56,9 +56,9 @@ class Lives:
         self._place = Path(self.config.state.state_dir).resolve()
         self._executors: list[PersonaExecutor] = []
         self._memory: MemoryStore | None = None
-        self._begin()
+        self._open()
 
-    def _begin(self) -> None:
+    def _open(self) -> None:
         if self._persistent:
             store = SqliteStore(self._place, clock=self.clock, lease_seconds=LEASE)
             opened._stores().opened[store.folder, True] = opened._Opened(store, users=1)
@@ -77,21 +77,21 @@ class Lives:
         return made
 
     def restart(self) -> None:
-        """Let the process exit, and the next one begin."""
+        """End the process, and start the next one."""
         self.end()
-        self._begin()
+        self._open()
 
     def kill(self) -> None:
-        """End the process without a word, and let the next one begin."""
+        """Kill the process, and start the next one."""
         assert self._memory is not None, "only in memory can a test outlive its process"
         self._memory.abandon()
         for executor in self._executors:
             state_persistence._open_states().discard(executor.state_persistence)
         self._executors.clear()
-        self._begin()
+        self._open()
 
     def end(self) -> None:
-        """Let the process exit."""
+        """End the process."""
         for executor in self._executors:
             executor.close()
         self._executors.clear()
@@ -99,35 +99,35 @@ class Lives:
             opened.return_store(self._folder_store)
 
 
-@pytest.fixture(params=[True, False], ids=["in a folder", "in memory"], name="lives")
-def any_lives(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lives]:
-    """Lives on either store."""
-    lives = Lives(tmp_path, persistent=request.param)
-    yield lives
-    lives.end()
+@pytest.fixture(params=[True, False], ids=["in a folder", "in memory"], name="restarts")
+def any_restarts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Restarts]:
+    """Restarts on either store."""
+    restarts = Restarts(tmp_path, persistent=request.param)
+    yield restarts
+    restarts.end()
 
 
-@pytest.fixture(params=["durable", "in memory"], name="either")
-def either_executor(
-    request: pytest.FixtureRequest, lives: Lives, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(params=["durable", "in memory"], name="any_executor")
+def make_any_executor(
+    request: pytest.FixtureRequest, restarts: Restarts, monkeypatch: pytest.MonkeyPatch
 ) -> PersonaExecutor:
     """Return an executor with a journal, or without."""
     if request.param == "durable":
-        return lives.executor()
-    monkeypatch.setattr(persona_executor, "SystemClock", lambda: lives.clock)
-    return PersonaExecutor(lives.config, "developer")
+        return restarts.executor()
+    monkeypatch.setattr(persona_executor, "SystemClock", lambda: restarts.clock)
+    return PersonaExecutor(restarts.config, "developer")
 
 
-@pytest.fixture(name="mortal")
-def mortal_lives(tmp_path: Path) -> Iterator[Lives]:
-    """Lives that can be ended by a kill."""
-    lives = Lives(tmp_path, persistent=False)
-    yield lives
-    lives.end()
+@pytest.fixture(name="killable")
+def killable_restarts(tmp_path: Path) -> Iterator[Restarts]:
+    """Restarts of processes that can be killed."""
+    restarts = Restarts(tmp_path, persistent=False)
+    yield restarts
+    restarts.end()
 
 
 class Body:
-    """A task that raises or returns what it is told, one after the other; the last for ever."""
+    """A task that raises or returns the given outcomes in order; the last one repeatedly."""
 
     def __init__(self, *outcomes: object) -> None:
         self._outcomes = list(outcomes) or ["done"]
@@ -159,31 +159,31 @@ def execute(
     return asyncio.run(executor.execute(task, name, *args, **kwargs))
 
 
-def die_in(lives: Lives, name: str = "step", **options: Any) -> None:
-    """Begin an attempt, and kill the process in the middle of it."""
+def kill_during(restarts: Restarts, name: str = "step", **options: Any) -> None:
+    """Start an attempt, and kill the process in the middle of it."""
 
-    async def scene() -> None:
-        begun = asyncio.Event()
+    async def main() -> None:
+        started = asyncio.Event()
 
         async def hang() -> None:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
 
-        executor = lives.executor().options(**options)
+        executor = restarts.executor().options(**options)
         attempt = asyncio.create_task(executor.execute(hang, name))
-        await begun.wait()
-        lives.kill()
+        await started.wait()
+        restarts.kill()
         attempt.cancel()
         await asyncio.gather(attempt, return_exceptions=True)  # what a dead process does is lost
 
-    asyncio.run(scene())
+    asyncio.run(main())
 
 
 def failed(executor: PersonaExecutor, task: Callable[..., Any], *args: Any) -> UnrecoverableError:
     """Return what is raised when a task fails for good."""
-    with pytest.raises(UnrecoverableError) as told:
+    with pytest.raises(UnrecoverableError) as caught:
         execute(executor, task, "step", *args)
-    return told.value
+    return caught.value
 
 
 def reported(error: UnrecoverableError) -> FailureReport:
@@ -193,16 +193,16 @@ def reported(error: UnrecoverableError) -> FailureReport:
 
 
 def stop_while_waiting(
-    lives: Lives, body: Body, monkeypatch: pytest.MonkeyPatch, **options: Any
+    restarts: Restarts, body: Body, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> None:
     """Execute until it waits for its next attempt, and stop there."""
 
     async def stop(_: float) -> None:
         raise asyncio.CancelledError
 
-    executor = lives.executor().options(**options)
+    executor = restarts.executor().options(**options)
     with monkeypatch.context() as patch:
-        patch.setattr(lives.clock, "sleep", stop)
+        patch.setattr(restarts.clock, "sleep", stop)
         with pytest.raises(asyncio.CancelledError):
             execute(executor, body)
     assert executor.final_status is ExecutionStatus.CANCELLED

@@ -1,6 +1,6 @@
 """A scenario that kills itself at its Nth call to the disk: from our code, or from SQLite.
 
-``python victim.py SCENARIO FOLDER STRIDE how`` tries every STRIDE-th call, each in a process of
+``python fault_injector.py SCENARIO FOLDER STRIDE how`` tries every STRIDE-th call, each in a process of
 its own that is forked from this one, and prints what was left of each as JSON. SQLite's calls are
 counted in a VFS that stands under its page checksums, so nothing but Python is needed.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 
-from faults.scenarios import CLOSING, SCENARIOS, WentOnError
+from faults.scenarios import CLOSING, SCENARIOS, ContinuedAfterFailureError
 from faults.verify import verify
 from maestro_hive.kernel.errors import MaestroError
 
@@ -35,27 +35,27 @@ DONE, OURS, RAW, WENT_ON = 0, 3, 4, 5
 _MOST_POINTS = 3000
 
 
-class Fuse:
+class FaultInjector:
     """Counts calls, and at the chosen one ends the process or fails."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.blow_at = 0
+        self.fail_at = 0
         self.how = "kill"
         self.log = -1
 
     def tick(self, name: str) -> None:
         """Count a call."""
         self.calls += 1
-        if self.calls == self.blow_at:
+        if self.calls == self.fail_at:
             _write(self.log, f"@{name}\n".encode())
             if self.how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise OSError(errno.EIO, "Input/output error")
 
 
-fuse = Fuse()
-_kept: list[object] = []  # a VFS that nobody refers to is gone
+injector = FaultInjector()
+_references: list[object] = []  # a VFS that nobody refers to is gone
 _write = os.write
 
 
@@ -93,7 +93,7 @@ class CountingVFS(apsw.VFS):
 
 def _tick_sqlite(name: str, problem: type[apsw.Error]) -> None:
     try:
-        fuse.tick(name)
+        injector.tick(name)
     except OSError as error:
         raise problem(f"{name} failed") from error
 
@@ -101,7 +101,7 @@ def _tick_sqlite(name: str, problem: type[apsw.Error]) -> None:
 def _wrap_os(names: tuple[str, ...] | list[str]) -> None:
     def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **options: Any) -> Any:
-            fuse.tick(name)
+            injector.tick(name)
             return real(*args, **options)
 
         return wrapped
@@ -111,17 +111,17 @@ def _wrap_os(names: tuple[str, ...] | list[str]) -> None:
 
 
 def _run(scenario: str, folder: Path, acks: int) -> int:
-    said = ""
+    reports = ""
     try:
-        for said in SCENARIOS[scenario](folder):
-            _write(acks, f"{said}\n".encode())
+        for reports in SCENARIOS[scenario](folder):
+            _write(acks, f"{reports}\n".encode())
     except MaestroError as error:
         _write(acks, f"! {error}\n".encode())
         return OURS
-    except WentOnError:
+    except ContinuedAfterFailureError:
         return WENT_ON
     except BaseException as error:  # noqa: BLE001 - it is reported
-        if said == CLOSING and isinstance(error, apsw.Error):
+        if reports == CLOSING and isinstance(error, apsw.Error):
             return OURS  # SQLite itself keeps quiet there; a VFS in Python cannot
         _write(acks, f"! a raw {type(error).__name__}: {error}\n".encode())
         return RAW
@@ -148,22 +148,22 @@ def _fork(work: Callable[[int], int], seconds: float = 30) -> tuple[int, list[st
 
 
 def _try(scenario: str, folder: Path, number: int, how: str) -> dict[str, Any]:
-    def hurt(writer: int) -> int:
-        _kept.append(CountingVFS())
-        fuse.blow_at, fuse.how, fuse.log = number, how, writer
+    def inject(writer: int) -> int:
+        _references.append(CountingVFS())
+        injector.fail_at, injector.how, injector.log = number, how, writer
         _wrap_os(CALLS if how == "kill" else FAILING)
         return _run(scenario, folder, writer)
 
-    def look(writer: int) -> int:
+    def check(writer: int) -> int:
         wrong = verify(scenario, folder, acks)
         _write(writer, "\n".join(wrong).encode())
         return len(wrong)
 
     shutil.rmtree(folder, ignore_errors=True)
-    end, said = _fork(hurt)
-    at = [line[1:] for line in said if line.startswith("@")]
-    acks = [line for line in said if not line.startswith("@")]
-    looked, wrong = _fork(look)
+    end, reports = _fork(inject)
+    at = [line[1:] for line in reports if line.startswith("@")]
+    acks = [line for line in reports if not line.startswith("@")]
+    looked, wrong = _fork(check)
     return {"at": at, "end": end, "acks": acks, "looked": looked, "wrong": wrong}
 
 

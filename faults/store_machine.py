@@ -1,7 +1,7 @@
-"""A state machine over the ``Store`` contract: two processes, crashes, and a model of it all.
+"""A state machine over the ``Store`` contract: two processes, crashes, and a model.
 
-A "process" here is a store object. In a folder a crash is the folder copied as it is, journal,
-log and all, into a new place that is opened from then on: just what a killed process leaves.
+A "process" here is a store object. In a folder a crash is a copy of the folder as it is, journal and
+WAL included, that is opened from then on: exactly what a killed process leaves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RUNS = st.sampled_from(["alpha", "beta", "gamma"])
 _PROCESSES = st.sampled_from([0, 1])
 _KEYS = st.sampled_from(["k1", "k2"])
 _SPACES = st.sampled_from(["default", "circuit_breakers"])
-#: Small values, values that are stored apart, and values that grow.
+#: Small values, values that do not fit into a row, and values that grow.
 _VALUES = st.one_of(
     st.integers(),
     st.text(max_size=20),
@@ -41,14 +41,14 @@ _VALUES = st.one_of(
 
 @dataclass
 class _Run:
-    """What the model knows of a run."""
+    """The model of a run."""
 
     entries: list[tuple[int, bytes]] = field(default_factory=list)
     status: str = "pending"
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The rules; subclasses say how stores are opened and how they die."""
+    """The rules; subclasses define how stores are opened and how they crash."""
 
     done: ClassVar[int] = 0
     counter: ClassVar[type[StoreMachine]]
@@ -64,17 +64,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.runs: dict[str, _Run] = {}
         self.documents: dict[tuple[str, str], bytes] = {}
 
-    # --- what subclasses say ---
+    # --- defined by subclasses ---
 
     def open_store(self) -> Store:
-        """Open the shared data once more."""
+        """Open another store on the shared data."""
         raise NotImplementedError
 
     def crash_all(self) -> None:
         """Kill both processes."""
         raise NotImplementedError
 
-    # --- inside ---
+    # --- helpers ---
 
     def store(self, process: int) -> Store:
         """Return a process's store, opened if need be."""
@@ -86,7 +86,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _now(self) -> float:
         return self.clock.awake_seconds()
 
-    def _stands(self, run: str) -> bool:
+    def _is_leased(self, run: str) -> bool:
         return run in self.owner and self._now() < self.expires[run]
 
     def _renewed(self, process: int) -> None:
@@ -102,15 +102,15 @@ class StoreMachine(RuleBasedStateMachine):
     # --- rules: runs ---
 
     @initialize()
-    def begin(self) -> None:
+    def open_first(self) -> None:
         """Open the first store."""
         self.store(0)
 
     @rule(process=_PROCESSES, run=_RUNS)
     def hold(self, process: int, run: str) -> None:
-        """A run is given to one process at a time; a new owner has a higher number."""
+        """One process at a time leases a run; a new owner gets a higher fence."""
         store = self.store(process)
-        owned_by_other = self._stands(run) and self.owner[run] != process
+        owned_by_other = self._is_leased(run) and self.owner[run] != process
         mine = self.owner.get(run) == process and run in self.holds[process]
         try:
             hold = store.acquire_run(run)
@@ -129,7 +129,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(process=_PROCESSES, run=_RUNS, values=st.lists(_VALUES, max_size=4), sync=st.booleans())
     def append(self, process: int, run: str, values: list[object], sync: bool) -> None:
-        """Who holds a run appends; who was taken over is refused, and nothing is written."""
+        """The holder of a run appends; a process that was taken over is refused and writes nothing."""
         hold = self.holds[process].get(run)
         if hold is None or self.stores[process] is None:
             return
@@ -147,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(process=_PROCESSES, run=_RUNS)
     def release(self, process: int, run: str) -> None:
-        """A run that was given back is free."""
+        """A released run is free."""
         hold = self.holds[process].pop(run, None)
         if hold is None:
             return
@@ -158,16 +158,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(process=_PROCESSES, run=_RUNS)
     def purge(self, process: int, run: str) -> None:
-        """A purged run is gone, unless somebody holds it."""
-        held = self._stands(run)
+        """A purged run is gone; a run that is leased is not purged."""
+        leased = self._is_leased(run)
         try:
             gone = self.store(process).purge_run(run)
         except RunLeasedError:
-            assert held
+            assert leased
             return
         assert gone == (run in self.runs)
         if gone:
-            assert not held
+            assert not leased
             del self.runs[run]
             self.fences[run] = self.fences.get(run, 0) + 1
             self.owner.pop(run, None)
@@ -205,27 +205,27 @@ class StoreMachine(RuleBasedStateMachine):
         for key in gone:
             del self.documents[key]
 
-    # --- rules: time, upkeep, death ---
+    # --- rules: time, maintenance, crashes ---
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
     def wait(self, seconds: float) -> None:
-        """Time passes; nobody renews by himself under a manual clock."""
+        """Time passes; under a manual clock nothing is renewed automatically."""
         self.clock.advance(seconds)
 
     @rule(process=_PROCESSES)
     def renew(self, process: int) -> None:
-        """Whoever renews keeps what he has."""
+        """A process that renews its leases keeps them."""
         self.store(process).renew_leases()
         self._renewed(process)
 
     @rule(process=_PROCESSES)
     def collect(self, process: int) -> None:
-        """Collecting takes nothing that is used."""
+        """Garbage collection removes nothing that is used."""
         self.store(process).collect()
 
     @rule(process=_PROCESSES)
     def close(self, process: int) -> None:
-        """A process that ends politely gives everything back."""
+        """A process that closes its store releases everything."""
         store = self.stores[process]
         if store is not None:
             store.close()
@@ -234,17 +234,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Everybody is killed, and the next one finds all of it."""
+        """All processes are killed, and the next one finds everything."""
         self.crash_all()
         self.stores = [None, None]
         self._forget(0)
         self._forget(1)
 
-    # --- always ---
+    # --- invariants ---
 
     @invariant()
     def the_store_is_the_model(self) -> None:
-        """What is read is what was written, by whichever process."""
+        """What is read is what was written, by either process."""
         type(self).counter.done += 1
         for process, store in enumerate(self.stores):
             if store is not None:
@@ -265,7 +265,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_wrong(self) -> None:
-        """The store finds nothing wrong with itself."""
+        """``check`` finds nothing wrong."""
         for store in self.stores:
             if store is not None:
                 assert store.check() == []
@@ -280,11 +280,11 @@ class MemoryMachine(StoreMachine):
         self._root = MemoryStore(clock=self.clock, lease_seconds=_LEASE)
 
     def open_store(self) -> Store:
-        """Share the data once more."""
+        """Open another store on the shared data."""
         return MemoryStore(clock=self.clock, lease_seconds=_LEASE, shared_with=self._root)
 
     def crash_all(self) -> None:
-        """Vanish."""
+        """Abandon the stores without closing them."""
         for store in self.stores:
             if isinstance(store, MemoryStore):
                 store.abandon()
@@ -303,10 +303,10 @@ class FolderMachine(StoreMachine):
         return SqliteStore(self._folder, clock=self.clock, lease_seconds=_LEASE, busy_seconds=5)
 
     def crash_all(self) -> None:
-        """Copy the folder as it is, and let the old one go."""
+        """Copy the folder as it is, and delete the old one."""
         crashed = self._top / str(int(self._folder.name) + 1)
         if self._folder.exists():
-            skipped = shutil.ignore_patterns("*-shm")  # memory, and gone with its processes
+            skipped = shutil.ignore_patterns("*-shm")  # shared memory, gone with its processes
             shutil.copytree(self._folder, crashed, ignore=skipped)
         for store in self.stores:
             if store is not None:
@@ -316,14 +316,14 @@ class FolderMachine(StoreMachine):
 
     @precondition(lambda self: any(self.stores))
     @rule()
-    def copy_the_log(self) -> None:
-        """The log is copied into the database."""
+    def checkpoint_the_wal(self) -> None:
+        """The WAL is copied into the database."""
         for store in self.stores:
             if isinstance(store, SqliteStore):
                 store.checkpoint()
 
     def teardown(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything."""
         for store in self.stores:
             if store is not None:
                 store.close()
