@@ -42,6 +42,7 @@ _RUN = "walk"
 _EXECUTE, _REPLAY = "execute", "replay"
 _WARM_UP = "warm-up"
 _TIMES = 3
+_RESUMABLE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class _Target(NamedTuple):
@@ -75,6 +76,8 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.on = False
+        #: Coroutines and generators that were started, so that their resumptions do not count.
+        self._started: dict[int, FrameType] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -82,7 +85,6 @@ class _Recorder:
         self._hashed = 0
         self._codes: list[CodeType] = []
         self._seen: Counter[str] = Counter()
-        self._frames: dict[int, FrameType] = {}  # kept, so that no two have the same id
 
     def begin(self) -> None:
         """Begin to count."""
@@ -109,14 +111,15 @@ class _Recorder:
         sys.setprofile(self._profile)
 
     def _profile(self, frame: FrameType, event: str, _argument: object) -> None:
-        if not self.on or event != "call":
-            return
         code = frame.f_code
-        if not code.co_filename.startswith(_SOURCE) or not _is_function(code):
+        if event != "call" or not code.co_filename.startswith(_SOURCE) or not _is_function(code):
             return
-        if id(frame) in self._frames:  # it is resumed
+        if code.co_flags & _RESUMABLE:
+            if id(frame) in self._started:
+                return
+            self._started[id(frame)] = frame  # kept, so that no two have the same id
+        if not self.on:
             return
-        self._frames[id(frame)] = frame
         self._codes.append(code)
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if any(_is_mark(frame.f_locals.get(name)) for name in given):

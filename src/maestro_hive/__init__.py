@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from maestro_hive.engine.context import current
     from maestro_hive.engine.config import ExecutionConfig
+    from maestro_hive.engine.context import current
     from maestro_hive.hive.errors import RunCancelledError, RunFailedError
     from maestro_hive.hive.hive import Hive
     from maestro_hive.kernel.errors import MaestroError

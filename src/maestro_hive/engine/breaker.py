@@ -372,7 +372,7 @@ class CircuitBreaker:
     def _settle(self, probe: ProbeLease | None, seconds: float | None, *, failed: bool) -> None:
         """Record how a call went, and only then let another probe be made."""
         if not failed:
-            self._last_success = self.clock.now()
+            self.note_success()
         if probe is None:
             self._count(seconds, failed=failed)
             return
@@ -388,6 +388,10 @@ class CircuitBreaker:
         at = self._moment()
         if failed or rule(record := self._backend.read(), at, seconds) is not record:
             self._backend.change(lambda found: rule(found, at, seconds))
+
+    def note_success(self) -> None:
+        """Note, in this process alone, that a call went well."""
+        self._last_success = self.clock.now()
 
     def success_is_no_news(self) -> bool:
         """Return whether a success would leave the record, as this process knows it, unchanged."""
@@ -498,9 +502,14 @@ class Permit:
         """Return how many seconds ago it was given."""
         return self._breaker.clock.awake_seconds() - self._started
 
-    def is_no_news(self) -> bool:
-        """Return whether a success of the call would change nothing, and so writes nothing."""
-        return self._probe is None and self._breaker.success_is_no_news()
+    def succeeded_without_news(self) -> bool:
+        """Say that the call went well; False, and nothing done, if that has to be written."""
+        breaker = self._breaker
+        if self._probe is not None or not breaker.success_is_no_news():
+            return False
+        breaker.note_success()
+        self.settled = True
+        return True
 
     def succeeded(self, seconds: float | None = None) -> None:
         """Say that the call went well, and how long it took."""

@@ -121,7 +121,10 @@ class OpenRun:
     def check_open(self) -> None:
         """Raise if the run was closed."""
         if self.closed:
-            raise StorageError(f"run {self.run_id!r} was closed; open it again to go on")
+            raise self._not_open()
+
+    def _not_open(self) -> StorageError:
+        return StorageError(f"run {self.run_id!r} was closed; open it again to go on")
 
     def check_lease(self) -> None:
         """Raise if another process has the run by now: then this one must write no files either."""
@@ -166,8 +169,8 @@ class OpenRun:
         release: bool = False,
     ) -> None:
         """Record an entry from an event loop, together with what others record just now."""
-        if self.users == 0:
-            self.check_open()
+        if self.users == 0 or self._lease is None:
+            raise self._not_open()
         if self.fresh:
             self.append(())  # records first, and once, that what came before no longer counts
         recorder = self._recorder
@@ -175,7 +178,7 @@ class OpenRun:
             recorder = self._recorder = recorder_for(self.store)
         try:
             seq = await recorder.append(
-                self.lease, (entry,), status=status, sync=sync, guard=guard, release=release
+                self._lease, (entry,), status=status, sync=sync, guard=guard, release=release
             )
         except asyncio.CancelledError:
             await self._finish_writing(recorder, sync=sync)

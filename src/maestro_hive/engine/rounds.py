@@ -136,18 +136,21 @@ class Rounds:
         self._outer = round_number.get()
         self._first = (self._outer - 1) * policy.config.max_attempts + 1
         self._last_error: Exception | None = None
-        self._started = self._clock.awake_seconds()
+        self._started: float | None = None
         self._own_id: str | None = None
         self.failed: list[FailedRound] = []
         if run is not None and identity in run.state.rounds:
             recorded = (_round_from(entry) for entry in run.state.rounds[identity])
             self.failed = [each for each in recorded if each.number >= self._first]
+        #: Whether all rounds were made before, here or in an outer round.
+        self._was_escalated = run is not None and identity in run.state.escalated
 
     async def run(self) -> Any:
         """Return what the first round that succeeds returns; raise at the end of all of them."""
-        ended = self._escalated()
-        if ended is not None and ended.get("outer", 1) == self._outer:
-            raise self._help_needed(ended)
+        if self._was_escalated:
+            ended = self._escalated()
+            if ended is not None and ended.get("outer", 1) == self._outer:
+                raise self._help_needed(ended)
         while len(self.failed) < self.policy.config.max_attempts:
             if self.failed:
                 await self._wait()
@@ -196,6 +199,8 @@ class Rounds:
         """Make one round under a permit, and tell the breaker how it went."""
         clock, number = self._clock, self._first + len(self.failed)
         started, started_at = clock.awake_seconds(), clock.now()
+        if self._started is None:
+            self._started = started
         token = round_number.set(number)
         try:
             outcome = await self.call.make(number, permit.guard)
@@ -213,9 +218,7 @@ class Rounds:
             raise
         finally:
             round_number.reset(token)
-        if permit.is_no_news():
-            permit.succeeded()
-        else:
+        if not permit.succeeded_without_news():
             seconds = clock.awake_seconds() - started
             await self._off_loop(lambda: permit.succeeded(seconds))
         return outcome
@@ -334,9 +337,12 @@ class Rounds:
             final_status=status,
             level1_results=results,
             level2_attempts=len(results),
-            total_duration_seconds=self._clock.awake_seconds() - self._started,
+            total_duration_seconds=self._elapsed(),
             circuit_breaker_state=self.policy.breaker.state.value,
         )
+
+    def _elapsed(self) -> float:
+        return 0.0 if self._started is None else self._clock.awake_seconds() - self._started
 
     def _escalated(self) -> Mapping[str, Any] | None:
         """Return what was recorded when level 2 gave up, if it did."""

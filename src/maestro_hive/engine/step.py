@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import inspect
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.maestro.state.store import DocumentGuard
 
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 _ACTIVE = (ExecutionStatus.RUNNING, ExecutionStatus.RETRYING)
 
 #: The steps that this task is inside of.
@@ -134,20 +135,22 @@ class StepSpec:
     #: Whether the caller gets the recorded result, decoded, and not the object itself.
     reads_back: bool = False
 
-    @property
-    def timeout(self) -> float:
-        """How many seconds an attempt may take."""
-        return self.options.timeout or self.config.timeout_seconds
+    #: How many seconds an attempt may take.
+    timeout: float = field(init=False)
+    #: How many attempts may fail in one round.
+    max_attempts: int = field(init=False)
+    #: How many attempts may be cut off by the death of their process.
+    max_interruptions: int = field(init=False)
 
-    @property
-    def max_attempts(self) -> int:
-        """How many attempts may fail in one round."""
-        return self.options.max_attempts or self.config.level1.max_attempts
-
-    @property
-    def max_interruptions(self) -> int:
-        """How many attempts may be cut off by the death of their process."""
-        return self.config.level1.max_interruptions
+    def __post_init__(self) -> None:
+        level1, options = self.config.level1, self.options
+        chosen = {
+            "timeout": options.timeout or self.config.timeout_seconds,
+            "max_attempts": options.max_attempts or level1.max_attempts,
+            "max_interruptions": level1.max_interruptions,
+        }
+        for name, value in chosen.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(slots=True)
@@ -179,7 +182,8 @@ class StepExecution:
         try:
             while True:
                 self._check_budget()
-                leaving = [] if not self.spec.stages else await self._enter_stages()
+                leaving: list[Leave] | tuple[()]
+                leaving = () if not self.spec.stages else await self._enter_stages()
                 try:
                     done, output = await self._attempt(guard)
                 finally:
@@ -212,11 +216,12 @@ class StepExecution:
         """Return whether an attempt succeeded, and its output; False: there will be another."""
         spec, record = self.spec, self.record
         await self._start(guard)
+        number, feedback = record.started_attempt()
         context = StepContext(
             record,
             self._spend,
-            attempt=record.attempt,
-            feedback=record.feedback(),
+            attempt=number,
+            feedback=feedback,
             persona_id=spec.persona,
             task_name=self.name,
             run_id=record.run_id,
@@ -228,7 +233,11 @@ class StepExecution:
             if spec.checks_source and type(output) is str:
                 check_source(output)
             if type(record) is RunStep:
-                encoded = await encode_result(output)
+                encoded = (
+                    codec.encode(output, "result")
+                    if type(output) in _IMMUTABLE
+                    else await encode_result(output)
+                )
         except Exception as error:  # noqa: BLE001 - whatever the task raises
             await self._failed(error)
             return False, None
@@ -236,8 +245,8 @@ class StepExecution:
             self._stopped(error, asked=attempt.was_asked_to_stop(error))
             raise
         await record.complete(encoded)
-        if spec.reads_back and encoded is not None:
-            output = await decode_result(encoded, output)
+        if spec.reads_back and encoded is not None and type(output) not in _IMMUTABLE:
+            output = await decode_result(encoded)
         return True, output
 
     def _check_budget(self) -> None:
@@ -421,22 +430,21 @@ class StepExecution:
 
 # --- values --------------------------------------------------------------------------------------
 
-_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 #: What takes longer than a few milliseconds to decode leaves the loop.
 _LARGE_BYTES = 256 * 1024
 
 
 async def encode_result(output: Any) -> Encoded:
     """Return a result as it will be recorded; raise if it would not come back the same."""
-    if type(output) not in _IMMUTABLE and codec_large.is_large(output):
-        return await asyncio.wrap_future(threads.run(partial(codec_large.encode_large, output, "result")))
+    if codec_large.is_large(output):
+        return await asyncio.wrap_future(
+            threads.run(partial(codec_large.encode_large, output, "result"))
+        )
     return codec.encode(output, "result")
 
 
-async def decode_result(encoded: Encoded, output: Any) -> Any:
+async def decode_result(encoded: Encoded) -> Any:
     """Return the result as it would be read back."""
-    if type(output) in _IMMUTABLE:
-        return output
     if len(encoded.data) > _LARGE_BYTES:
         return await asyncio.wrap_future(
             threads.run(partial(codec_large.decode_large, encoded.data, "result"))

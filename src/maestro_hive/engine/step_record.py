@@ -80,11 +80,12 @@ class RunStep:
         """The name of this step's effect for the outside world; the same for all its attempts."""
         return self.plan.effect_key(self.run.run_id)
 
-    @property
-    def attempt(self) -> int:
-        """The number of the attempt that started last."""
-        state = self.state
-        return state.last_attempt if state else 0
+    def started_attempt(self) -> tuple[int, list[str]]:
+        """Return the number of the attempt that started last, and what failed before it."""
+        state = self.run.state.by_identity.get(self.plan.identity)
+        if state is None:
+            return 0, []
+        return state.last_attempt, feedback_of(state) if state.last_failure is not None else []
 
     @property
     def failures(self) -> int:
@@ -97,11 +98,6 @@ class RunStep:
         """Whether a repair was made between its attempts."""
         state = self.state
         return state is not None and was_healed(state)
-
-    def feedback(self) -> list[str]:
-        """Return what failed before, a sentence for each attempt."""
-        state = self.state
-        return feedback_of(state) if state is not None else []
 
     def elapsed(self) -> float:
         """Return the seconds since its first attempt started, those before a restart included."""
@@ -247,7 +243,7 @@ class RunStep:
     def _entry(
         self, kind: EntryKind, facts: bytes | None = None, value: Encoded | None = None
     ) -> NewEntry:
-        state = self.state
+        state = self.run.state.by_identity.get(self.plan.identity)
         if state is None:
             raise StorageError(
                 f"run {self.run_id!r} was reset while {self.plan.name!r} was executed: what the"
@@ -447,18 +443,16 @@ class MemoryStep:
         """The name of this step's effect for the outside world; a process has its own names."""
         return f"{_names().prefix}{self._number:x}"
 
-    @property
-    def attempt(self) -> int:
-        """The number of the attempt that started last."""
-        return len(self._attempts)
+    def started_attempt(self) -> tuple[int, list[str]]:
+        """Return the number of the attempt that started last, and what failed before it."""
+        return len(self._attempts), self._feedback()
 
     @property
     def was_healed(self) -> bool:
         """Whether a repair was made between its attempts."""
         return self.failures > 0 and any(each.healing_applied for each in self._attempts)
 
-    def feedback(self) -> list[str]:
-        """Return what failed before, a sentence for each attempt."""
+    def _feedback(self) -> list[str]:
         if not self.failures:
             return []
         return [

@@ -7,11 +7,12 @@ import hashlib
 import random
 from collections import Counter
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.budget import Budget
+from maestro_hive.engine.limits import Limit
 from maestro_hive.engine.plan import Planner
 from maestro_hive.engine.policy import PolicyCheck
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.options import Options
     from maestro_hive.engine.plan import Plan
     from maestro_hive.engine.policy import Enforcer
+    from maestro_hive.engine.rates import Rate
     from maestro_hive.engine.step import Stage
     from maestro_hive.hive.functions import StepFunction
     from maestro_hive.maestro.state.records import NewEntry
@@ -61,21 +63,43 @@ class Workflow(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunContext:
     """What the steps of every run of a hive are executed with."""
 
     config: ExecutionConfig
     store: Store
-    #: Returns the stages that each attempt of a step passes.
-    stages: Callable[[str, Options], tuple[Stage, ...]]
-    #: Returns the breaker of that name.
-    breaker: Callable[[str], CircuitBreaker]
     #: Runs a workflow as the child of a run.
     run_child: Callable[[ActiveRun, Workflow, tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
     healer: Healer | None = None
     enforcer: Enforcer | None = None
     escalation: Escalation | None = None
+    _breakers: dict[str, CircuitBreaker] = field(default_factory=dict)
+    _limits: dict[tuple[str, Rate | None, int | None], Limit] = field(default_factory=dict)
+
+    def breaker(self, name: str) -> CircuitBreaker:
+        """Return the breaker of that name."""
+        found = self._breakers.get(name)
+        if found is None:
+            level2 = self.config.level2
+            found = self._breakers[name] = CircuitBreaker(
+                level2.circuit_breaker_threshold,
+                level2.circuit_breaker_cooldown_seconds,
+                name=name,
+                store=self.store,
+            )
+        return found
+
+    def stages(self, name: str, options: Options) -> tuple[Stage, ...]:
+        """Return the stages that each attempt of a step passes."""
+        rate, most = options.rate, options.max_concurrency
+        if rate is None and most is None:
+            return ()
+        found = self._limits.get((name, rate, most))
+        if found is None:
+            found = Limit(self.store, name, rate=rate, max_concurrency=most)
+            self._limits[name, rate, most] = found
+        return (found,)
 
 
 class PreparedStep(NamedTuple):

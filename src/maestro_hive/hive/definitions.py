@@ -48,7 +48,7 @@ class Definitions:
     def step(self, function: Callable[P, R], /) -> StepFunction[P, R]: ...
     @overload
     def step(self, **options: Unpack[StepOptions]) -> StepDecorator: ...
-    def step(
+    def step(  # type: ignore[misc]  # it takes what the overloads take
         self, function: Callable[..., Any] | None = None, /, **options: Any
     ) -> Any:
         """Make a durable step of a function, async or not.

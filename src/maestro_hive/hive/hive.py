@@ -11,10 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
 from maestro_hive.engine.copies import copier
-from maestro_hive.engine.limits import Limit
 from maestro_hive.engine.tracebacks import with_own_lines
 from maestro_hive.hive import control, waits
 from maestro_hive.hive.active_run import RunContext, active_run_or_none
@@ -43,10 +41,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.healing import Healer
-    from maestro_hive.engine.options import Options
     from maestro_hive.engine.policy import Enforcer
-    from maestro_hive.engine.rates import Rate
-    from maestro_hive.engine.step import Stage
     from maestro_hive.hive.active_run import ActiveRun, Workflow
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.runs import Input, RunInfo
@@ -78,8 +73,6 @@ class Hive(Definitions):
         super().__init__()
         self.config = _config_for(folder, config)
         self._helpers = {"healer": healing_engine, "enforcer": enforcer, "escalation": escalation}
-        self._limits: dict[tuple[str, Rate | None, int | None], Limit] = {}
-        self._breakers: dict[str, CircuitBreaker] = {}
         self._store: Store | None = None
         self._runner: Runner | None = None
         self._is_closed = False
@@ -334,8 +327,6 @@ class Hive(Definitions):
             if self._store is not None and not self._store.usable:
                 close_store(self._store)
                 self._store = self._runner = None
-                self._limits.clear()
-                self._breakers.clear()
             if self._store is None:
                 folders = self.config.state.resolve()
                 self._store = open_store(folders.state, persistent=folders.persistent)
@@ -349,41 +340,11 @@ class Hive(Definitions):
                 context = RunContext(
                     config=self.config,
                     store=store,
-                    stages=self._stages,
-                    breaker=self._breaker,
                     run_child=self._run_child,
                     **self._helpers,  # type: ignore[arg-type]
                 )
                 self._runner = Runner(context, store)
             return self._runner
-
-    def _stages(self, name: str, options: Options) -> tuple[Stage, ...]:
-        if options.rate is None and options.max_concurrency is None:
-            return ()
-        with self._mutex:
-            what = (name, options.rate, options.max_concurrency)
-            found = self._limits.get(what)
-            if found is None:
-                found = self._limits[what] = Limit(
-                    self._open(),
-                    name,
-                    rate=options.rate,
-                    max_concurrency=options.max_concurrency,
-                )
-            return (found,)
-
-    def _breaker(self, name: str) -> CircuitBreaker:
-        with self._mutex:
-            found = self._breakers.get(name)
-            if found is None:
-                level2 = self.config.level2
-                found = self._breakers[name] = CircuitBreaker(
-                    level2.circuit_breaker_threshold,
-                    level2.circuit_breaker_cooldown_seconds,
-                    name=name,
-                    store=self._open(),
-                )
-            return found
 
     # --- finding workflows ---
 

@@ -22,7 +22,7 @@ from functools import partial
 from math import prod
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from uuid import UUID
 
 from maestro_hive.kernel.errors import ConfigurationError, DecodeError
@@ -531,7 +531,10 @@ _ENCODERS: dict[type, Encoder] = {
     Counter: lambda encoder, value, room: {TAG: "counter", "v": encoder.pairs(value, room)},
     OrderedDict: _encode_ordered,
     defaultdict: _encode_defaultdict,
-    range: lambda _encoder, value, _room: {TAG: "range", "v": [value.start, value.stop, value.step]},
+    range: lambda _encoder, value, _room: {
+        TAG: "range",
+        "v": [value.start, value.stop, value.step],
+    },
     bytes: lambda _encoder, value, _room: {TAG: "bytes", "v": _base64(value)},
     bytearray: lambda _encoder, value, _room: {TAG: "bytearray", "v": _base64(value)},
     datetime: partial(_encode_zoned, "datetime"),
