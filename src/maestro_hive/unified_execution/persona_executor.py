@@ -247,7 +247,7 @@ class PersonaExecutor:
             if was_healed(state):
                 status = ExecutionStatus.RECOVERED
             result = step.completed_result(name, status, step.output(state.completed))
-        elif self._run is not None and name in self._run.state.completed:
+        elif self._run is not None and name in self._run.state.completed_tasks:
             output = self._artifacts(self._run, name)
             result = make_result(step, name, self.persona_id, status, output)
         else:
@@ -257,7 +257,7 @@ class PersonaExecutor:
 
     @staticmethod
     def _artifacts(run: OpenRun, name: str) -> Any:
-        entry = run.state.completed[name]
+        entry = run.state.completed_tasks[name]
         data = run.store.load(entry) if entry is not None else None
         return None if data is None else codec.decode(data, "artifacts")
 
