@@ -184,6 +184,23 @@ def to_dict(view: Any) -> Any:
 _FIELDS_OF_DETAILS = dataclasses.fields(StepDetails)
 
 
+def plain_values(load: Load) -> Load:
+    """Return ``load``, which gives a value of a class that is not importable here as plain JSON."""
+
+    def loaded(entry: Entry) -> bytes | None:
+        data = load(entry)
+        if data is None:
+            return None
+        try:
+            codec.decode(data)
+        except codec.UnknownClassError:
+            tree = codec.parse(data, depth=codec.DOCUMENT_DEPTH)
+            return codec.encode(tree, depth=codec.WHOLE_DEPTH).data
+        return data
+
+    return loaded
+
+
 # --- a run, read ----------------------------------------------------------------------------------
 
 
