@@ -14,7 +14,7 @@ import pytest
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePersistence
-from tests.cli.processes import complaint, executed, filled, maestro
+from tests.cli.processes import complaint, execute_steps, filled, maestro
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_backup_has_everything(folder: Path, tmp_path: Path) -> None:
-    executed(folder, "build", "design")
+    execute_steps(folder, "build", "design")
     target = tmp_path / "new" / "backup"
     done = maestro("backup", target, "--store", folder)
     assert done.returncode == 0, done
@@ -44,7 +44,7 @@ def test_a_backup_has_everything(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_backup_has_the_checkpoints_that_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
-    executed(folder, "build", "design")
+    execute_steps(folder, "build", "design")
     elsewhere = tmp_path / "elsewhere"
     (folder / "checkpoints").rename(elsewhere)
     target = tmp_path / "backup"

@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import maestro_hive
-from maestro_hive.cli.verbs import VERBS, Verb
+from maestro_hive.cli.app import VERBS, Verb
 from tests.cli.processes import (
     COMMAND,
     answer,
@@ -88,8 +87,9 @@ def test_its_help_names_every_verb_in_a_section_and_shows_examples() -> None:
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=list(VERBS))
 def test_each_verb_is_summed_up_by_the_first_line_of_its_help(verb: Verb) -> None:
-    command = import_module(f"maestro_hive.cli.{verb.module}").command
+    command = verb.load()
     assert command.name == verb.name
+    assert command.help is not None
     assert command.help.splitlines()[0] == verb.summary
 
 
@@ -207,8 +207,8 @@ def test_debug_shows_the_traceback_of_an_error(tmp_path: Path, where: str) -> No
 
 BROKEN = """
 import sys
-from maestro_hive.cli import main, backup
-backup.command.callback = lambda *_, **__: 1 / 0
+from maestro_hive.cli import main, maintenance
+maintenance.backup_command.callback = lambda *_, **__: 1 / 0
 sys.argv = ["maestro", "backup", "x", *sys.argv[1:]]
 main()
 """

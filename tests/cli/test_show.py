@@ -13,19 +13,19 @@ import pytest
 from maestro_hive.engine.context import current
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.unified_execution import PersonaExecutor, UnrecoverableError
-from tests.cli.plays import (
+from tests.cli.processes import answer, complaint, in_terminal, maestro
+from tests.cli.sample_runs import (
     RUN,
     Page,
+    active_run,
     asks,
     ends,
     entry,
     executed,
     never_works,
     quick,
-    under_way,
     workflow,
 )
-from tests.cli.processes import answer, complaint, in_terminal, maestro
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +57,7 @@ def test_a_run_shows_its_steps_and_personas(tmp_path: Path) -> None:
     assert done == {
         "step": 1,
         "name": "implement",
+        "label": "implement",
         "persona": "developer",
         "status": "success",
         "attempts": 2,
@@ -87,7 +88,7 @@ def test_a_failed_run_shows_its_error_and_how_to_try_again(tmp_path: Path) -> No
     assert "status:        failed" in said
     assert "error:         KeyError: 'x'" in said
     assert "    Traceback\n      File 'a.py'\n" in said
-    assert f"to try again: maestro retry bad --store {tmp_path}" in said
+    assert f"to retry: maestro retry bad --store {tmp_path}" in said
     assert shown(tmp_path, "bad")["error"] == error
 
 
@@ -103,7 +104,7 @@ def test_a_finished_run_shows_what_it_was_given_and_gave(tmp_path: Path) -> None
 def test_a_run_that_waits_shows_the_command_that_answers(tmp_path: Path) -> None:
     workflow(tmp_path, "asking", "waiting", asks("the plan"), asks("amount"))
     said = text(tmp_path, "asking")
-    assert "waits for amount (anything) since " in said
+    assert "waiting for amount (anything) since " in said
     assert f": maestro answer asking 'the plan' VALUE --store {tmp_path}\n" in said
     assert f": maestro answer asking amount VALUE --store {tmp_path}\n" in said
     chosen = maestro("show", "asking", MAESTRO_STATE_DIR=str(tmp_path))
@@ -118,15 +119,15 @@ def test_a_run_that_waits_shows_the_command_that_answers(tmp_path: Path) -> None
         ({"type": "tomorrow"}, "of a kind that this version does not know"),
     ],
 )
-def test_which_kind_of_answer_is_expected_is_told(
+def test_which_kind_of_answer_is_expected_is_shown(
     tmp_path: Path, shape: dict[str, Any], words: str
 ) -> None:
     question = entry(EntryKind.WAIT_STARTED, name="go", what="answer", shape=shape)
     workflow(tmp_path, "asking", "waiting", question)
-    assert f"waits for go ({words}) since " in text(tmp_path, "asking")
+    assert f"waiting for go ({words}) since " in text(tmp_path, "asking")
 
 
-def test_an_answer_that_nobody_took_so_far_is_told(tmp_path: Path) -> None:
+def test_an_answer_in_the_inbox_is_shown(tmp_path: Path) -> None:
     workflow(tmp_path, "asking", "waiting", asks("approve"))
     assert maestro("answer", "asking", "approve", "yes", "--store", tmp_path).returncode == 0
     (wait,) = shown(tmp_path, "asking")["waits_for"]
@@ -134,10 +135,10 @@ def test_an_answer_that_nobody_took_so_far_is_told(tmp_path: Path) -> None:
     assert "approve is answered" in text(tmp_path, "asking")
 
 
-def test_a_live_run_shows_who_executes_it_and_a_killed_one_that_it_is_stopped(
+def test_an_active_run_shows_its_process_and_a_killed_one_that_it_is_stopped(
     tmp_path: Path,
 ) -> None:
-    with under_way(tmp_path) as process:
+    with active_run(tmp_path) as process:
         run = shown(tmp_path, RUN)
         assert (run["status"], run["holder"]["pid"]) == ("running", process.pid)
         assert [step["status"] for step in run["steps"]] == ["running"]
@@ -163,7 +164,7 @@ def test_children_forks_and_parents_are_shown(tmp_path: Path) -> None:
         {"run_id": "part", "workflow": "part", "status": "success"},
         {"run_id": "gone", "workflow": "part", "status": None},
     ]
-    assert "gone\tpart\tnot there" in text(tmp_path, "whole")
+    assert "gone\tpart\tpurged" in text(tmp_path, "whole")
 
 
 def test_a_value_of_a_class_that_only_its_program_knows_is_shown_as_json(tmp_path: Path) -> None:
@@ -201,23 +202,23 @@ def long(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_of_a_long_run_the_last_steps_are_shown_and_those_that_are_not_done(long: Path) -> None:
+def test_of_a_long_run_the_last_steps_are_shown_and_those_not_completed(long: Path) -> None:
     started = time.monotonic()
     done = maestro("show", "long", "--store", long)
     took = time.monotonic() - started
     numbers = [line.split("\t")[0] for line in done.stdout.splitlines() if "\tdeveloper\t" in line]
     assert numbers == ["7", *map(str, range(9951, 10_001))]
-    assert "… and 9,949 steps more, done and not shown: --all" in done.stderr
+    assert "… and 9,949 completed steps more: --all" in done.stderr
     assert took < 3  # 0.4 on a machine that is not busy
     assert len(shown(long, "long")["steps"]) == 51
     assert shown(long, "long")["total_steps"] == 10_000
     assert len(shown(long, "long", "--all")["steps"]) == 10_000
 
 
-def test_steps_of_one_name_are_told_apart_by_their_order(long: Path) -> None:
+def test_steps_of_one_name_are_numbered_in_their_order(long: Path) -> None:
     for words in (["9999"], ["step#9999"]):
         step = shown(long, "long", *words)
-        assert (step["step"], step["name"], step["output"]) == (9999, "step#9999", {"n": 9999})
+        assert (step["step"], step["label"], step["output"]) == (9999, "step#9999", {"n": 9999})
     assert shown(long, "long", "step")["step"] == 1
 
 
@@ -244,13 +245,13 @@ def test_a_step_shows_its_attempts_and_all_that_belongs_to_it(tmp_path: Path) ->
 def test_a_step_is_printed_with_its_tracebacks(tmp_path: Path) -> None:
     said = text(executed(tmp_path), RUN, "implement")
     assert "step 1 implement of run run-1\n" in said
-    assert "\nattempt 1: failed, begun " in said
-    assert ", 1,200 tokens, again after 1 ms\n  TimeoutError: too slow\n    Traceback" in said
+    assert "\nattempt 1: failed, started " in said
+    assert ", 1,200 tokens, retried after 1 ms\n  TimeoutError: too slow\n    Traceback" in said
     assert 'memory of developer\n  {"tried": 2}\n' in said
     assert "history of developer (2 items)\n" in said
 
 
-def test_feedback_is_what_the_next_attempt_is_told(tmp_path: Path) -> None:
+def test_feedback_is_what_the_next_attempt_is_given(tmp_path: Path) -> None:
     told: list[list[str]] = []
     started = asyncio.Event()
 
@@ -313,7 +314,7 @@ def test_a_long_value_is_cut_for_people_only(tmp_path: Path) -> None:
 # --- wrong use -----------------------------------------------------------------------------------
 
 
-def test_a_mistyped_run_is_told_from_those_that_are_there(tmp_path: Path) -> None:
+def test_a_mistyped_run_is_an_error_with_similar_ones(tmp_path: Path) -> None:
     for name in ("checkout-42", "checkout-43", "deploy"):
         workflow(tmp_path, name, "success")
     said = complaint(maestro("show", "chekout-42", "--store", tmp_path), code=2)
@@ -325,14 +326,14 @@ def test_a_mistyped_run_is_told_from_those_that_are_there(tmp_path: Path) -> Non
     )
 
 
-def test_a_mistyped_step_is_told_from_those_that_are_there(tmp_path: Path) -> None:
+def test_a_mistyped_step_is_an_error_with_similar_ones(tmp_path: Path) -> None:
     executed(tmp_path)
     said = complaint(maestro("show", RUN, "implemnt", "--store", tmp_path), code=2)
     assert "has no step 'implemnt'; it has: implement" in said
     assert "implement, review" in complaint(maestro("show", RUN, "9", "--store", tmp_path), code=2)
 
 
-def test_looking_creates_nothing(tmp_path: Path) -> None:
+def test_showing_creates_nothing(tmp_path: Path) -> None:
     complaint(maestro("show", "x", "--store", tmp_path / "nothing"))
     assert not (tmp_path / "nothing").exists()
 
@@ -349,7 +350,7 @@ def test_a_terminal_shows_a_table_that_fits(tmp_path: Path) -> None:
     assert "\x1b" not in seen.text.replace("\x1b[2m", "").replace("\x1b[0m", "")
 
 
-def test_text_of_a_task_cannot_command_a_terminal(tmp_path: Path) -> None:
+def test_text_of_a_task_cannot_control_a_terminal(tmp_path: Path) -> None:
     async def evil() -> None:
         raise ValueError("\x1b]0;gotcha\x07")
 

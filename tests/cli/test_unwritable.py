@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.plays import asks, ends, workflow
 from tests.cli.processes import answer, complaint, maestro
+from tests.cli.sample_runs import asks, ends, workflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

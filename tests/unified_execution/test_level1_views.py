@@ -279,29 +279,34 @@ def test_the_state_of_a_run_has_its_steps(restarts: Restarts) -> None:
     assert shown is not None
     assert shown["workflow_id"] == RUN
     assert (shown["completed_tasks"], shown["pending_tasks"]) == (["design"], ["review"])
+    for step in shown["steps"]:
+        assert step.pop("started_at").endswith("+00:00")
+        assert step.pop("took_seconds") >= 0
     assert shown["steps"] == [
         {
             "step": 1,
             "name": "design",
+            "label": "design",
             "persona": "developer",
             "status": "success",
             "attempts": 2,
             "failures": 1,
             "interruptions": 0,
-            "tokens_used": 0,
-            "last_error": "no",
+            "tokens": 0,
+            "last_error": "ValueError: no",
             "output": {"pages": 3},
         },
         {
             "step": 2,
             "name": "review",
+            "label": "review",
             "persona": "developer",
             "status": "failed",
             "attempts": 3,
             "failures": 3,
             "interruptions": 0,
-            "tokens_used": 0,
-            "last_error": "no",
+            "tokens": 0,
+            "last_error": "ValueError: no",
             "output": None,
         },
     ]
@@ -432,7 +437,7 @@ def test_subscribers_are_told_of_every_change(folder: Restarts) -> None:
 
     execute(executor, work, "design")
     stages = [
-        (step["status"], step["attempts"], step["failures"], step["tokens_used"], step["output"])
+        (step["status"], step["attempts"], step["failures"], step["tokens"], step["output"])
         for change in caught
         for step in change.new_value["steps"]
     ]

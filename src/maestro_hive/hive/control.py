@@ -24,9 +24,8 @@ from maestro_hive.kernel.errors import (
     RunLeasedError,
 )
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.projections import facts_of, find_step, fold
+from maestro_hive.maestro.state.projections import effective_entries, facts_of, find_step, fold
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
-from maestro_hive.maestro.state.run_document import effective_entries
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.maestro.state.views import OVER, open_waits, run_status
 

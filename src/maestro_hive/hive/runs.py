@@ -11,7 +11,7 @@ from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import facts_of, fold
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
-from maestro_hive.maestro.state.views import OVER, STOPPED, standing
+from maestro_hive.maestro.state.views import OVER, STOPPED, effective_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,7 +202,7 @@ def _info(record: RunRecord, is_leased: bool) -> RunInfo:
     return RunInfo(
         run_id=record.name,
         workflow=record.workflow,
-        status=standing(record.workflow, record.status, held=is_leased),
+        status=effective_status(record.workflow, record.status, held=is_leased),
         created_at=record.created_at,
         updated_at=record.updated_at,
     )

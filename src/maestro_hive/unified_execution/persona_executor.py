@@ -230,7 +230,7 @@ class PersonaExecutor:
 
     @staticmethod
     def _artifacts(run: OpenRun, name: str) -> Any:
-        entry = run.state.completed[name]
+        entry = run.state.completed_tasks[name]
         data = run.store.load(entry) if entry is not None else None
         return None if data is None else codec.decode(data, "artifacts")
 

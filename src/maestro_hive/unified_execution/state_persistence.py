@@ -39,7 +39,7 @@ from maestro_hive.maestro.state.views import (
     retry_count,
     show_fields,
     show_persona,
-    without_what_steps_say,
+    without_derived_fields,
 )
 from maestro_hive.unified_execution.execution_state import (
     ExecutionState,
@@ -175,7 +175,7 @@ class StatePersistence:
         with self._mutex:
             self._run.catch_up()
             known = self._run.state
-            if task_id not in known.pending and task_id not in known.completed:
+            if task_id not in known.pending_tasks and task_id not in known.completed_tasks:
                 self._record(EntryKind.TASK_PENDING, facts)
 
     def mark_task_completed(self, task_id: str, artifacts: dict[str, Any] | None = None) -> None:
@@ -203,7 +203,7 @@ class StatePersistence:
         check_fields(changes)
         with self._mutex:
             self._run.catch_up()
-            own = without_what_steps_say(self._run.state, changes)
+            own = without_derived_fields(self._run.state, changes)
             self._record(EntryKind.FIELDS_SET, None, own, "state")
 
     def _record(

@@ -19,7 +19,7 @@ from maestro_hive.kernel.errors import (
     NewerFormatError,
 )
 from maestro_hive.maestro.state import codec, deltas
-from maestro_hive.maestro.state.projections import FIELDS, RunState
+from maestro_hive.maestro.state.projections import FIELDS, RunState, effective_entries
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
 from maestro_hive.maestro.state.views import show_run
 
@@ -154,14 +154,6 @@ def write_snapshot(
         values,
         name.encode(),
     )
-
-
-def effective_entries(entries: list[Entry]) -> list[Entry]:
-    """Return the entries since the run last started again; the earlier ones would only pile up."""
-    for number in range(len(entries), 0, -1):
-        if entries[number - 1].kind == EntryKind.RESTORED:
-            return entries[number:]
-    return entries
 
 
 def _entry_text(entry: Entry) -> bytes:

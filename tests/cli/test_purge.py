@@ -13,16 +13,16 @@ from maestro_hive.hive.inbox import Answer, Inbox
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
-from tests.cli.plays import ends, under_way, workflow
 from tests.cli.processes import (
     Done,
     answer,
     complaint,
-    executed,
+    execute_steps,
     filled,
-    in_terminal,
+    in_terminal_process,
     maestro,
 )
+from tests.cli.sample_runs import active_run, ends, workflow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,11 +74,11 @@ def places_of_the_secret(folder: Path) -> list[str]:
 # --- purge ---
 
 
-def test_a_purged_run_is_forgotten_everywhere_and_others_are_not(folder: Path) -> None:
-    executed(folder, "build", "design", "review")
+def test_a_purged_run_is_deleted_everywhere_and_others_are_not(folder: Path) -> None:
+    execute_steps(folder, "build", "design", "review")
     done = purge(folder, "build", "--yes")
     assert done.returncode == 0, done
-    assert "run 'build' is forgotten, with 3 copies of it" in done.stdout
+    assert "run 'build' is purged, with 3 copies" in done.stdout
     assert list(runs(folder)) == ["run"]
     assert [path.name for path in (folder / "runs").iterdir()] == ["run"]
     assert maestro("checkpoints", "list", "--store", folder).stdout == ""
@@ -105,7 +105,7 @@ def test_no_byte_is_left_either_while_another_process_uses_the_folder(folder: Pa
     other.close()
 
 
-def test_a_reader_that_keeps_the_log_is_told_of(folder: Path) -> None:
+def test_a_reader_that_uses_the_log_is_reported(folder: Path) -> None:
     other = SqliteStore(folder)
     secretive(folder)
     reader = other._file._reader
@@ -119,7 +119,7 @@ def test_a_reader_that_keeps_the_log_is_told_of(folder: Path) -> None:
     other.close()
 
 
-def test_a_damaged_copy_that_was_set_aside_goes_too(folder: Path) -> None:
+def test_a_damaged_copy_that_was_renamed_is_deleted_too(folder: Path) -> None:
     secretive(folder)
     copy = folder / "runs" / "private" / "execution_state.json"
     copy.rename(f"{copy}.damaged-1")
@@ -127,7 +127,7 @@ def test_a_damaged_copy_that_was_set_aside_goes_too(folder: Path) -> None:
     assert places_of_the_secret(folder) == []
 
 
-def test_answers_that_wait_for_a_purged_run_go_too(folder: Path) -> None:
+def test_the_inbox_of_a_purged_run_is_deleted_too(folder: Path) -> None:
     secretive(folder)
     store = SqliteStore(folder)
     Inbox(store).answer("private", Answer(name="approval", value=SECRET))
@@ -138,15 +138,15 @@ def test_answers_that_wait_for_a_purged_run_go_too(folder: Path) -> None:
 
 def test_a_purge_asks_first(folder: Path) -> None:
     words = ("purge", "run", "--store", folder)
-    seen = in_terminal(*words, typed={"[y/N]": "n\r"})
+    seen = in_terminal_process(*words, typed={"[y/N]": "n\r"})
     assert seen.returncode == 1
-    assert "Forget 1 run (run; 1 pending) for ever?" in seen.text
+    assert "Purge 1 run (run; 1 pending) for good?" in seen.text
     assert list(runs(folder)) == ["run"]
-    assert in_terminal(*words, typed={"[y/N]": "y\r"}).returncode == 0
+    assert in_terminal_process(*words, typed={"[y/N]": "y\r"}).returncode == 0
     assert runs(folder) == {}
 
 
-def test_where_nobody_can_be_asked_it_must_be_said_beforehand(folder: Path) -> None:
+def test_without_a_terminal_yes_is_required(folder: Path) -> None:
     assert "--yes" in complaint(purge(folder, "run"), 2)
     assert list(runs(folder)) == ["run"]
 
@@ -157,7 +157,7 @@ def test_runs_are_chosen_by_status_and_age(folder: Path) -> None:
             persistence.update_state(status=status)
     done = purge(folder, "--status", "success", "--older-than", "1h", "--yes")
     assert done.returncode == 0
-    assert "no run is like that" in done.stderr
+    assert "no run matches" in done.stderr
     assert len(runs(folder)) == 4
     assert purge(folder, "--status", "success", "--older-than", "0.001", "--yes").returncode == 0
     assert runs(folder) == {"run": "pending", "r2": "failed"}
@@ -171,13 +171,13 @@ def test_a_run_that_is_still_written_to_is_not_old(folder: Path) -> None:
     store._file.write(lambda db: db.execute("UPDATE runs SET updated_at = 0, created_at = 0"))
     store.close()
     done = purge(folder, "--older-than", "1h", "--yes")
-    assert "no run is like that" in done.stderr
+    assert "no run matches" in done.stderr
 
 
 def test_a_held_run_is_refused_by_the_name_of_its_holder_and_others_are_purged(
     folder: Path,
 ) -> None:
-    executed(folder, "build", "design")
+    execute_steps(folder, "build", "design")
     with StatePersistence(ExecutionConfig.in_folder(folder), "run"):
         done = purge(folder, "run", "build", "--yes")
         assert done.returncode == 1
@@ -187,7 +187,7 @@ def test_a_held_run_is_refused_by_the_name_of_its_holder_and_others_are_purged(
 
 
 def test_copies_without_a_journal_are_purged_too(folder: Path) -> None:
-    executed(folder, "build", "design")
+    execute_steps(folder, "build", "design")
     store = SqliteStore(folder)
     store.purge_run("build")
     store.close()
@@ -198,7 +198,7 @@ def test_copies_without_a_journal_are_purged_too(folder: Path) -> None:
 
 
 def test_checkpoints_elsewhere_are_purged_too(folder: Path, tmp_path: Path) -> None:
-    executed(folder, "build", "design")
+    execute_steps(folder, "build", "design")
     elsewhere = tmp_path / "elsewhere"
     (folder / "checkpoints").rename(elsewhere)
     done = maestro(
@@ -246,7 +246,7 @@ def boss(folder: Path, end: str = "killed") -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_parts_of_a_run_that_is_not_over_stay_when_runs_are_chosen_by_status(
+def test_children_of_an_unfinished_run_are_left_out_when_runs_are_chosen_by_status(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "state"
@@ -255,26 +255,29 @@ def test_parts_of_a_run_that_is_not_over_stay_when_runs_are_chosen_by_status(
     assert sorted(before.values()) == ["running"] + ["success"] * 4
     done = purge(folder, "--status", "success", "--yes")
     assert done.returncode == 0, done
-    assert "4 runs of those stay: they are parts of runs that are not over (boss)" in done.stderr
+    assert "4 runs left out: children of runs not finished (boss)" in done.stderr
     assert runs(folder) == before
     assert boss(folder, "well") == []
     assert purge(folder, "--status", "success", "--yes").returncode == 0
     assert runs(folder) == {}
 
 
-def test_a_run_is_purged_with_all_its_parts_if_all_are_chosen(tmp_path: Path) -> None:
+def test_a_run_is_purged_with_all_its_children_if_all_are_chosen(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     boss(folder)
     done = purge(folder, "--status", "success", "--status", "stopped", "--yes")
     assert (done.returncode, runs(folder)) == (0, {}), done
 
 
-def test_a_part_that_is_named_is_asked_about_with_the_run_that_needs_it(tmp_path: Path) -> None:
+def test_a_child_that_is_named_is_asked_about_with_the_run_that_needs_it(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     boss(folder)
     part = next(name for name in runs(folder) if ".grandchild" in name)
     said = complaint(purge(folder, part), 2)
-    assert f"Runs that are not over (boss) will execute their parts again: {part}. Forget" in said
+    assert (
+        f"Runs that are not finished (boss) will execute their children again: {part}. Purge"
+        in said
+    )
     assert purge(folder, part, "--yes").returncode == 0
     assert part not in runs(folder)
 
@@ -290,26 +293,28 @@ class KeysAfter(str):
         return super().encode()
 
 
-def test_a_run_that_changed_while_somebody_was_asked_is_not_forgotten(folder: Path) -> None:
+def test_a_run_that_changed_during_the_question_is_not_purged(folder: Path) -> None:
     workflow(folder, "over", "failed", ends("failed"))
     workflow(folder, "again", "failed", ends("failed"))
     keys = KeysAfter("y\r")
     keys.happens = lambda: workflow(folder, "again", "running")
-    seen = in_terminal("purge", "--status", "failed", "--store", folder, typed={"[y/N]": keys})
+    seen = in_terminal_process(
+        "purge", "--status", "failed", "--store", folder, typed={"[y/N]": keys}
+    )
     assert seen.returncode == 1
-    assert "run 'over' is forgotten" in seen.text
+    assert "run 'over' is purged" in seen.text
     assert "run 'again' has changed since it was chosen and is stopped now" in seen.text
     assert runs(folder) == {"run": "pending", "again": "running"}
 
 
-def test_a_run_that_was_added_to_while_somebody_was_asked_is_not_forgotten(folder: Path) -> None:
+def test_a_run_that_was_added_to_during_the_question_is_not_purged(folder: Path) -> None:
     def add() -> None:
         with StatePersistence(ExecutionConfig.in_folder(folder), "run") as persistence:
             persistence.mark_task_completed("one more")
 
     keys = KeysAfter("y\r")
     keys.happens = add
-    seen = in_terminal("purge", "run", "--store", folder, typed={"[y/N]": keys})
+    seen = in_terminal_process("purge", "run", "--store", folder, typed={"[y/N]": keys})
     assert seen.returncode == 1
     assert "run 'run' has changed since it was chosen and is pending now" in seen.text
     assert list(runs(folder)) == ["run"]
@@ -317,10 +322,10 @@ def test_a_run_that_was_added_to_while_somebody_was_asked_is_not_forgotten(folde
 
 def test_runs_are_chosen_by_the_status_that_runs_shows(folder: Path) -> None:
     workflow(folder, "left", "running")
-    with under_way(folder, "busy", of_workflow=True) as process:
+    with active_run(folder, "busy", of_workflow=True) as process:
         shown = answer(maestro("runs", "--json", "--store", folder))["runs"]
-        standing = {run["run_id"]: run["status"] for run in shown}
-        assert standing == {"busy": "running", "left": "stopped", "run": "pending"}
+        statuses = {run["run_id"]: run["status"] for run in shown}
+        assert statuses == {"busy": "running", "left": "stopped", "run": "pending"}
         done = purge(folder, "--status", "running", "--yes")
         assert done.returncode == 1
         assert f"process {process.pid}" in done.stderr
@@ -332,12 +337,12 @@ def test_runs_are_chosen_by_the_status_that_runs_shows(folder: Path) -> None:
 KILLED_BETWEEN = """
 import os, sys
 from pathlib import Path
-from maestro_hive.cli import purge
+from maestro_hive.admin.purge import purge_run
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 store = SqliteStore(Path(sys.argv[1]))
 kill = lambda *_: os.kill(os.getpid(), 9)
 setattr(store, sys.argv[2], kill) if sys.argv[2] == "collect" else setattr(store._entries, "delete", kill)
-purge.purge(store, "private", [Path(sys.argv[1]) / "checkpoints"])
+purge_run(store, Path(sys.argv[1]), "private")
 """
 
 
@@ -393,8 +398,8 @@ def test_gc_deletes_values_that_nothing_refers_to_and_says_how_much(folder: Path
     assert (again["values"], again["bytes"]) == (0, 0)
 
 
-def test_gc_takes_nothing_that_is_needed(folder: Path) -> None:
-    executed(folder, "build", "design", "review")
+def test_gc_deletes_nothing_that_is_needed(folder: Path) -> None:
+    execute_steps(folder, "build", "design", "review")
     assert maestro("gc", "--store", folder).returncode == 0
     assert maestro("doctor", "--store", folder).returncode == 0
     with StatePersistence(ExecutionConfig.in_folder(folder), "run") as persistence:
@@ -412,9 +417,9 @@ def test_gc_deletes_checkpoints_that_have_expired(folder: Path) -> None:
     assert len(list((folder / "checkpoints" / "flow").iterdir())) == 1
 
 
-def test_gc_keeps_as_many_checkpoints_as_it_is_told(folder: Path) -> None:
-    executed(folder, "build", "a", "b", "c")
-    executed(folder, "other", "a")
+def test_gc_keeps_as_many_checkpoints_as_asked(folder: Path) -> None:
+    execute_steps(folder, "build", "a", "b", "c")
+    execute_steps(folder, "other", "a")
     done = maestro("gc", "--keep", "2", "--dry-run", "--store", folder)
     assert "would delete 0 stored values (0 B), 1 checkpoint," in done.stdout
     assert maestro("gc", "--keep", "2", "--store", folder).returncode == 0
@@ -426,9 +431,9 @@ def test_gc_keeps_as_many_checkpoints_as_it_is_told(folder: Path) -> None:
 def test_gc_keeps_the_newest_of_checkpoints_in_two_folders(
     folder: Path, tmp_path: Path, newer: str
 ) -> None:
-    executed(folder, "build", "a", "b", "c")
+    execute_steps(folder, "build", "a", "b", "c")
     (folder / "checkpoints").rename(tmp_path / "older")
-    executed(folder, "build", "d", "e")
+    execute_steps(folder, "build", "d", "e")
     if newer == "inside":
         elsewhere = tmp_path / "older"
     else:

@@ -1,7 +1,8 @@
 """What is printed: lines, tables and JSON, for a terminal or for another program.
 
 In a terminal a table has a heading, colours and relative times. Elsewhere it is one line per item,
-columns parted by tabs and times as ISO 8601, for ``grep``, ``cut`` and ``sort``.
+columns separated by tabs and times as ISO 8601, for ``grep``, ``cut`` and ``sort``. Text of runs is
+made harmless: it cannot control a terminal.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from maestro_hive.cli.words import ago, in_one_line, printable, printable_json
 from maestro_hive.kernel.errors import CodecError
 
 if TYPE_CHECKING:
@@ -28,6 +29,23 @@ if TYPE_CHECKING:
 _GAP = 2
 #: No column has to be wider than this; longer words, such as ids, are folded.
 _LONGEST_WORD = 12
+
+#: The colours of statuses.
+_STATUS_STYLES = {
+    "running": "cyan",
+    "waiting": "yellow",
+    "retrying": "yellow",
+    "half_open": "yellow",
+    "success": "green",
+    "recovered": "green",
+    "closed": "green",
+    "failed": "red",
+    "bankrupt": "red",
+    "help_needed": "red",
+    "interrupted": "red",
+    "open": "red",
+    "stopped": "magenta",
+}
 
 
 class Styled(NamedTuple):
@@ -46,7 +64,7 @@ def line(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Say something beside the answer, on stderr and dim."""
+    """Print a note on stderr, dim."""
     click.secho(printable(text), dim=True, err=True, color=_colour(sys.stderr.isatty()))
 
 
@@ -56,26 +74,26 @@ def heading(text: str) -> None:
 
 
 def as_json(value: Any) -> None:
-    """Print JSON; moments as ISO 8601."""
+    """Print JSON; times as ISO 8601."""
     click.echo(to_json(value, indent=2))
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON that cannot command a terminal.
+    """Return a value as JSON that cannot control a terminal.
 
-    What JSON has no form for stands in it in the form it is stored in.
+    What JSON has no form for is written in the form in which it is stored.
     """
     try:
         text = json.dumps(
             value, indent=indent, ensure_ascii=False, allow_nan=False, default=_stored
         )
-    except (TypeError, ValueError):  # a key that is no text, or a number that is none
+    except (TypeError, ValueError):  # a key that is not text, or NaN
         text = json.dumps(_plain(value), indent=indent, ensure_ascii=False)
     return printable_json(text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str = "") -> None:
-    """Print rows under their columns; ``empty`` is said, beside the answer, if there are none."""
+    """Print rows under their columns; if there are none, the note ``empty``."""
     found = list(rows)
     if not found:
         if empty:
@@ -87,8 +105,30 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str 
 
 
 def is_terminal() -> bool:
-    """Return whether a person looks at stdout."""
+    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
+
+
+def status(text: str) -> Styled:
+    """Return a status in its colour."""
+    return Styled(text.replace("_", " "), _STATUS_STYLES.get(text, ""))
+
+
+def moment(when: datetime) -> str:
+    """Return a time: relative in a terminal, as ISO 8601 elsewhere."""
+    return ago(when, datetime.now(UTC)) if is_terminal() else when.isoformat()
+
+
+def took(seconds: float) -> str:
+    """Return how long something took: ``12 ms``, ``3.1 s``, ``3 min 5 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
+def shortened(text: str | None, most: int) -> str | None:
+    """Return a text of at most so many characters."""
+    return text if text is None or len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _rich_table(columns: Sequence[str], rows: list[Sequence[Cell]]) -> None:
@@ -115,9 +155,9 @@ def _rich_table(columns: Sequence[str], rows: list[Sequence[Cell]]) -> None:
 
 
 def _widths(columns: Sequence[str], rows: list[list[Text]], most: int) -> list[int] | None:
-    """Return how wide each column is, so that words stay whole; None if there is no room for that.
+    """Return the width of each column, so that no word is broken; None if there is no room.
 
-    The widest give way first.
+    The widest columns are narrowed first.
     """
     from rich.text import Text  # noqa: PLC0415 - as above
 
@@ -209,10 +249,94 @@ def _plain(value: object) -> object:
             return _stored(value)
 
 
-def colours_are_welcome() -> bool:
-    """Return whether a terminal may be sent escapes: it knows them, and nobody minds."""
+def may_use_colours() -> bool:
+    """Return whether escapes may be sent to a terminal."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _colour(terminal: bool) -> bool:
-    return terminal and colours_are_welcome()
+    return terminal and may_use_colours()
+
+
+# --- texts, times and sizes -----------------------------------------------------------------------
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+
+#: What could move the cursor, change colours or reverse the direction of writing.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]"
+)
+
+
+def printable(text: str) -> str:
+    """Return a text that cannot control a terminal: what could is shown as its number.
+
+    What a run stores comes from models and other programs; line ends and tabs stay.
+    """
+    return _UNPRINTABLE.sub(_as_number, text)
+
+
+def printable_json(text: str) -> str:
+    """Return JSON that means the same and cannot control a terminal."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def in_one_line(text: str) -> str:
+    r"""Return a printable text without line ends and tabs: they are shown as ``\n`` and ``\t``."""
+    one = text.replace("\\", "\\\\") if "\n" in text or "\t" in text else text
+    return printable(one.replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def _as_number(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its largest unit or two: ``45 s``, ``3 min 5 s``, ``2 h``."""
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < 10 * _MINUTE and whole % _MINUTE:
+        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min"
+    if whole < _DAY:
+        hours, minutes = whole // _HOUR, whole % _HOUR // _MINUTE
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = whole // _DAY, whole % _DAY // _HOUR
+    return f"{days} d {hours} h" if hours and days < 10 else f"{days} d"
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """Return how long ago something was; ``in 5 s`` for what is still to come."""
+    seconds = (now - moment).total_seconds()
+    if seconds < 0:
+        return f"in {_roughly(-seconds)}"
+    return "now" if seconds < 1 else f"{_roughly(seconds)} ago"
+
+
+def _roughly(seconds: float) -> str:
+    number, unit, *_ = duration(seconds).split()
+    return f"{number} {unit}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes: ``812 B``, ``4.2 MB``."""
+    if count < 1000:
+        return f"{count} B"
+    for unit, bytes_each in (("kB", 1e3), ("MB", 1e6)):
+        if count < 999.5 * bytes_each:
+            return f"{count / bytes_each:.3g} {unit}"
+    return f"{count / 1e9:.1f} GB"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names in a list: ``a, b and 3 more``."""
+    rest = len(names) - most
+    return f"{', '.join(names[:most])}{f' and {rest} more' if rest > 0 else ''}"
+
+
+def many(count: int, one: str, more: str | None = None) -> str:
+    """Return a number with its noun: ``1 run``, ``3 runs``."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"

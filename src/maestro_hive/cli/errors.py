@@ -1,4 +1,4 @@
-"""How ``maestro`` ends: its exit codes, and one sentence for whatever went wrong."""
+"""Exit codes, and one sentence for every error."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from maestro_hive.cli.words import printable
+from maestro_hive.cli.output import printable
 from maestro_hive.kernel.errors import ConfigurationError, InvalidIdentifierError, MaestroError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-DONE = 0
+SUCCESS = 0
 FAILED = 1
 WRONG_USE = 2
-#: Nothing is broken, and nothing goes on until somebody decides (sysexits.h: EX_TEMPFAIL).
+#: Nothing is broken, and nothing continues until a person decides (sysexits.h: EX_TEMPFAIL).
 PERSON_NEEDED = 75
 INTERRUPTED = 130
 
 
 def complain(sentence: str) -> None:
-    """Say on stderr, in one line, what went wrong."""
+    """Print an error on stderr, in one line."""
     click.echo(f"maestro: {printable(sentence)}", err=True)
 
 
-def ended_by(call: Callable[[], int | None], *, debug: Callable[[], bool]) -> int:
-    """Make a call and return the exit code; what it raises becomes a sentence on stderr."""
+def exit_code_of(call: Callable[[], int | None], *, debug: Callable[[], bool]) -> int:
+    """Make a call and return the exit code; what it raises is printed as a sentence on stderr."""
     sys.excepthook = _hook(debug)
     try:
-        code = call() or DONE
+        code = call() or SUCCESS
     except click.exceptions.Exit as ended:
         code = ended.exit_code
     except (KeyboardInterrupt, click.Abort):
@@ -42,20 +42,20 @@ def ended_by(call: Callable[[], int | None], *, debug: Callable[[], bool]) -> in
         complain("interrupted")
         code = INTERRUPTED
     except BrokenPipeError:
-        code = FAILED  # said to nobody: whoever read the output has seen enough
+        code = FAILED  # without a message: the reader of the output has left
     except (click.ClickException, MaestroError, OSError) as error:
         code = _explained(error, debug=debug())
-    return _all_written(code)
+    return _after_flush(code)
 
 
-def _all_written(code: int) -> int:
+def _after_flush(code: int) -> int:
     """Return the exit code; another one, if the output could not be written to its end."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        # What is left must not be tried again when the interpreter ends, or that would complain.
+        # The rest must not be written again when the interpreter exits: that would print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if code == DONE and not isinstance(error, BrokenPipeError):
+        if code == SUCCESS and not isinstance(error, BrokenPipeError):
             complain(_sentence(error))
         return code or FAILED
     return code
@@ -85,15 +85,17 @@ def _sentence(error: click.ClickException | MaestroError | OSError) -> str:
 def _hook(
     debug: Callable[[], bool],
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
-    """Return what Python calls for an error that nobody expected: one sentence for it, too."""
+    """Return the hook for unexpected errors: one sentence for them, too."""
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         if debug():
             sys.__excepthook__(kind, error, trace)
             return
         complain(
-            f"a mistake in maestro itself: {kind.__name__}: {error}; --debug shows where."
+            f"internal error: {kind.__name__}: {error}; --debug shows where."
             " What was recorded before it is safe"
         )
 
-    return tell
+    return report

@@ -1,4 +1,4 @@
-"""``maestro backup``: a state folder, copied while it is in use."""
+"""A copy of a state folder, made while it is in use."""
 
 from __future__ import annotations
 
@@ -6,52 +6,46 @@ import contextlib
 import fcntl
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from maestro_hive.cli import screen, words
-from maestro_hive.cli.frame import verb
+from maestro_hive.admin.folder import checkpoint_folders, documents, writing
+from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import FolderError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from maestro_hive.cli.call import Call
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """A finished backup, and how many files it has."""
+
+    source: Path
+    target: Path
+    files: int
 
 
-@verb(
-    "backup",
-    examples="""
-    maestro backup /backups/monday
-    maestro backup /backups/monday && maestro doctor --store /backups/monday
-    """,
-)
-@click.argument("target", type=click.Path(path_type=Path))
-def command(call: Call, target: Path) -> None:
-    """Copy a state folder, in use or not, to a new folder.
+def back_up(folder: Path, target: Path) -> Backup:
+    """Copy a state folder to a new folder: the journal as of one moment, and all documents.
 
-    The journal is copied as of one moment, whoever writes to it, and the checkpoints beside it. The
-    copy is a state folder of its own: choose it with --store, and its runs go on from there. It is
-    there when it is whole: until then it grows in a folder ".NAME.half" beside it, or ".half" in
-    an empty folder that was there. What a killed backup left so is deleted by the next one.
+    Until the copy is complete it is in a folder ".NAME.half" next to the target, or ".half" in a
+    target that exists and is empty. What a killed backup left there is deleted by the next one.
     """
-    with call.opened() as store, _half(target) as half:
+    with writing(folder) as store, _unfinished(target) as half:
         store.backup(half)
-        copied = 1 + sum(_copy(source, half, place) for source, place in _documents(call))
+        copied = 1 + sum(_copy(source, half, place) for source, place in _documents(folder))
         _put_in_place(half, target)
-    screen.line(f"{call.folder} was copied to {target} ({words.many(copied, 'file')})")
+    return Backup(source=folder, target=target, files=copied)
 
 
 @contextlib.contextmanager
-def _half(target: Path) -> Iterator[Path]:
-    """Make the folder in which a copy grows, on the target's disk; it is gone afterwards.
+def _unfinished(target: Path) -> Iterator[Path]:
+    """Make the folder of an unfinished copy, on the target's disk; an error deletes it.
 
-    It is locked meanwhile, so what is found in one that is not locked was left by the dead.
+    It is locked meanwhile, so the content of one that is not locked was left by a killed process.
     """
-    from maestro_hive.kernel import files  # noqa: PLC0415 - not for --help
-
     target = target.resolve()
     half = target / ".half" if target.is_dir() else target.with_name(f".{target.name}.half")
     if os.path.lexists(target) and not target.is_dir():
@@ -66,7 +60,7 @@ def _half(target: Path) -> Iterator[Path]:
         try:
             _empty(half)
             yield half
-        except BaseException:  # also Ctrl+C must not leave half a copy behind
+        except BaseException:  # Ctrl+C too must not leave an unfinished copy
             shutil.rmtree(half, ignore_errors=True)
             raise
     finally:
@@ -76,7 +70,7 @@ def _half(target: Path) -> Iterator[Path]:
 def _is_locked_by(lock: int, half: Path) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(half.stat(), os.fstat(lock))  # or it has its own name already
+        return os.path.samestat(half.stat(), os.fstat(lock))  # or it was renamed already
     except (BlockingIOError, FileNotFoundError):
         return False
 
@@ -93,9 +87,7 @@ def _empty(half: Path) -> None:
 
 
 def _put_in_place(half: Path, target: Path) -> None:
-    """Give a whole copy its name, durably; the journal comes last, without which it is none."""
-    from maestro_hive.kernel import files  # noqa: PLC0415 - as above
-
+    """Rename a complete copy, durably; the journal last, which makes it a state folder."""
     target = target.resolve()
     try:
         if half.parent == target:
@@ -110,25 +102,21 @@ def _put_in_place(half: Path, target: Path) -> None:
         raise StorageError(f"{target} could not be put in place: {error.strerror}") from error
 
 
-def _documents(call: Call) -> Iterator[tuple[Path, Path]]:
-    """Yield what lies beside the journal, and where it belongs in a copy."""
-    from maestro_hive.cli.beside import copies  # noqa: PLC0415 - not for --help
-
-    for path, _ in copies(call.folder):
-        yield path, path.relative_to(call.folder)
-    for folder in call.checkpoint_folders:
-        if folder != call.folder / "checkpoints":  # chosen by itself; the copy has it inside
-            for path in sorted(folder.glob("*/*.json")):
-                yield path, Path("checkpoints") / path.relative_to(folder)
+def _documents(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the documents next to the journal, and their places in a copy."""
+    for path, _ in documents(folder):
+        yield path, path.relative_to(folder)
+    for separate in checkpoint_folders(folder):
+        if separate != folder / "checkpoints":  # the copy has them inside
+            for path in sorted(separate.glob("*/*.json")):
+                yield path, Path("checkpoints") / path.relative_to(separate)
 
 
 def _copy(source: Path, target: Path, place: Path) -> int:
-    from maestro_hive.kernel import files  # noqa: PLC0415 - as above
-
     try:
         text = files.read_whole(source)
     except FileNotFoundError:
-        return 0  # retention took it in this moment
+        return 0  # retention deleted it just now
     inside = files.make_folder_inside(target, *place.parent.parts)
     files.write_atomically(inside / place.name, text)
     return 1

@@ -1,4 +1,4 @@
-"""Runs to look at: made by the real executor, by entries of a workflow, or under way elsewhere."""
+"""Sample runs: made by the real executor, from entries, or active in another process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUN = "run-1"
 
 @dataclass
 class Page:
-    """A class that ``maestro`` has never heard of."""
+    """A class that ``maestro`` cannot import."""
 
     title: str
 
@@ -48,7 +48,7 @@ async def never_works() -> None:
 
 
 def quick(folder: Path) -> ExecutionConfig:
-    """Return settings that keep nobody waiting."""
+    """Return settings without delays."""
     config = ExecutionConfig.in_folder(folder)
     config.level1.jitter = 0
     config.level1.base_delay_seconds = 0.001
@@ -56,7 +56,7 @@ def quick(folder: Path) -> ExecutionConfig:
 
 
 def executed(folder: Path, run: str = RUN) -> Path:
-    """Make a run with a step that is done at its second attempt, and one that is given up."""
+    """Make a run with a step that completes at its second attempt, and one that fails."""
     with PersonaExecutor(quick(folder), "developer", workflow_id=run) as executor:
         asyncio.run(executor.execute(works_at_last, "implement", "page"))
         with contextlib.suppress(UnrecoverableError):
@@ -77,19 +77,19 @@ def entry(kind: EntryKind, value: Any = None, **facts: Any) -> NewEntry:
 
 
 def workflow(folder: Path, run: str, status: str, *entries: NewEntry, name: str = "build") -> None:
-    """Record a run of a workflow, as it stands; nobody holds it afterwards."""
+    """Record a run of a workflow; no process holds it afterwards."""
     store = SqliteStore(folder)
     try:
         hold = store.acquire_run(run, name)
-        begun = entry(EntryKind.RUN_STARTED, {"args": ["page"], "kwargs": {}}, workflow=name)
-        store.append([Append(hold, [begun, *entries], status)])
+        started = entry(EntryKind.RUN_STARTED, {"args": ["page"], "kwargs": {}}, workflow=name)
+        store.append([Append(hold, [started, *entries], status)])
         store.release_run(hold)
     finally:
         store.close()
 
 
 def asks(name: str = "approve") -> NewEntry:
-    """Return the entry of a run that waits for an answer."""
+    """Return the entry of a question."""
     return entry(EntryKind.WAIT_STARTED, name=name, what="answer", wait={"seconds": 3600.0})
 
 
@@ -98,11 +98,11 @@ def ends(status: str, value: Any = None, **facts: Any) -> NewEntry:
     return entry(EntryKind.RUN_ENDED, value, status=status, **facts)
 
 
-# --- under way -----------------------------------------------------------------------------------
+# --- active runs -----------------------------------------------------------------------------------
 
 _PROGRAM = """
 import asyncio, sys
-from tests.cli.plays import quick
+from tests.cli.sample_runs import quick
 from maestro_hive.unified_execution import PersonaExecutor
 
 async def wait():
@@ -122,7 +122,7 @@ from pathlib import Path
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.maestro.state.records import EntryKind
-from tests.cli.plays import ends, entry
+from tests.cli.sample_runs import ends, entry
 store = SqliteStore(Path(sys.argv[1]))
 hold = store.acquire_run(sys.argv[2], "build")
 store.append([Append(hold, [entry(EntryKind.RUN_STARTED, workflow="build")], "running")])
@@ -133,8 +133,8 @@ store.close()
 """
 
 
-class UnderWay:
-    """A process that executes a run until it is told to go on, or killed."""
+class ActiveRun:
+    """A process that executes a run until it may finish, or is killed."""
 
     def __init__(self, program: str, folder: Path, run: str) -> None:
         self._process = subprocess.Popen(
@@ -148,8 +148,8 @@ class UnderWay:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
-    def go_on(self, word: str = "done") -> None:
-        """Let it come to its end."""
+    def finish(self, word: str = "done") -> None:
+        """Let it finish."""
         self._process.communicate(f"{word}\n", timeout=30)
 
     def kill(self) -> None:
@@ -159,9 +159,9 @@ class UnderWay:
 
 
 @contextlib.contextmanager
-def under_way(folder: Path, run: str = RUN, *, of_workflow: bool = False) -> Iterator[UnderWay]:
-    """Have a run executed by another process: a step that waits, or a workflow."""
-    process = UnderWay(_WORKFLOW if of_workflow else _PROGRAM, folder, run)
+def active_run(folder: Path, run: str = RUN, *, of_workflow: bool = False) -> Iterator[ActiveRun]:
+    """Have another process execute a run: a step that waits, or a workflow."""
+    process = ActiveRun(_WORKFLOW if of_workflow else _PROGRAM, folder, run)
     try:
         yield process
     finally:

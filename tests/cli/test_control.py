@@ -16,8 +16,8 @@ from maestro_hive.hive.runs import read_run
 from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import open_waits
-from tests.cli.plays import asks, entry, workflow
-from tests.cli.processes import answer, complaint, in_terminal, maestro
+from tests.cli.processes import answer, complaint, in_terminal_process, maestro
+from tests.cli.sample_runs import asks, entry, workflow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,7 +129,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.end()
 
 
-def test_a_living_run_is_answered_and_a_wrong_answer_changes_nothing(world: World) -> None:
+def test_an_active_run_is_answered_and_a_wrong_answer_changes_nothing(world: World) -> None:
     life = world.start("ask", "r")
     world.until(lambda: world.status("r") == "waiting")
     for bad in ["large", "3", '{"size": "x"}', '{"note": "y"}', '{"size": 1, "colour": 2}']:
@@ -145,7 +145,7 @@ def test_a_living_run_is_answered_and_a_wrong_answer_changes_nothing(world: Worl
     assert "answered" in told
 
 
-def test_a_run_that_nobody_executes_is_answered_once_and_goes_on(world: World) -> None:
+def test_a_run_that_no_process_executes_is_answered_once_and_continues(world: World) -> None:
     life = world.start("ask", "r")
     world.until(lambda: world.status("r") == "waiting")
     life.kill()
@@ -157,7 +157,7 @@ def test_a_run_that_nobody_executes_is_answered_once_and_goes_on(world: World) -
     assert world.run("ask", "r")[:2] == (0, "[1, 'n', False]\n")
 
 
-def test_what_is_not_asked_and_who_is_not_there_is_named(world: World) -> None:
+def test_an_unknown_question_or_run_is_named(world: World) -> None:
     life = world.start("ask", "r")
     world.until(lambda: world.status("r") == "waiting")
     said = complaint(world.maestro("answer", "r", "colour", "red"), code=2)
@@ -172,7 +172,7 @@ def test_what_is_not_asked_and_who_is_not_there_is_named(world: World) -> None:
 def test_the_answer_is_asked_for_in_a_terminal(world: World) -> None:
     life = world.start("ask", "r")
     world.until(lambda: world.status("r") == "waiting")
-    seen = in_terminal(
+    seen = in_terminal_process(
         "answer", "r", "plan", "--store", world.folder, typed={"plan (": '{"size": 5}\r'}
     )
     assert seen.returncode == 0, seen.text
@@ -202,7 +202,7 @@ def test_what_looks_like_an_option_and_is_no_number_is_still_wrong(tmp_path: Pat
     assert "--earyl" in said
 
 
-def test_a_failed_run_is_retried_and_its_kept_steps_are_not(world: World) -> None:
+def test_a_failed_run_is_retried_and_its_completed_steps_are_not(world: World) -> None:
     (world.place / "broken").touch()
     code, out, err = world.run("assemble", "r")
     assert (code, out) == (1, "building a\nbuilding b\nbuilding b\n")
@@ -223,11 +223,11 @@ def test_retrying_a_run_that_is_being_executed_is_refused(world: World) -> None:
     life.communicate()
 
 
-def test_a_living_run_is_cancelled_after_asking(world: World) -> None:
+def test_an_active_run_is_cancelled_after_asking(world: World) -> None:
     life = world.start("ask", "r")
     world.until(lambda: world.status("r") == "waiting")
-    assert "There is nobody to ask" in complaint(world.maestro("cancel", "r"), code=2)
-    seen = in_terminal("cancel", "r", "--store", world.folder, typed={"[y/N]": "n\r"})
+    assert "stdin is not a terminal" in complaint(world.maestro("cancel", "r"), code=2)
+    seen = in_terminal_process("cancel", "r", "--store", world.folder, typed={"[y/N]": "n\r"})
     assert seen.returncode == 1
     assert world.status("r") == "waiting"
     done = world.maestro("cancel", "r", "--reason", "wrong page", "--yes")
@@ -238,7 +238,7 @@ def test_a_living_run_is_cancelled_after_asking(world: World) -> None:
     assert "is over already" in world.maestro("cancel", "r", "--yes").stdout
 
 
-def test_a_dead_run_is_cancelled_at_once(world: World) -> None:
+def test_a_run_that_no_process_executes_is_cancelled_at_once(world: World) -> None:
     life = world.start("ask", "r")
     world.until(lambda: world.status("r") == "waiting")
     life.kill()
@@ -257,7 +257,7 @@ def test_a_fork_runs_again_only_what_it_must(world: World) -> None:
     assert json.dumps(shown)
 
 
-def test_what_is_said_of_a_run_is_the_same_in_runs_and_show(world: World) -> None:
+def test_runs_and_show_agree(world: World) -> None:
     def said(run_id: str) -> tuple[Any, Any]:
         runs = answer(world.maestro("runs", "--json"))["runs"]
         (listed,) = [run for run in runs if run["run_id"] == run_id]
@@ -292,15 +292,12 @@ def test_a_setting_that_is_no_json_of_ours_is_text(world: World) -> None:
         assert text in json.dumps(shown["input"])
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
+def test_a_fork_that_cannot_be_made_is_an_error_with_the_reason(world: World) -> None:
+    world.run("assemble", "r")
+    for arguments, message in [
         (["--from-step", "nail"], "has no step 'nail'; it has: build"),
         (["--set", "colour=1"], "has no parameter colour; it has: factor"),
         (["--set", "factor"], "--set takes NAME=VALUE"),
         (["--as", "r"], "there is a run 'r' already"),
-    ],
-)
-def test_a_fork_that_cannot_be_says_why(world: World, arguments: list[str], message: str) -> None:
-    world.run("assemble", "r")
-    assert message in complaint(world.maestro("fork", "r", *arguments), code=2)
+    ]:
+        assert message in complaint(world.maestro("fork", "r", *arguments), code=2)
