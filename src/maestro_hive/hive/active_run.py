@@ -304,8 +304,8 @@ class ActiveRun:
         if found is not None and found.completed is not None:
             data = self.run.store.load(found.completed)
             return True, None if data is None else codec.decode(data, "result")
-        if plan.name in state.completed:  # marked by hand
-            entry = state.completed[plan.name]
+        if plan.name in state.completed_tasks:  # marked by hand
+            entry = state.completed_tasks[plan.name]
             data = self.run.store.load(entry) if entry is not None else None
             return True, None if data is None else codec.decode(data, "artifacts")
         return False, None

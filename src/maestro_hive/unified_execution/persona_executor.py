@@ -222,7 +222,7 @@ class PersonaExecutor:
         state = record.state
         if state is not None and state.completed is not None:
             return step.completed_result(record.output())
-        if call.name in self._run.state.completed:
+        if call.name in self._run.state.completed_tasks:
             result = step.result(ExecutionStatus.SUCCESS)
             result.final_output = self._artifacts(self._run, call.name)
             return result

@@ -228,10 +228,10 @@ class RunState:
                     latest[step.persona] = step
                 elif (handler := find(kind)) is not None:
                     handler(self, entry)
+                    if steps is not self.steps:  # restored: it has new containers
+                        steps, latest, unfinished = self.steps, self.latest, self.unfinished
                 else:
                     _add_value(self, entry, load)
-                    # A restored run has new containers.
-                    steps, latest, unfinished = self.steps, self.latest, self.unfinished
         except MaestroError:
             raise  # some are a ValueError too
         except _WRONG_ENTRY as error:
