@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import signal
 from contextvars import copy_context
@@ -72,8 +71,10 @@ class Attempt:
             context.end(error)
             raise
         finally:
-            with contextlib.suppress(ValueError):  # closed by another context
+            try:  # noqa: SIM105 - on the path of every step
                 current_step.reset(token)
+            except ValueError:  # closed by another context
+                pass
         context.end()
         return result
 

@@ -477,7 +477,7 @@ class Permit:
     that is dropped is given back.
     """
 
-    __slots__ = ("_started", "_breaker", "_pid", "_probe", "guard", "settled")
+    __slots__ = ("_breaker", "_pid", "_probe", "_started", "guard", "settled")
 
     def __init__(
         self,

@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Backoff",
-    "RandomSource",
     "Decision",
+    "RandomSource",
     "RetryOn",
     "Verdict",
     "asks_for_retry",
     "check_retry_on",
     "classify",
+    "decide",
     "delay_before",
     "never_retried",
-    "decide",
     "retry_after",
     "with_jitter",
 ]

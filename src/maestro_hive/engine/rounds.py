@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from maestro_hive.engine import escalation as escalations
@@ -198,7 +198,7 @@ class Rounds:
     async def _round(self, permit: Permit) -> Any:
         """Make one round under a permit, and tell the breaker how it went."""
         clock, number = self._clock, self._first + len(self.failed)
-        started, started_at = clock.awake_seconds(), clock.now()
+        started = clock.awake_seconds()
         if self._started is None:
             self._started = started
         token = round_number.set(number)
@@ -212,7 +212,7 @@ class Rounds:
             raise RoundFailedError(self._reported(skipped.result, None), None) from None
         except Exception as error:  # noqa: BLE001 - the user's own task
             seconds = clock.awake_seconds() - started
-            await self._raised(error, permit, started_at, seconds)
+            await self._raised(error, permit, seconds)
         except BaseException:
             permit.release()  # stopped, which says nothing about the other side
             raise
@@ -223,9 +223,7 @@ class Rounds:
             await self._off_loop(lambda: permit.succeeded(seconds))
         return outcome
 
-    async def _raised(
-        self, error: Exception, permit: Permit, started_at: datetime, seconds: float
-    ) -> NoReturn:
+    async def _raised(self, error: Exception, permit: Permit, seconds: float) -> NoReturn:
         """Count a round that raised; raise what is not to be retried as it is."""
         final = _is_final(error)
         if final and not isinstance(error, UnrecoverableError):
@@ -237,16 +235,17 @@ class Rounds:
             await self._breaker_failed(permit, seconds)
         if final:
             raise error
-        result = self._result_of(error, started_at)
+        result = self._result_of(error, seconds)
         raise RoundFailedError(self._reported(result, error), error)
 
-    def _result_of(self, error: Exception, started_at: datetime) -> ExecutionResult:
+    def _result_of(self, error: Exception, seconds: float) -> ExecutionResult:
         """Return what level 1 made of a round that raised: its own result, or one attempt."""
         found = error.result if isinstance(error, UnrecoverableError) else None
         if isinstance(found, ExecutionResult):
             return replace(found, failure_report=report_of(error) or report_of(found))
         facts = error_facts(original_of(error) or error)
         ended_at = self._clock.now()
+        started_at = ended_at - timedelta(seconds=seconds)
         attempt = ExecutionAttempt(
             attempt_id=f"round-{self._first + len(self.failed)}",
             attempt_number=1,
@@ -263,7 +262,7 @@ class Rounds:
             persona_id=self.call.persona or "",
             final_status=ExecutionStatus.FAILED,
             attempts=[attempt],
-            total_duration_seconds=(ended_at - started_at).total_seconds(),
+            total_duration_seconds=seconds,
             failure_report=report_of(error),
         )
 
