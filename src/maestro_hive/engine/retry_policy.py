@@ -32,9 +32,10 @@ from maestro_hive.engine.errors import (
 )
 from maestro_hive.engine.settings import refused
 from maestro_hive.kernel.errors import MaestroError
+from collections.abc import Callable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = [
     "Backoff",
