@@ -261,9 +261,7 @@ class StateConfig(Settings):
     a folder of that name inside it.
     """
 
-    state_dir: str = setting(
-        lambda: Untouched(DEFAULT_STATE_DIR), folder, "MAESTRO_STATE_DIR"
-    )
+    state_dir: str = setting(lambda: Untouched(DEFAULT_STATE_DIR), folder, "MAESTRO_STATE_DIR")
     checkpoint_dir: str = setting(
         lambda: Untouched(DEFAULT_CHECKPOINT_DIR), folder, "MAESTRO_CHECKPOINT_DIR"
     )
@@ -282,9 +280,7 @@ class StateConfig(Settings):
             return StateFolders(
                 state=state.absolute(), checkpoints=checkpoints.absolute(), persistent=False
             )
-        state, first = make_ready(
-            self.state_dir, FALLBACK_STATE_DIR, "MAESTRO_STATE_DIR"
-        )
+        state, first = make_ready(self.state_dir, FALLBACK_STATE_DIR, "MAESTRO_STATE_DIR")
         checkpoints, second = make_ready(
             self._checkpoint_dir_beside(state), FALLBACK_CHECKPOINT_DIR, "MAESTRO_CHECKPOINT_DIR"
         )

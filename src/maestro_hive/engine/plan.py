@@ -15,7 +15,9 @@ from maestro_hive.kernel.errors import ConfigurationError, EncodeError
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
-    from maestro_hive.maestro.state.codec import Encoded
+    from collections.abc import Callable
+
+    from maestro_hive.maestro.state.codec import Encoded, EncodedCall
 
 #: What a task is called whose caller gave no name; a durable step must have one.
 UNNAMED = "unnamed_task"
@@ -35,8 +37,10 @@ class Plan(NamedTuple):
     facts: bytes
     #: Which earlier values the step's values may have grown from.
     family: str
-    #: The encoded input; None where it is not to be stored.
+    #: The encoded input as it is stored; None where it is not to be.
     input: Encoded | None
+    #: The encoded input; None where it has no form in JSON.
+    encoded: Encoded | None = None
 
     def occurrence(self, number: int) -> Plan:
         """Return the plan of the n-th of several equal calls."""
@@ -79,23 +83,31 @@ class Planner:
         *,
         key: str | None = None,
         store_input: bool = True,
+        encode: Callable[[tuple[Any, ...], dict[str, Any]], EncodedCall] = codec.encode_call,
     ) -> Plan:
-        """Return the plan of a call."""
+        """Return the plan of a call; ``encode`` may be the one for large values, in a thread."""
         digest = self._start.copy()
-        stored: Encoded | None = None
+        encoded: Encoded | None = None
         try:
-            call = codec.encode_call(args, kwargs)
+            call = encode(args, kwargs)
         except EncodeError as error:
             if key is None:
                 self._warn(error)
         else:
+            encoded = call.value
             if key is None:
                 digest.update(call.digest)
-            if store_input:
-                stored = call.value
         if key is not None:
             digest.update(b"key" + key.encode())
-        return Plan(digest.digest(), self._name, self._persona, self._facts, self._family, stored)
+        return Plan(
+            digest.digest(),
+            self._name,
+            self._persona,
+            self._facts,
+            self._family,
+            encoded if store_input else None,
+            encoded,
+        )
 
     def _warn(self, error: EncodeError) -> None:
         if self._warned:

@@ -32,7 +32,6 @@ from maestro_hive.engine.errors import (
 )
 from maestro_hive.engine.settings import refused
 from maestro_hive.kernel.errors import MaestroError
-from collections.abc import Callable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

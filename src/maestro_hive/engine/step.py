@@ -12,10 +12,9 @@ import asyncio
 import inspect
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from maestro_hive.engine import retry_policy
+from maestro_hive.engine import retry_policy, values
 from maestro_hive.engine.attempt import Attempt
 from maestro_hive.engine.config import ErrorCategory, ExecutionConfig, RecoveryStrategy
 from maestro_hive.engine.context import StepContext
@@ -41,12 +40,12 @@ from maestro_hive.engine.failures import (
 from maestro_hive.engine.healing import NOT_HEALED, Healer, Healing, heal
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
 from maestro_hive.engine.step_record import MemoryStep, RunStep
+from maestro_hive.engine.values import IMMUTABLE
 from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.kernel.threads import threads
-from maestro_hive.maestro.state import codec, codec_large
+from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from maestro_hive.engine.budget import Budget
     from maestro_hive.engine.open_run import OpenRun
@@ -57,13 +56,15 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.maestro.state.store import DocumentGuard
 
-_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 _ACTIVE = (ExecutionStatus.RUNNING, ExecutionStatus.RETRYING)
 
 #: The steps that this task is inside of.
 _inside: ContextVar[frozenset[tuple[str, bytes]]] = ContextVar("steps_inside", default=frozenset())
 
 Leave: TypeAlias = "Callable[[], None]"
+OwnArguments: TypeAlias = (
+    "Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[tuple[tuple[Any, ...], dict[str, Any]]]]"
+)
 
 
 class StepCheck(Protocol):
@@ -163,6 +164,8 @@ class StepExecution:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     is_async: bool
+    #: Makes the arguments of each attempt, where the task must not change those of its caller.
+    own_arguments: OwnArguments | None = None
 
     async def check(self) -> None:
         """Raise if the step must not be executed."""
@@ -228,14 +231,17 @@ class StepExecution:
         attempt = Attempt(context, spec.timeout)
         encoded: Encoded | None = None
         try:
-            output = await attempt.run(self.task, self.args, self.kwargs, is_async=self.is_async)
+            args, kwargs = self.args, self.kwargs
+            if self.own_arguments is not None:
+                args, kwargs = await self.own_arguments(args, kwargs)
+            output = await attempt.run(self.task, args, kwargs, is_async=self.is_async)
             if spec.checks_source and type(output) is str:
                 check_source(output)
             if type(record) is RunStep:
                 encoded = (
                     codec.encode(output, "result")
-                    if type(output) in _IMMUTABLE
-                    else await encode_result(output)
+                    if type(output) in IMMUTABLE
+                    else await values.encode(output, "result")
                 )
         except Exception as error:  # noqa: BLE001 - whatever the task raises
             await self._failed(error)
@@ -244,8 +250,8 @@ class StepExecution:
             self._stopped(error, asked=attempt.was_asked_to_stop(error))
             raise
         await record.complete(encoded)
-        if spec.reads_back and encoded is not None and type(output) not in _IMMUTABLE:
-            output = await decode_result(encoded)
+        if spec.reads_back and encoded is not None and type(output) not in IMMUTABLE:
+            output = await values.decode(encoded.data, "result")
         return True, output
 
     def _check_budget(self) -> None:
@@ -425,30 +431,6 @@ class StepExecution:
             return self.kwargs
         bound.apply_defaults()
         return {**bound.arguments, **self.kwargs}
-
-
-# --- values --------------------------------------------------------------------------------------
-
-#: What takes longer than a few milliseconds to decode leaves the loop.
-_LARGE_BYTES = 256 * 1024
-
-
-async def encode_result(output: Any) -> Encoded:
-    """Return a result as it will be recorded; raise if it would not come back the same."""
-    if codec_large.is_large(output):
-        return await asyncio.wrap_future(
-            threads.run(partial(codec_large.encode_large, output, "result"))
-        )
-    return codec.encode(output, "result")
-
-
-async def decode_result(encoded: Encoded) -> Any:
-    """Return the result as it would be read back."""
-    if len(encoded.data) > _LARGE_BYTES:
-        return await asyncio.wrap_future(
-            threads.run(partial(codec_large.decode_large, encoded.data, "result"))
-        )
-    return codec.decode(encoded.data, "result")
 
 
 # --- a step that was started before --------------------------------------------------------------

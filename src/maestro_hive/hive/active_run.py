@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from maestro_hive.engine import values
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.budget import Budget
 from maestro_hive.engine.limits import Limit
@@ -19,9 +20,9 @@ from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
 from maestro_hive.engine.step import StepExecution, StepSpec, Turn, check_may_continue
 from maestro_hive.engine.step_record import MemoryPersona, RunStep
 from maestro_hive.engine.tracebacks import with_own_lines
+from maestro_hive.engine.values import IMMUTABLE, OwnArguments
 from maestro_hive.hive import runs
 from maestro_hive.hive.errors import OutsideRunError
-from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import open_waits
 
@@ -281,34 +282,37 @@ class ActiveRun:
         if prepared is None:
             prepared = self._prepared[step] = self._prepare(step)
         options = step.options
-        if options.key is None:
-            plan = prepared.planner.plan(args, kwargs, store_input=options.store_input)
+        key = None if options.key is None else step.key_for(options.key, args, kwargs)
+        is_plain = not kwargs and IMMUTABLE.issuperset(map(type, args))
+        if is_plain:
+            plan = prepared.planner.plan(args, kwargs, key=key, store_input=options.store_input)
+        else:
+            plan = await values.plan(
+                prepared.planner, args, kwargs, key=key, store_input=options.store_input
+            )
+        if key is None:
             number = self.occurrence(plan.identity)
             if number > 1:
                 plan = plan.occurrence(number)
-        else:
-            key = step.key_for(options.key, args, kwargs)
-            plan = prepared.planner.plan(args, kwargs, key=key, store_input=options.store_input)
-        is_done, output = self._recorded(plan)
-        if is_done:
-            return output
+        data = self._recorded(plan)
+        if data is not None:
+            return None if not data else await values.decode(data, "result")
+        own = None if is_plain else OwnArguments(plan.encoded)
         try:
-            return await self._execute(step, prepared, plan, args, kwargs)
+            return await self._execute(step, prepared, plan, args, kwargs, own)
         except Exception as error:  # noqa: BLE001 - whatever the step raised
             raise with_own_lines(error)  # noqa: B904 - it is the same error
 
-    def _recorded(self, plan: Plan) -> tuple[bool, Any]:
-        """Return whether a step is completed, and its result."""
+    def _recorded(self, plan: Plan) -> bytes | None:
+        """Return the result of a completed step, encoded; empty if it has none, None if it is not."""
         state = self.run.state
         found = state.by_identity.get(plan.identity)
         if found is not None and found.completed is not None:
-            data = self.run.store.load(found.completed)
-            return True, None if data is None else codec.decode(data, "result")
+            return self.run.store.load(found.completed) or b""
         if plan.name in state.completed_tasks:  # marked by hand
             entry = state.completed_tasks[plan.name]
-            data = self.run.store.load(entry) if entry is not None else None
-            return True, None if data is None else codec.decode(data, "artifacts")
-        return False, None
+            return b"" if entry is None else self.run.store.load(entry) or b""
+        return None
 
     async def _execute(
         self,
@@ -317,17 +321,18 @@ class ActiveRun:
         plan: Plan,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        own: OwnArguments | None,
     ) -> Any:
         run = self.run
         turn = Turn(run, plan.identity, plan.name)
         while not await turn.take():
-            is_done, output = self._recorded(plan)
-            if is_done:
-                return output
+            data = self._recorded(plan)
+            if data is not None:
+                return None if not data else await values.decode(data, "result")
         try:
             record = RunStep(run, plan, 1)
             execution = StepExecution(
-                prepared.spec, record, step.name, step.body, args, kwargs, step.is_async
+                prepared.spec, record, step.name, step.function, args, kwargs, step.is_async, own
             )
             rounds = Rounds(prepared.policy, StepCall(execution), run, plan.identity)
             return await self.owning(rounds.run)

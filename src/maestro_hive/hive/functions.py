@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 class StepFunction(Generic[P, R]):
@@ -49,18 +46,6 @@ class StepFunction(Generic[P, R]):
         result: R = await run.call(self, *given)
         return result
 
-    def body(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function with copies of its arguments.
-
-        A completed step is not called again. If it could change what it was given, a workflow would
-        go another way after a restart, and a second attempt would not start like the first.
-        """
-        if not _IMMUTABLE.issuperset(map(type, args)):
-            args = tuple(map(_own, args))
-        if kwargs:
-            kwargs = {name: _own(value) for name, value in kwargs.items()}
-        return self.function(*args, **kwargs)
-
     def key_for(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the identity that was given by hand, for these arguments."""
         if callable(key):
@@ -77,16 +62,6 @@ class StepFunction(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<step {self.name!r} of {self.persona!r}>"
-
-
-def _own(value: Any) -> Any:
-    """Return a copy of an argument, or what cannot be copied itself."""
-    if type(value) in _IMMUTABLE:
-        return value
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001 - the user's own object, such as a client with a lock in it
-        return value
 
 
 def _simple_arity(signature: inspect.Signature) -> int | None:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from maestro_hive.engine import values
 from maestro_hive.engine.copies import copier
 from maestro_hive.engine.errors import CircuitBreakerOpen, parts_of
 from maestro_hive.engine.failures import error_facts
@@ -33,7 +34,6 @@ from maestro_hive.kernel.errors import (
     StorageError,
 )
 from maestro_hive.kernel.threads import threads
-from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import facts_of
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class Runner:
         try:
             result = await active.drive(lambda: workflow.function(*given.args, **given.kwargs))
             active.check_active()
-            value = codec.encode(result, f"the result of run {active.run_id}")
+            value = await values.encode(result, f"the result of run {active.run_id}")
         except asyncio.CancelledError as error:
             self._end_if_cancelled(active)
             if _was_asked_to_stop():
