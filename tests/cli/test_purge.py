@@ -382,7 +382,7 @@ def orphaned(folder: Path) -> None:
     """Leave values that nothing refers to, as a purge that was killed does."""
     store = SqliteStore(folder)
     (run,) = store.runs()
-    store._file.write(lambda db: store._forget_run(db, run.id))
+    store._file.write(lambda db: store._delete_run(db, run.id))
     store.close()
 
 

@@ -357,8 +357,10 @@ class JournalFile:
 
     def sync(self, commit: int) -> None:
         """Return when the commit with this number would survive a power cut."""
+        if os.getpid() != self.pid:
+            self.check_process()
         with self._sync_mutex:
-            if self._failure is not None or self._closed or os.getpid() != self.pid:
+            if self._failure is not None or self._closed:
                 self._check_usable()
             if self._synced >= commit:
                 return
@@ -378,11 +380,16 @@ class JournalFile:
 
     def write_and_sync(self, body: Callable[[apsw.Connection], ResultT]) -> ResultT:
         """Run ``body`` in one write transaction and return its result when it is durable."""
-        with self.mutex:
+        with self.locked():
             result = self.write(body)
             commit = self.committed
         self.sync(commit)
         return result
+
+    def locked(self) -> threading.RLock:
+        """Return ``mutex``, to be held for more than one transaction."""
+        self.check_process()  # first: a thread of the parent may hold it in a forked child
+        return self.mutex
 
     def _enter_queue(self, busy_timeout: float | None) -> None:
         seconds = self._busy_seconds if busy_timeout is None else busy_timeout
@@ -430,12 +437,13 @@ class JournalFile:
 
     def checkpoint(self) -> None:
         """Copy the log into the database, most of it without blocking writers."""
+        self.check_process()
         try:
             with self._read_mutex:
                 self._check_usable()
                 self._reader.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             # The rest with writers blocked, so that the log can start again from its head.
-            with self.mutex:
+            with self.locked():
                 self._check_usable()
                 self._enter_queue(None)
                 try:
@@ -450,7 +458,7 @@ class JournalFile:
 
     def empty_log(self) -> bool:
         """Copy the log into the database and truncate it; False if a reader uses it."""
-        with self.mutex:
+        with self.locked():
             self._check_usable()
             self._enter_queue(None)
             try:

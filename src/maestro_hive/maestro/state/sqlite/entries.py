@@ -266,7 +266,7 @@ class EntryWriter:
             db.execute(_DELETE_UNUSED, _EVERY_ENTRY)
             return db.changes()
 
-        with self._file.mutex:  # no append in between may build on a deleted value
+        with self._file.locked():  # no append in between may build on a deleted value
             count = self._file.write(body)
             self._values.forget()
             commit = self._file.committed

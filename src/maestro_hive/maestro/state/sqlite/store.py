@@ -178,8 +178,7 @@ class SqliteStore(JournalReader):
 
     def release_run(self, run: RunLease) -> None:
         """Release a run's lease when its last user in this process is done."""
-        self._file.check_process()
-        with self._file.mutex:
+        with self._file.locked():
             if self._drop_user(run):
                 self.release_lease(run.lease)
 
@@ -312,7 +311,7 @@ class SqliteStore(JournalReader):
         self, body: Callable[[apsw.Connection, bool], ResultT], *, insist: bool
     ) -> ResultT:
         committed = False
-        with self._file.mutex:
+        with self._file.locked():
             try:
                 taken = self._file.write(lambda db: body(db, insist))
                 committed = True
