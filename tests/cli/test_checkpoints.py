@@ -23,6 +23,7 @@ from tests.cli.processes import (
     in_terminal,
     in_terminal_process,
     maestro,
+    maestro_process,
 )
 
 if TYPE_CHECKING:
@@ -356,7 +357,8 @@ def test_a_later_checkpoint_can_be_restored_after_an_earlier_one(folder: Path) -
 
 def test_a_run_that_a_process_executes_is_refused_and_its_holder_named(folder: Path) -> None:
     with StatePersistence(ExecutionConfig.in_folder(folder), "build"):
-        said = complaint(checkpoints(folder, "restore", "build", "after-design", "--yes"))
+        words = ("restore", "build", "after-design", "--yes", "--store", folder)
+        said = complaint(maestro_process("checkpoints", *words))
     assert f"process {os.getpid()}" in said
     assert completed_steps(folder) == list(STEPS)
 

@@ -328,7 +328,7 @@ def test_files_that_a_killed_process_left_are_deleted_and_younger_ones_are_not(
 def test_values_that_nothing_refers_to_are_deleted(folder: Path) -> None:
     store = SqliteStore(folder)
     (run,) = store.runs()
-    store._file.write(lambda db: store._forget_run(db, run.id))  # killed before the collecting
+    store._file.write(lambda db: store._delete_run(db, run.id))  # killed before the collecting
     store.close()
     (repair,) = examined(folder)["repairs"]
     assert "delete 5 stored values" in repair

@@ -344,7 +344,7 @@ def test_showing_creates_nothing(tmp_path: Path) -> None:
 def test_a_terminal_shows_a_table_that_fits(tmp_path: Path) -> None:
     seen = in_terminal("show", RUN, "--store", executed(tmp_path), columns=100, NO_COLOR="1")
     assert seen.returncode == 0
-    (line,) = [line for line in seen.text.splitlines() if "review" in line]
+    (line,) = [line for line in seen.text.splitlines() if line.split()[1:2] == ["review"]]
     assert line.split()[:4] == ["2", "review", "developer", "failed"]
     assert "3 (3 failed)" in line
     assert "\x1b" not in seen.text.replace("\x1b[2m", "").replace("\x1b[0m", "")
