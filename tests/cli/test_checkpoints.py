@@ -18,6 +18,7 @@ from tests.cli.processes import (
     Done,
     answer,
     complaint,
+    copy_of,
     execute_steps,
     filled,
     in_terminal,
@@ -34,9 +35,11 @@ STEPS = ("design", "implement", "review")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    folder = filled(tmp_path / "state")
-    execute_steps(folder, "build", *STEPS)
-    return folder
+    return copy_of(_with_checkpoints, tmp_path / "state")
+
+
+def _with_checkpoints(folder: Path) -> None:
+    execute_steps(filled(folder), "build", *STEPS)
 
 
 def checkpoints(folder: Path, *arguments: str | Path, **changes: str) -> Done:

@@ -13,7 +13,7 @@ import pytest
 from maestro_hive.engine.attempt import current
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.unified_execution import PersonaExecutor, UnrecoverableError
-from tests.cli.processes import answer, complaint, in_terminal, maestro
+from tests.cli.processes import answer, complaint, copy_of, in_terminal, maestro
 from tests.cli.sample_runs import (
     RUN,
     Page,
@@ -188,6 +188,10 @@ def test_a_value_of_a_class_that_only_its_program_knows_is_shown_as_json(tmp_pat
 @pytest.fixture
 def long(tmp_path: Path) -> Path:
     """Return a folder with a run of 10,000 steps, of which one failed early."""
+    return copy_of(_long_run, tmp_path)
+
+
+def _long_run(folder: Path) -> None:
     facts: dict[str, Any] = {"name": "step", "persona": "developer"}
     entries = []
     for number in range(1, 10_001):
@@ -198,8 +202,7 @@ def long(tmp_path: Path) -> Path:
             entries.append(entry(EntryKind.ATTEMPT_FAILED, **at, **failed))
         else:
             entries.append(entry(EntryKind.STEP_COMPLETED, {"n": number}, **at))
-    workflow(tmp_path, "long", "success", *entries, ends("success"))
-    return tmp_path
+    workflow(folder, "long", "success", *entries, ends("success"))
 
 
 def test_of_a_long_run_the_last_steps_are_shown_and_those_not_completed(long: Path) -> None:
