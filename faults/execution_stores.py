@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 
 from faults.execution_machine import ExecutionMachine
@@ -21,19 +20,21 @@ class MemoryExecutionMachine(ExecutionMachine):
 
     def open_store(self) -> ExecutionConfig:
         """Share the data once more."""
-        if self.top not in opened._in_memory:  # noqa: SLF001 - where a process finds its store
+        if (self.top, False) not in opened._stores().opened:  # noqa: SLF001 - where a process finds its store
             store = MemoryStore(clock=self.clock, shared_with=self._root)
-            opened._in_memory[self.top] = store  # noqa: SLF001
+            opened._stores().opened[self.top, False] = opened._Opened(store)  # noqa: SLF001
         state = StateConfig(state_dir=str(self.top), enable_persistence=False)
         return ExecutionConfig(state=state)
 
     def kill_store(self) -> None:
         """Vanish."""
-        opened._in_memory.pop(self.top).abandon()  # noqa: SLF001
+        store = opened._stores().opened.pop((self.top, False)).store  # noqa: SLF001
+        assert isinstance(store, MemoryStore)
+        store.abandon()
 
     def forget_store(self) -> None:
         """Let go of what is left."""
-        opened._in_memory.pop(self.top, None)  # noqa: SLF001
+        opened._stores().opened.pop((self.top, False), None)  # noqa: SLF001
 
 
 class FolderExecutionMachine(ExecutionMachine):
@@ -45,14 +46,15 @@ class FolderExecutionMachine(ExecutionMachine):
 
     def open_store(self) -> ExecutionConfig:
         """Open the folder, with the clock that is moved by hand."""
-        if self._folder not in opened._loans:  # noqa: SLF001 - where a process finds its store
+        if (self._folder, True) not in opened._stores().opened:  # noqa: SLF001 - where a process finds its store
             store = SqliteStore(self._folder, clock=self.clock)
-            opened._loans[self._folder] = opened._Loan(store, os.getpid(), users=0)  # noqa: SLF001
+            opened._stores().opened[self._folder, True] = opened._Opened(store)  # noqa: SLF001
         return ExecutionConfig(state=StateConfig(state_dir=str(self._folder)))
 
     def kill_store(self) -> None:
         """Copy the folder as it is, and let the old one go."""
-        store, old = opened._loans.pop(self._folder).store, self._folder  # noqa: SLF001
+        old = self._folder
+        store = opened._stores().opened.pop((old, True)).store  # noqa: SLF001
         self._folder = old.with_name(str(int(old.name) + 1))
         shutil.copytree(old, self._folder, ignore=shutil.ignore_patterns("*-shm"))
         store.close()

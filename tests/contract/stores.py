@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from maestro_hive.maestro.state.codec import encode
@@ -14,6 +15,7 @@ from maestro_hive.maestro.state.store import Append
 from maestro_hive.testing import ManualClock, MemoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from maestro_hive.maestro.state.records import Entry
@@ -150,6 +152,20 @@ def task(name: object, value: Any = None, family: str = "") -> NewEntry:
         value=None if value is None else encode(value),
         family=family,
     )
+
+
+class Made(Sequence[NewEntry]):
+    """Entries that are made one by one, when they are read."""
+
+    def __init__(self, items: Sequence[Any], make: Callable[[Any], NewEntry]) -> None:
+        self._items = items
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._make(self._items[index])
 
 
 def add_tasks(store: Store, hold: RunLease, count: int, *, sync: bool = True) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from maestro_hive.kernel.clock import to_micros
 from maestro_hive.maestro.state.codec import encode
-from maestro_hive.maestro.state.records import EntryKind, NewEntry, to_micros
+from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.store import Append
-from tests.contract.stores import add_tasks, numbers, task, tasks
+from tests.contract.stores import Made, add_tasks, numbers, task, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +36,10 @@ def eager_threads() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def two_and_then_trouble() -> Iterator[NewEntry]:
-    yield task("half")
-    yield task("done")
-    raise TroubleError
+def two_and_then_trouble(name: str) -> NewEntry:
+    if name == "trouble":
+        raise TroubleError
+    return task(name)
 
 
 def test_a_new_run_has_no_entries(store: Store) -> None:
@@ -161,9 +162,9 @@ def test_entries_can_be_read_from_any_number_on(
     assert numbers(store.entries(hold.run, after)) == expected
 
 
-def test_entries_may_come_from_a_generator(store: Store) -> None:
+def test_entries_may_be_made_while_they_are_read(store: Store) -> None:
     hold = store.acquire_run("run-1")
-    store.append([Append(hold, (task(name) for name in "abc"))])
+    store.append([Append(hold, Made(["a", "b", "c"], task))])
     assert tasks(store.entries(hold.run)) == ["a", "b", "c"]
 
 
@@ -177,8 +178,9 @@ def test_appending_nothing_is_nothing(store: Store) -> None:
 def test_a_batch_that_fails_leaves_nothing_and_the_next_goes_on(store: Store, other: Store) -> None:
     one, two = store.acquire_run("run-1"), store.acquire_run("run-2")
     add_tasks(store, one, 1)
+    trouble = Made(["half", "done", "trouble"], two_and_then_trouble)
     with pytest.raises(TroubleError):
-        store.append([Append(one, [task("first")], "running"), Append(two, two_and_then_trouble())])
+        store.append([Append(one, [task("first")], "running"), Append(two, trouble)])
     for seen_by in (store, other):
         assert numbers(seen_by.entries(one.run)) == [1]
         assert seen_by.entries(two.run) == []

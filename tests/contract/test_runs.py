@@ -79,9 +79,9 @@ def test_runs_can_be_listed_by_status(store: Store) -> None:
     for number in range(6):
         hold = store.acquire_run(f"run-{number}")
         store.append([Append(hold, [], "failed" if number % 2 else "success")])
-    assert [run.name for run in store.runs("failed")] == ["run-5", "run-3", "run-1"]
-    assert [run.name for run in store.runs("failed", 1)] == ["run-5"]
-    assert store.runs("no such status") == []
+    assert [run.name for run in store.runs(status="failed")] == ["run-5", "run-3", "run-1"]
+    assert [run.name for run in store.runs(status="failed", limit=1)] == ["run-5"]
+    assert store.runs(status="no such status") == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from maestro_hive.maestro.state import deltas
 from maestro_hive.maestro.state.codec import decode, encode
 from maestro_hive.maestro.state.store import Append
-from tests.contract.stores import add_tasks, task
+from tests.contract.stores import Made, add_tasks, task
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.records import StoredValue
@@ -104,10 +104,9 @@ def test_a_batch_that_failed_is_nothing_to_grow_from(store: Store) -> None:
     hold = store.acquire_run("run-1")
     values = GROWTHS["a list of messages"]
     grow(store, hold, values[:10])
+    made = Made(range(3), lambda n: task(n, values[10 + n // (2 - n)], "messages"))
     with pytest.raises(ZeroDivisionError):
-        store.append(
-            [Append(hold, (task(n, values[10 + n // (2 - n)], "messages") for n in range(3)))]
-        )
+        store.append([Append(hold, made)])
     grow(store, hold, values[10:20])
     found = [store.load(entry) for entry in store.entries(hold.run)]
     assert found == [encode(value).data for value in values[:20]]

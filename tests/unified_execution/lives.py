@@ -7,7 +7,6 @@ can also end as one that is killed. Time is moved by hand, so no test waits for 
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +61,13 @@ class Lives:
     def _begin(self) -> None:
         if self._persistent:
             store = SqliteStore(self._place, clock=self.clock, lease_seconds=LEASE)
-            opened._loans[store.folder] = opened._Loan(store, os.getpid())
+            opened._stores().opened[store.folder, True] = opened._Opened(store, users=1)
             self._folder_store = store
         else:
             self._memory = MemoryStore(
                 clock=self.clock, lease_seconds=LEASE, shared_with=self._memory
             )
-            opened._in_memory[self._place] = self._memory
+            opened._stores().opened[self._place, False] = opened._Opened(self._memory)
 
     def executor(self, persona: str = "developer", **given: Any) -> PersonaExecutor:
         """Return an executor of the run."""

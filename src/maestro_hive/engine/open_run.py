@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ class OpenRun:
         with self.mutex:
             self.check_open()
             (seq,) = self.store.append([Append(self.hold, self._all(entries), status)], sync=sync)
-            if isinstance(seq, FencedError):
+            if not isinstance(seq, int):
                 raise seq
             self.fresh = False  # not before it is written
             self.catch_up()
@@ -106,8 +107,10 @@ class OpenRun:
             break
         self.catch_up()
 
-    def _all(self, entries: Iterable[NewEntry]) -> Iterable[NewEntry]:
-        return [NewEntry(EntryKind.RESTORED), *entries] if self.fresh else entries
+    def _all(self, entries: Iterable[NewEntry]) -> Sequence[NewEntry]:
+        if self.fresh:
+            return [NewEntry(EntryKind.RESTORED), *entries]
+        return entries if isinstance(entries, Sequence) else list(entries)
 
     def _take(self, entries: Iterable[NewEntry], seq: int) -> None:
         """Take an entry that was written into account without reading it again, if it can be."""

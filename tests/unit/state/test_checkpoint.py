@@ -543,7 +543,7 @@ def test_a_write_that_fails_is_an_error_and_leaves_the_older_ones(
     ]
 
 
-def test_a_write_that_may_not_last_says_so(
+def test_a_write_that_may_not_be_durable_says_so(
     on_disk: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(on_disk, 1)
@@ -556,7 +556,7 @@ def test_a_write_that_may_not_last_says_so(
         real(fd)
 
     monkeypatch.setattr(os, "fsync", second_fails)
-    with pytest.raises(AtomicWriteError, match="may not last") as failed:
+    with pytest.raises(AtomicWriteError, match="may not be durable") as failed:
         on_disk.create_checkpoint("w", state(1))
     assert failed.value.replaced is True
 

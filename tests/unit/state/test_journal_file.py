@@ -71,12 +71,20 @@ WRITES: dict[str, Callable[[SqliteStore, RunLease], Any]] = {
     "append": save,
     "update_document": lambda store, _: store.update_document("space", "key", one),
     "delete_documents": lambda store, _: store.delete_documents(),
-    "acquire_run": lambda store, _: store.acquire_run("run-2"),
-    "release_run": lambda store, hold: store.release_run(hold),
-    "take_lease": lambda store, _: store.take_lease("the door"),
     "purge_run": lambda store, _: store.purge_run("gone"),
     "collect": lambda store, _: store.collect(),
 }
+
+
+def test_leases_are_taken_and_released_without_a_sync(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fdatasync", fail_to_sync)
+    run = store.acquire_run("run-1", "w", [saved_entry("first")], "running")
+    store.append([Append(run, [saved_entry("last")], "success", release=True)], sync=False)
+    store.release_run(store.acquire_run("run-1"))
+    store.release_lease(store.take_lease("probe"))
+    assert store.usable
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
@@ -332,13 +340,13 @@ def test_commits_that_come_during_an_fsync_share_the_next_one(
         assert go_on.wait(10)
 
     monkeypatch.setattr(os, "fdatasync", slowly)
-    before = store._file._committed
+    before = store._file.committed
     threads = [threading.Thread(target=save, args=(store, hold, at)) for at in range(5)]
     threads[0].start()
     wait_until(lambda: len(syncs) == 1)
     for thread in threads[1:]:
         thread.start()
-    wait_until(lambda: store._file._committed == before + 5)
+    wait_until(lambda: store._file.committed == before + 5)
     go_on.set()
     for thread in threads:
         thread.join()
@@ -373,17 +381,17 @@ def test_a_second_thread_does_not_use_the_numbers_of_the_first(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = store.acquire_run("run-1")
-    commit = store._file.execute
+    commit = store._file.insert
     second = threading.Thread(target=save, args=(store, hold, "second"))
 
-    def commit_and_let_the_other_in(*arguments: Any) -> tuple[int, int, int]:
+    def commit_and_let_the_other_in(*arguments: Any) -> int | None:
         done = commit(*arguments)
         if not second.ident:
             second.start()
             second.join(0.2)  # it has to wait, or the numbers would cross
         return done
 
-    monkeypatch.setattr(store._file, "execute", commit_and_let_the_other_in)
+    monkeypatch.setattr(store._file, "insert", commit_and_let_the_other_in)
     save(store, hold, "first")
     second.join()
     values = [store.load(entry) for entry in store.entries(hold.run)]

@@ -153,7 +153,7 @@ def test_a_migration_that_fails_in_the_middle_leaves_nothing(
     scripts.mkdir()
     first = scripts / "0001_first.sql"
     first.write_text(good + "\nCREATE TABLE entries (again);", encoding="utf-8")
-    monkeypatch.setattr(migrate, "_FOLDER", scripts)
+    monkeypatch.setattr(migrate, "_MIGRATIONS", scripts)
     with pytest.raises(MaestroError):
         SqliteStore(folder)
     db = connect(folder)
@@ -174,11 +174,11 @@ def test_a_second_migration_that_fails_leaves_the_first(
     store.acquire_run("run-1")
     store.close()
     scripts = tmp_path / "sql"
-    shutil.copytree(migrate._FOLDER, scripts)
+    shutil.copytree(migrate._MIGRATIONS, scripts)
     number = migrate.newest_format() + 1
     second = scripts / f"{number:04}_more.sql"
     second.write_text("CREATE TABLE more (a);\nDELETE FROM runs;\nnonsense;", encoding="utf-8")
-    monkeypatch.setattr(migrate, "_FOLDER", scripts)
+    monkeypatch.setattr(migrate, "_MIGRATIONS", scripts)
     with pytest.raises(MaestroError):
         SqliteStore(folder)
     db = connect(folder)

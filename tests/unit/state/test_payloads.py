@@ -13,6 +13,7 @@ from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.sqlite.entries import INLINE_BYTES
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
+from tests.contract.stores import Made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,12 +118,12 @@ def test_after_a_failed_batch_values_grow_from_the_one_before(store: SqliteStore
     keep(store, hold, MESSAGES[:50])
     before = stored(store)
 
-    def trouble() -> Iterator[NewEntry]:
-        yield NewEntry(EntryKind.STEP_COMPLETED, value=encode(MESSAGES[:60]), family="messages")
-        raise ZeroDivisionError
+    def trouble(number: int) -> NewEntry:
+        value = encode(MESSAGES[: 60 // number])
+        return NewEntry(EntryKind.STEP_COMPLETED, value=value, family="messages")
 
     with pytest.raises(ZeroDivisionError):
-        store.append([Append(hold, trouble())])
+        store.append([Append(hold, Made([1, 0], trouble))])
     assert stored(store) == before
     keep(store, hold, MESSAGES[:61])
     assert stored(store)[1][1] == before[0][0]

@@ -18,6 +18,7 @@ from maestro_hive.maestro.state.recorder import Recorder
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.testing import ManualClock
+from tests.contract.stores import Made
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -185,15 +186,14 @@ def test_a_failure_of_the_store_reaches_everybody(
 def test_entries_that_cannot_be_read_fail_their_caller_and_nobody_hangs(either: Counted) -> None:
     hold = either.acquire_run("run-1")
 
-    def trouble() -> Iterator[NewEntry]:
-        yield saved("half")[0]
-        raise ZeroDivisionError
+    def trouble(number: int) -> NewEntry:
+        return saved("half" * (1 // number))[0]
 
     async def work() -> None:
         recorder = Recorder(either)
         good = recorder.append(hold, saved("good"))
         with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(recorder.append(hold, trouble()), 5)
+            await asyncio.wait_for(recorder.append(hold, Made([1, 0], trouble)), 5)
         await asyncio.wait_for(good, 5)
         await asyncio.wait_for(recorder.append(hold, saved("after")), 5)
 

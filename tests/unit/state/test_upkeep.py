@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from maestro_hive.maestro.state.sqlite.store import Upkeep
+from maestro_hive.maestro.state.sqlite.store import Maintenance
 
 
 class Kept:
@@ -25,7 +25,7 @@ class Kept:
 
 def test_checkpoints_without_pause_do_not_starve_the_leases() -> None:
     kept = Kept()
-    upkeep = Upkeep(kept, interval=0.02)
+    upkeep = Maintenance(kept, interval=0.02)
     upkeep.start()
     deadline = time.monotonic() + 10
     while not kept.renewed_often.is_set() and time.monotonic() < deadline:
@@ -38,7 +38,7 @@ def test_checkpoints_without_pause_do_not_starve_the_leases() -> None:
 
 def test_leases_are_renewed_without_being_asked() -> None:
     kept = Kept()
-    upkeep = Upkeep(kept, interval=0.01)
+    upkeep = Maintenance(kept, interval=0.01)
     upkeep.start()
     assert kept.renewed_often.wait(10)
     upkeep.stop()
