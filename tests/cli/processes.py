@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import io
 import json
 import logging
 import os
 import pty
 import select
+import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
 import warnings
 from fcntl import ioctl
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -32,8 +37,7 @@ from maestro_hive.unified_execution import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 Done = subprocess.CompletedProcess[str]
 
@@ -205,17 +209,34 @@ def _shown(screen: int, typed: dict[str, str]) -> str:
     raise TimeoutError(f"the terminal shows, after a minute: {text}")
 
 
-def filled(folder: Path, run: str = "run", tasks: int = 5) -> Path:
-    """Make a state folder with a run, a value and a checkpoint in it; nobody has it open."""
+@functools.cache
+def _template(make: Callable[[Path], object]) -> Path:
+    """Return a folder that was made once for this process, to be copied."""
+    place = Path(tempfile.mkdtemp(prefix="maestro-test-"))
+    atexit.register(shutil.rmtree, place)
+    make(place / "state")
+    return place / "state"
+
+
+def copy_of(make: Callable[[Path], object], folder: Path) -> Path:
+    """Return a folder with what ``make`` puts into one, which is made once and then copied."""
+    return shutil.copytree(_template(make), folder, dirs_exist_ok=True)
+
+
+def filled(folder: Path) -> Path:
+    """Return a state folder with a run, a value and a checkpoint in it; no process has it open."""
+    return copy_of(_fill, folder)
+
+
+def _fill(folder: Path) -> None:
     manager = StateManager(folder, auto_persist=True)
     manager.set_state("k", "v" * 3000)
     manager.checkpoint("saved")
-    with StatePersistence(ExecutionConfig.in_folder(folder), run) as persistence:
-        for number in range(tasks):
+    with StatePersistence(ExecutionConfig.in_folder(folder), "run") as persistence:
+        for number in range(5):
             persistence.mark_task_completed(f"t{number}", {f"a{number}": "x" * 2000})
         persistence._run.store.checkpoint()  # type: ignore[attr-defined]
     manager.shutdown()
-    return folder
 
 
 def execute_steps(folder: Path, run: str, *steps: str) -> None:

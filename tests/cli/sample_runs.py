@@ -16,7 +16,7 @@ from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution import ExecutionConfig, PersonaExecutor, UnrecoverableError
-from tests.cli.processes import environment
+from tests.cli.processes import copy_of, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,8 +55,13 @@ def quick(folder: Path) -> ExecutionConfig:
     return config
 
 
-def executed(folder: Path, run: str = RUN) -> Path:
-    """Make a run with a step that completes at its second attempt, and one that fails."""
+def executed(folder: Path) -> Path:
+    """Return a folder with a run: a step completed at its second attempt, and one failed."""
+    return copy_of(execute, folder)
+
+
+def execute(folder: Path, run: str = RUN) -> Path:
+    """Execute such a run."""
     with PersonaExecutor(quick(folder), "developer", workflow_id=run) as executor:
         asyncio.run(executor.execute(works_at_last, "implement", "page"))
         with contextlib.suppress(UnrecoverableError):

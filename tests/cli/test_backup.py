@@ -36,7 +36,7 @@ def test_a_backup_has_everything(folder: Path, tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
     manager = StateManager(target, auto_persist=True)
     assert manager.get_state("k") == "v" * 3000
-    assert manager.restore("kept") is True
+    assert manager.restore("saved") is True
     assert len(manager.get_state("run", "workflows")["completed_tasks"]) == 5
     manager.shutdown()
     assert (target / "runs" / "run" / "execution_state.json").exists()
@@ -144,7 +144,8 @@ def test_a_backup_of_a_damaged_journal_is_an_error(folder: Path, tmp_path: Path)
 
 KILLED = """
 import os, sys
-from maestro_hive.cli import backup, main
+from maestro_hive.admin import backup
+from maestro_hive.cli import main
 backup._copy = lambda *_: os.kill(os.getpid(), 9)
 main()
 """

@@ -18,11 +18,13 @@ from tests.cli.processes import (
     Done,
     answer,
     complaint,
+    copy_of,
     execute_steps,
     filled,
     in_terminal,
     in_terminal_process,
     maestro,
+    maestro_process,
 )
 
 if TYPE_CHECKING:
@@ -33,9 +35,11 @@ STEPS = ("design", "implement", "review")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    folder = filled(tmp_path / "state")
-    execute_steps(folder, "build", *STEPS)
-    return folder
+    return copy_of(_with_checkpoints, tmp_path / "state")
+
+
+def _with_checkpoints(folder: Path) -> None:
+    execute_steps(filled(folder), "build", *STEPS)
 
 
 def checkpoints(folder: Path, *arguments: str | Path, **changes: str) -> Done:
@@ -356,7 +360,8 @@ def test_a_later_checkpoint_can_be_restored_after_an_earlier_one(folder: Path) -
 
 def test_a_run_that_a_process_executes_is_refused_and_its_holder_named(folder: Path) -> None:
     with StatePersistence(ExecutionConfig.in_folder(folder), "build"):
-        said = complaint(checkpoints(folder, "restore", "build", "after-design", "--yes"))
+        words = ("restore", "build", "after-design", "--yes", "--store", folder)
+        said = complaint(maestro_process("checkpoints", *words))
     assert f"process {os.getpid()}" in said
     assert completed_steps(folder) == list(STEPS)
 

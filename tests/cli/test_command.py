@@ -23,6 +23,7 @@ from tests.cli.processes import (
     filled,
     in_terminal,
     maestro,
+    maestro_process,
 )
 
 ESCAPE = "\x1b"
@@ -274,11 +275,11 @@ def test_an_answer_that_cannot_be_written_is_an_error(folder: Path) -> None:
 
 
 def test_ctrl_c_is_one_line_and_130(folder: Path) -> None:
-    """The verb waits, because somebody else is inside a write."""
+    """The verb waits, because another process is inside a write."""
     with (folder / "journal.lock").open("r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         process = subprocess.Popen(
-            [*COMMAND, "breakers", "--store", folder],
+            [*COMMAND, "breakers", "open", "api", "--new", "--store", folder],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -294,7 +295,7 @@ def test_ctrl_c_is_one_line_and_130(folder: Path) -> None:
 
 def test_what_is_not_utf8_does_not_break_it(tmp_path: Path) -> None:
     folder = filled(tmp_path / "日")
-    done = maestro("breakers", "--store", folder, PYTHONIOENCODING="latin-1")
+    done = maestro_process("breakers", "--store", folder, PYTHONIOENCODING="latin-1")
     assert done.returncode == 0
     assert f"{tmp_path}/\\u65e5 " in done.stderr
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.admin import doctor as doctor_module
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
@@ -457,8 +458,9 @@ def test_a_folder_that_is_synchronised_is_a_problem_and_examined(folder: Path) -
 
 
 def test_a_process_that_is_stopped_inside_a_write_does_not_block_it(
-    folder: Path,
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(doctor_module, "_BUSY_SECONDS", 0.1)
     with (folder / "journal.lock").open("r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = examined(folder)

@@ -12,7 +12,7 @@ import pytest
 
 from maestro_hive.maestro.state.records import EntryKind
 from tests.cli.processes import COMMAND, complaint, environment, in_terminal, maestro
-from tests.cli.sample_runs import RUN, active_run, asks, ends, entry, executed, workflow
+from tests.cli.sample_runs import RUN, active_run, asks, ends, entry, execute, executed, workflow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,7 +124,7 @@ def test_a_run_without_a_workflow_is_finished_when_its_steps_are(tmp_path: Path)
     with active_run(tmp_path) as process:
         process.finish()
     assert maestro("events", RUN, "--follow", "--store", tmp_path).returncode == 0
-    executed(tmp_path, "half")  # one of its steps was given up
+    execute(tmp_path, "half")  # one of its steps was given up
     assert maestro("events", "half", "--follow", "--store", tmp_path).returncode == 1
 
 

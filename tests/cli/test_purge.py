@@ -21,6 +21,7 @@ from tests.cli.processes import (
     filled,
     in_terminal_process,
     maestro,
+    maestro_process,
 )
 from tests.cli.sample_runs import active_run, ends, workflow
 
@@ -38,6 +39,10 @@ def folder(tmp_path: Path) -> Path:
 
 def purge(folder: Path, *arguments: str) -> Done:
     return maestro("purge", "--store", folder, *arguments)
+
+
+def purge_process(folder: Path, *arguments: str) -> Done:
+    return maestro_process("purge", "--store", folder, *arguments)
 
 
 def runs(folder: Path) -> dict[str, str]:
@@ -99,7 +104,7 @@ def test_no_byte_is_left_either_while_another_process_uses_the_folder(folder: Pa
     other = SqliteStore(folder)
     secretive(folder)
     assert "journal.db-wal" in places_of_the_secret(folder)
-    assert purge(folder, "private", "--yes").returncode == 0
+    assert purge_process(folder, "private", "--yes").returncode == 0
     assert places_of_the_secret(folder) == []
     assert len(other.runs()) == 1
     other.close()
@@ -110,7 +115,7 @@ def test_a_reader_that_uses_the_log_is_reported(folder: Path) -> None:
     secretive(folder)
     reader = other._file._reader
     reader.execute("BEGIN; SELECT count(*) FROM runs")
-    done = purge(folder, "private", "--yes")
+    done = purge_process(folder, "private", "--yes")
     assert done.returncode == 0
     assert "'maestro gc'" in done.stderr
     reader.execute("COMMIT")

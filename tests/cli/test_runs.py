@@ -10,7 +10,7 @@ import pytest
 
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from tests.cli.processes import answer, complaint, in_terminal, maestro
-from tests.cli.sample_runs import active_run, asks, ends, executed, workflow
+from tests.cli.sample_runs import active_run, asks, ends, execute, workflow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +78,7 @@ def test_a_run_is_running_while_its_process_lives_and_stopped_when_it_was_killed
 
 
 def test_a_run_without_a_workflow_is_running_while_a_process_has_it_open(tmp_path: Path) -> None:
-    executed(tmp_path, "left")
+    execute(tmp_path, "left")
     with active_run(tmp_path, "live") as process:
         assert statuses(tmp_path) == {"live": "running", "left": "pending"}
         process.finish()
@@ -160,10 +160,7 @@ def test_ten_thousand_runs_are_listed_quickly(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     rows = [(f"run-{number}", number, number) for number in range(10_000)]
     runs = "(name, workflow, status, created_at, updated_at) VALUES (?, 'w', 'running', ?, ?)"
-    leases = (
-        "(name, fence, holder, host, pid, since, boot, expires)"
-        " VALUES (?, 1, 'dead', 'h', 1, 1, 'b', 1)"
-    )
+    leases = "(name, holder, host, pid, since, boot, expires) VALUES (?, 'dead', 'h', 1, 1, 'b', 1)"
 
     def fill(db: Any) -> None:
         db.executemany(f"INSERT INTO runs {runs}", rows)

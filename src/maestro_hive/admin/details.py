@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from maestro_hive.admin.runs import find_run, status_of_run
 from maestro_hive.hive.inbox import NAMESPACE, Messages
 from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.maestro.state import run_view as read_model
 from maestro_hive.maestro.state import views
 from maestro_hive.maestro.state.events import EventReader, RunEvent
 from maestro_hive.maestro.state.projections import RunState, facts_of, find_step, fold, labels
@@ -17,8 +18,8 @@ from maestro_hive.maestro.state.views import plain_values
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.records import RunRecord
+    from maestro_hive.maestro.state.run_view import RecordedRun, RunView, StepDetails
     from maestro_hive.maestro.state.store import Reader
-    from maestro_hive.maestro.state.views import RecordedRun, RunView, StepDetails
 
 #: How many events a view of a run has.
 _LATEST_EVENTS = 5
@@ -31,7 +32,7 @@ def read_run(reader: Reader, run_id: str) -> RecordedRun:
     record = reader.run(run_id) or record  # as of now: its process may have released it just now
     entries = reader.entries(record.id)
     load = plain_values(reader.load)
-    return views.RecordedRun(
+    return read_model.RecordedRun(
         record=record,
         entries=entries,
         state=fold(entries, load),
@@ -50,7 +51,7 @@ def run_details(reader: Reader, run_id: str, *, most_steps: int | None = None) -
         record = reader.run(name)
         return None if record is None else status_of_run(record, held)
 
-    return views.run_view(
+    return read_model.run_view(
         run,
         most_steps=most_steps,
         most_events=_LATEST_EVENTS,
@@ -64,7 +65,7 @@ def step_details(reader: Reader, run_id: str, step: str) -> StepDetails:
     run = read_run(reader, run_id)
     found = find_step(run.state, step)
     if found is not None:
-        return views.step_details(run, found)
+        return read_model.step_details(run, found)
     names = labels(run.state).values()
     near = get_close_matches(step, names, n=3) or list(dict.fromkeys(names))[:10]
     known = f"it has: {', '.join(near)}" if near else "it has none"

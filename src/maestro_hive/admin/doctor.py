@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import apsw
 
@@ -24,9 +25,10 @@ from maestro_hive.kernel.errors import (
     StorageError,
     StoreBusyError,
 )
-from maestro_hive.kernel.locks import FileLock
+from maestro_hive.kernel.locks import is_locked
 from maestro_hive.maestro.state import run_document
 from maestro_hive.maestro.state.projections import RunState, fold
+from maestro_hive.maestro.state.sqlite.wal import recorded_damage
 from maestro_hive.maestro.state.views import is_finished, plain_values, run_status
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 _LEAST_FREE_BYTES = 64 * 1024 * 1024
 #: How long a writer may block the repair.
 _BUSY_SECONDS = 3.0
+_POLL_SECONDS = 0.02
+_STUCK = f"another process has been inside a write for {_BUSY_SECONDS:g} seconds; it may be stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,16 +120,18 @@ def repair(folder: Path) -> Findings:
 
 
 def _refuse_to_wait(folder: Path) -> None:
-    """Raise if another process is inside a write and stays there."""
-    queue = FileLock(folder / "journal.lock")
-    try:
-        if not queue.acquire(_BUSY_SECONDS):
-            raise StoreBusyError(
-                f"another process has been inside a write for {_BUSY_SECONDS:g} seconds; it may be"
-                " stopped"
-            )
-    finally:
-        queue.close()
+    if _is_writer_stuck(folder):
+        raise StoreBusyError(_STUCK)
+
+
+def _is_writer_stuck(folder: Path) -> bool:
+    """Return whether another process is inside a write and stays there."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while is_locked(folder / "journal.lock"):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(_POLL_SECONDS)
+    return False
 
 
 def _repair_permissions(folder: Path) -> Iterator[str]:
@@ -212,6 +218,8 @@ class _Examination:
         reason = folders.write_error(self._folder)
         if reason is not None:
             yield f"it cannot be opened for writing: {reason}"
+        elif _is_writer_stuck(self._folder):
+            yield _STUCK
         yield from self._journal.warnings
 
     # --- the journal ---
@@ -221,7 +229,7 @@ class _Examination:
         found.format = reader.format
         if reader.partial:
             found.warnings.append(reader.partial)
-        found.problems += [_described(each) for each in reader.damage]
+        found.problems += recorded_damage(self._folder)
         runs: list[RunRecord] = []
         try:
             found.problems += reader.check()
@@ -233,8 +241,7 @@ class _Examination:
         found.runs = len(runs)
         held = {lease.name.removeprefix("run/") for lease in found.held}
         for run in runs:
-            if run.name not in held:
-                self._examine_run(reader, run)
+            self._examine_run(reader, run, held=run.name in held)
 
     def _examine_leases(self, reader: Reader) -> None:
         for lease in reader.leases():
@@ -258,9 +265,9 @@ class _Examination:
             )
             self._journal.repairs.append(repair_values)
 
-    def _examine_run(self, reader: Reader, run: RunRecord) -> None:
+    def _examine_run(self, reader: Reader, run: RunRecord, *, held: bool) -> None:
         state = self._folded(reader, run)
-        if state is None:
+        if state is None or held:
             return
         if not is_finished(state):
             unfinished = UnfinishedRun(
@@ -275,15 +282,9 @@ class _Examination:
         try:
             return fold(reader.entries(run.id), plain_values(reader.load))
         except (CorruptionError, CodecError) as error:
-            problem = f"run {run.name}: {error}"
-            if problem not in self._journal.problems:
-                self._journal.problems.append(problem)
+            problems = [each for each in self._journal.problems if each != str(error)]
+            self._journal.problems = [*problems, f"run {run.name}: {error}"]
             return None
-
-
-def _described(damage: Any) -> str:
-    found = f"{damage.found_at:%Y-%m-%d %H:%M:%S} UTC"
-    return f"{damage.file}: {damage.reason} (found {found}, a copy is {damage.moved_to})"
 
 
 def _lease_repair(lease: Lease) -> Repair:

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.projections import fold
 from maestro_hive.maestro.state.records import EntryKind
-from maestro_hive.maestro.state.views import (
-    HolderView,
-    WaitView,
-    effective_status,
-    holder_view,
-    wait_views,
-)
+from maestro_hive.maestro.state.run_view import HolderView, WaitView, holder_view, wait_views
+from maestro_hive.maestro.state.views import effective_status
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence

@@ -12,7 +12,7 @@ from maestro_hive.cli.command import sub_verb, verb_group
 from maestro_hive.cli.completion import checkpoint_ids, run_ids
 from maestro_hive.cli.errors import FAILED
 from maestro_hive.cli.output import Styled
-from maestro_hive.maestro.state.views import to_dict
+from maestro_hive.maestro.state.run_view import to_dict
 
 if TYPE_CHECKING:
     from maestro_hive.admin.checkpoints import CheckpointFile

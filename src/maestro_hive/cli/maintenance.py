@@ -15,7 +15,7 @@ from maestro_hive.cli import output
 from maestro_hive.cli.command import duration, verb
 from maestro_hive.cli.completion import run_ids
 from maestro_hive.cli.errors import FAILED, complain
-from maestro_hive.maestro.state.views import to_dict
+from maestro_hive.maestro.state.run_view import to_dict
 
 if TYPE_CHECKING:
     from maestro_hive.admin.doctor import Findings
@@ -49,7 +49,7 @@ def doctor_command(call: Call, *, fix: bool) -> int | None:
     found = doctor.repair(call.folder) if fix else doctor.examine(call.folder)
     if call.wants_json:
         facts = to_dict(found)
-        call.print_json(**{**facts, **facts.pop("versions"), "folder": str(found.folder)})
+        call.print_json(**facts.pop("versions"), **facts)
     else:
         _print_findings(found)
     return FAILED if found.problems else None

@@ -15,14 +15,14 @@ from maestro_hive.cli.command import verb
 from maestro_hive.cli.completion import run_ids
 from maestro_hive.hive.answer_types import describe as describe_shape
 from maestro_hive.maestro.state import events
-from maestro_hive.maestro.state.views import to_dict
+from maestro_hive.maestro.state.run_view import to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from maestro_hive.cli.command import Call
     from maestro_hive.maestro.state.events import RunEvent
-    from maestro_hive.maestro.state.views import (
+    from maestro_hive.maestro.state.run_view import (
         AttemptView,
         RunView,
         StepDetails,
@@ -94,12 +94,12 @@ def _print_run(call: Call, run: RunView) -> None:
     _print_value("input", run.input)
     _print_value("result", run.result)
     _print_steps(run)
-    children = [
+    children: list[list[output.Cell]] = [
         [each.run_id, each.workflow, output.status(each.status or "purged")]
         for each in run.children
     ]
     _print_table("children", ["run", "workflow", "status"], children)
-    personas = [
+    personas: list[list[output.Cell]] = [
         [each.persona, each.tokens, f"{each.usd:.4f}", each.history_items] for each in run.personas
     ]
     _print_table("personas", ["persona", "tokens", "usd", "history"], personas)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.maestro.state import codec, views
+from maestro_hive.maestro.state import codec, run_view
 from maestro_hive.maestro.state.events import EVENTS, EventReader, describe, to_dict
 from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import FOLDED, fold
@@ -78,7 +78,7 @@ def shown(store: Store, entries: list[Entry]) -> str:
     record = RunRecord(
         id=1, name="run", workflow="", status="pending", created_at=NOW, updated_at=NOW
     )
-    run = views.RecordedRun(
+    run = run_view.RecordedRun(
         record=record,
         entries=entries,
         state=fold(entries, store.load),
@@ -86,10 +86,10 @@ def shown(store: Store, entries: list[Entry]) -> str:
         load=store.load,
         now=NOW,
     )
-    view = views.run_view(
+    view = run_view.run_view(
         run, most_steps=50, most_events=10, answered=(), child_status=lambda _: None
     )
-    return json.dumps(views.to_dict(view), default=str)
+    return json.dumps(run_view.to_dict(view), default=str)
 
 
 def test_no_kind_was_forgotten_here() -> None:

@@ -407,6 +407,21 @@ def test_what_came_before_a_restore_no_longer_counts(journal: Journal) -> None:
     assert journal.state().phase == "from the copy"
 
 
+def test_entries_after_a_restore_count_folded_at_once_or_one_by_one(journal: Journal) -> None:
+    begin(journal)
+    journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1)
+    journal.add(EntryKind.RESTORED)
+    for step in (1, 2):
+        begin(journal, step=step)
+        journal.add(EntryKind.STEP_COMPLETED, step=step, attempt=1)
+    state = RunState()
+    for entry in journal.entries:
+        state.add(entry, journal.load)
+    assert state == journal.state()
+    assert [step.completed is not None for step in state.steps.values()] == [True, True]
+    assert state.unfinished == {"step 1": 0, "step 2": 0}
+
+
 def test_a_run_restored_from_a_copy_began_when_the_copied_entries_did(journal: Journal) -> None:
     journal.add(EntryKind.RESTORED, at=100_000_000)
     journal.add(EntryKind.TASK_PENDING, task="a", at=7_000_000)

@@ -228,7 +228,7 @@ class RunState:
                     latest[step.persona] = step
                 elif (handler := find(kind)) is not None:
                     handler(self, entry)
-                    if steps is not self.steps:  # restored: it has new containers
+                    if kind == _RESTORED:  # which makes new containers
                         steps, latest, unfinished = self.steps, self.latest, self.unfinished
                 else:
                     _add_value(self, entry, load)
@@ -245,6 +245,7 @@ class RunState:
 
 _AT = attrgetter("at")
 _STEP_COMPLETED = EntryKind.STEP_COMPLETED.value
+_RESTORED = EntryKind.RESTORED.value
 #: What an entry raises that no version of this program wrote.
 _WRONG_ENTRY = (KeyError, TypeError, ValueError, AttributeError)
 
