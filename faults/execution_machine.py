@@ -9,7 +9,6 @@ they were at the crash.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -21,10 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from faults.manual_clocks import CrashedError, CrashingClock
-from maestro_hive.engine import open_run as open_run_
 from maestro_hive.engine.config import ExecutionConfig, Level1Config, StateConfig
 from maestro_hive.engine.context import current, round_number
 from maestro_hive.engine.errors import UnrecoverableError
+from maestro_hive.engine.open_run import OpenRun
+from maestro_hive.engine.shared import forget_shared
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.maestro.state import stores as opened
 from maestro_hive.maestro.state.memory import MemoryStore
@@ -260,8 +260,7 @@ class ExecutionMachine(RuleBasedStateMachine):
         assert state is not None
         run, self.executor = state.run, None
         self.kill_store()
-        for place in [place for place, held in open_run_._held.items() if held is run]:  # noqa: SLF001
-            del open_run_._held[place]  # noqa: SLF001 - a new process starts without it
+        forget_shared(run.store, OpenRun, run.run_id, run)  # a new process starts without it
         state_persistence._open_states().discard(state)  # noqa: SLF001 - and does not shut it down
 
     def run(self, work: Coroutine[Any, Any, None], *, concurrent: bool = False) -> None:
@@ -556,19 +555,22 @@ class MemoryExecutionMachine(ExecutionMachine):
 
     def open_store(self) -> ExecutionConfig:
         """Open another store on the shared data."""
-        if self.top not in opened._in_memory:  # noqa: SLF001 - the registry of open stores
+        known = opened._stores().opened  # noqa: SLF001 - the registry of open stores
+        if (self.top, False) not in known:
             store = MemoryStore(clock=self.clock, shared_with=self._root)
-            opened._in_memory[self.top] = store  # noqa: SLF001
+            known[self.top, False] = opened._Opened(store)  # noqa: SLF001
         state = StateConfig(state_dir=str(self.top), enable_persistence=False)
         return ExecutionConfig(state=state)
 
     def kill_store(self) -> None:
         """Abandon the store without closing it."""
-        opened._in_memory.pop(self.top).abandon()  # noqa: SLF001
+        store = opened._stores().opened.pop((self.top, False)).store  # noqa: SLF001
+        assert isinstance(store, MemoryStore)
+        store.abandon()
 
     def forget_store(self) -> None:
         """Forget the store."""
-        opened._in_memory.pop(self.top, None)  # noqa: SLF001
+        opened._stores().opened.pop((self.top, False), None)  # noqa: SLF001
 
 
 class FolderExecutionMachine(ExecutionMachine):
@@ -580,14 +582,16 @@ class FolderExecutionMachine(ExecutionMachine):
 
     def open_store(self) -> ExecutionConfig:
         """Open the folder, with the manual clock."""
-        if self._folder not in opened._loans:  # noqa: SLF001 - the registry of open stores
+        known = opened._stores().opened  # noqa: SLF001 - the registry of open stores
+        if (self._folder, True) not in known:
             store = SqliteStore(self._folder, clock=self.clock)
-            opened._loans[self._folder] = opened._Loan(store, os.getpid(), users=0)  # noqa: SLF001
+            known[self._folder, True] = opened._Opened(store)  # noqa: SLF001
         return ExecutionConfig(state=StateConfig(state_dir=str(self._folder)))
 
     def kill_store(self) -> None:
         """Copy the folder as it is, and delete the old one."""
-        store, old = opened._loans.pop(self._folder).store, self._folder  # noqa: SLF001
+        old = self._folder
+        store = opened._stores().opened.pop((old, True)).store  # noqa: SLF001
         self._folder = old.with_name(str(int(old.name) + 1))
         shutil.copytree(old, self._folder, ignore=shutil.ignore_patterns("*-shm"))
         store.close()

@@ -409,7 +409,7 @@ def test_the_time_before_a_restart_counts(restarts: Restarts, monkeypatch: Any) 
     restarts.restart()
     restarts.clock.advance(59)
     body = Body(NO)
-    failed(restarts.executor().options(**options), body)
+    failed(restarts.executor().options(**options), body)  # type: ignore[arg-type]
     assert body.count == 1
 
 

@@ -612,7 +612,7 @@ def test_an_unknown_option_is_named_with_those_there_are() -> None:
     with pytest.raises(
         ConfigurationError, match=r"no option retries, tries; the options are force"
     ):
-        PersonaExecutor().options(tries=3, retries=1)
+        PersonaExecutor().options(tries=3, retries=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -628,7 +628,7 @@ def test_an_unknown_option_is_named_with_those_there_are() -> None:
 )  # fmt: skip
 def test_a_bad_option_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match=name):
-        PersonaExecutor().options(**{name: value})
+        PersonaExecutor().options(**{name: value})  # type: ignore[arg-type]
 
 
 # --- several executors ---------------------------------------------------------------------------

@@ -152,9 +152,7 @@ def test_a_local_function_that_remembers_something_is_warned_of(
         return part
 
     assert output(wrapper, forgetful, task_name="a") == 1
-    with pytest.warns(
-        UnencodableInputWarning, match="what mindful, a local function, carries"
-    ):
+    with pytest.warns(UnencodableInputWarning, match="what mindful, a local function, carries"):
         assert output(wrapper, mindful, task_name="b") == "good"
 
 
