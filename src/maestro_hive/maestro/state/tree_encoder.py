@@ -47,7 +47,7 @@ class TreeEncoder:
     __slots__ = ("_found", "_members", "has_pairs")
 
     def __init__(self) -> None:
-        #: Whether there are pairs, which the canonical form sorts, as it sorts keys.
+        #: Whether there are pairs, which the canonical form may sort, as it sorts keys.
         self.has_pairs = False
         self._found: dict[type, Encoder] = {}
         self._members: dict[int, Node] = {}
@@ -302,12 +302,6 @@ def _encode_deque(encoder: TreeEncoder, value: deque[Any], room: int) -> Json:
     return node if value.maxlen is None else {**node, "maxlen": value.maxlen}
 
 
-def _encode_ordered(encoder: TreeEncoder, value: OrderedDict[Any, Any], room: int) -> Json:
-    known, pairs = encoder.has_pairs, encoder.pairs(value, room)
-    encoder.has_pairs = known  # its order is part of it
-    return {TAG: "ordereddict", "v": pairs}
-
-
 def _encode_zoned(tag: str, encoder: TreeEncoder, value: Any, _room: int) -> Json:
     """Return the tree of a datetime or a time of day."""
     zone = value.tzinfo
@@ -376,7 +370,7 @@ _ENCODERS: dict[type, Encoder] = {
     frozenset: partial(_encode_set, "frozenset"),
     deque: _encode_deque,
     Counter: lambda encoder, value, room: {TAG: "counter", "v": encoder.pairs(value, room)},
-    OrderedDict: _encode_ordered,
+    OrderedDict: lambda encoder, value, room: {TAG: "ordereddict", "v": encoder.pairs(value, room)},
     defaultdict: _encode_defaultdict,
     range: lambda _encoder, value, _room: {
         TAG: "range",
