@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from maestro_hive.engine.attempt import current
+    from maestro_hive.engine.context import current
     from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.hive.errors import RunCancelledError, RunFailedError
     from maestro_hive.hive.hive import Hive
@@ -47,7 +47,7 @@ __getattr__, __dir__ = load_lazily(
         "maestro_hive.kernel.errors": ("MaestroError",),
         "maestro_hive.maestro.state.checkpoint": ("CheckpointManager",),
         "maestro_hive.maestro.state.state_manager": ("StateManager",),
-        "maestro_hive.engine.attempt": ("current",),
+        "maestro_hive.engine.context": ("current",),
         "maestro_hive.engine.config": ("ExecutionConfig",),
         "maestro_hive.unified_execution.execution_state": ("ExecutionState",),
         "maestro_hive.unified_execution.persona_executor": ("PersonaExecutor",),

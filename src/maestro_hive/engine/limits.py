@@ -463,7 +463,7 @@ class Limit:
         self._slots = _shared(_slots, Slots, store, name)
         self._gate = _shared(_gates, RateGate, store, name)
 
-    async def enter(self) -> Callable[[], None]:
+    async def enter(self, step: object = None) -> Callable[[], None]:
         """Return, when one more may begin, what is to be called when it has ended.
 
         It holds no thread while it waits, and may be cancelled at any moment. Begin right after

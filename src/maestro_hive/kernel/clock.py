@@ -1,17 +1,28 @@
-"""Time, as something that is passed in: the system's, or one that tests move by hand."""
+"""Time: clocks that are passed in, stored times, and waits that survive their process."""
 
 from __future__ import annotations
 
 import socket
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+#: A loop's timers stand still while a laptop sleeps: the clock that does not is read this often.
+_POLL_SECONDS = 5.0
+#: Less than this is left over by rounding, and a clock may never reach it.
+_NEGLIGIBLE_SECONDS = 1e-6
 
 
 class Clock(Protocol):
-    """What time is needed for: showing it, waiting through sleep, and noticing who hangs."""
+    """Wall time for people, boot time for waits, awake time for leases."""
 
     def now(self) -> datetime:
         """Wall time, aware, in UTC: for people and across reboots."""
@@ -26,12 +37,89 @@ class Clock(Protocol):
         ...
 
     def boot_id(self) -> str:
-        """Which start of the machine the two counts began at."""
+        """The start of the machine that the two counts are relative to."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Let this much time pass for the calling task, and others run."""
+        """Suspend the calling task for this long."""
         ...
+
+
+def to_micros(when: datetime) -> int:
+    """Write an aware time as microseconds since 1970, UTC."""
+    since = when - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def from_micros(micros: int) -> datetime:
+    """Read microseconds since 1970 as an aware time, UTC."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A number of seconds from a moment, which survives its process.
+
+    Within a boot it is measured on the clock that continues through sleep and cannot be set; after
+    a reboot by wall time, and then it is never longer than the whole wait again.
+    """
+
+    seconds: float
+    boot: str
+    boot_seconds: float
+    at: datetime
+
+    @classmethod
+    def start(cls, clock: Clock, seconds: float) -> Self:
+        """Return a wait that starts now."""
+        return cls(
+            seconds=seconds,
+            boot=clock.boot_id(),
+            boot_seconds=clock.boot_seconds(),
+            at=clock.now(),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return {
+            "seconds": self.seconds,
+            "boot": self.boot,
+            "boot_seconds": self.boot_seconds,
+            "at": to_micros(self.at),
+        }
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Any]) -> Self:
+        """Return the wait that ``to_json`` wrote."""
+        return cls(
+            seconds=written["seconds"],
+            boot=written["boot"],
+            boot_seconds=written["boot_seconds"],
+            at=from_micros(written["at"]),
+        )
+
+    def elapsed(self, clock: Clock) -> float:
+        """Return how many seconds ago it started; never negative."""
+        if clock.boot_id() == self.boot:
+            return max(0.0, clock.boot_seconds() - self.boot_seconds)
+        return max(0.0, (clock.now() - self.at).total_seconds())
+
+    def remaining(self, clock: Clock) -> float:
+        """Return how many seconds are left, between 0 and all of them."""
+        return max(0.0, self.seconds - self.elapsed(clock))
+
+    def until(self, clock: Clock) -> datetime:
+        """Return the wall time at which it ends, as the clock shows it now."""
+        return clock.now() + timedelta(seconds=self.remaining(clock))
+
+    async def finished(self, clock: Clock) -> None:
+        """Return when it has ended."""
+        if clock.boot_id() != self.boot:
+            # Measured in this boot's time from here on: a wall clock may have been set back.
+            await Wait.start(clock, self.remaining(clock)).finished(clock)
+            return
+        while (left := self.remaining(clock)) > _NEGLIGIBLE_SECONDS:
+            await clock.sleep(min(left, _POLL_SECONDS))
 
 
 class SystemClock:
@@ -46,22 +134,22 @@ class SystemClock:
         return time.clock_gettime(_BOOT_CLOCK) - _BOOT_OFFSET
 
     def awake_seconds(self) -> float:
-        """Seconds awake since boot: a laptop that slept did not hang."""
+        """Seconds awake since boot: time asleep does not expire a lease."""
         return time.monotonic() - _AWAKE_OFFSET
 
     def boot_id(self) -> str:
-        """The kernel's random id of this boot, or the host's name where there is none."""
+        """The kernel's random id of this boot, or the host name where there is none."""
         return _system_boot_id()
 
     async def sleep(self, seconds: float) -> None:
         """Sleep on the event loop."""
-        import asyncio  # noqa: PLC0415 - slow to import, and who sleeps has it already
+        import asyncio  # noqa: PLC0415 - slow to import, and a caller with a loop has it already
 
         await asyncio.sleep(seconds)
 
 
 class ManualClock:
-    """A clock that moves only when told to; for tests."""
+    """A clock that moves only when it is advanced; for tests."""
 
     def __init__(self, start: datetime = datetime(2030, 1, 1, tzinfo=UTC)) -> None:
         self._now = start
@@ -88,20 +176,20 @@ class ManualClock:
         return self._boot_id
 
     async def sleep(self, seconds: float) -> None:
-        """Move on by itself: nobody waits in a test."""
-        import asyncio  # noqa: PLC0415 - slow to import, and who sleeps has it already
+        """Advance without waiting."""
+        import asyncio  # noqa: PLC0415 - slow to import, and a caller with a loop has it already
 
         self.advance(seconds)
         self.slept.append(seconds)
         await asyncio.sleep(0)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, as it does."""
+        """Let time pass, with the machine awake."""
         self.sleep_machine(seconds)
         self._awake_seconds += seconds
 
     def sleep_machine(self, seconds: float) -> None:
-        """Close the laptop's lid for a while."""
+        """Let time pass, with the machine asleep."""
         self._now += timedelta(seconds=seconds)
         self._boot_seconds += seconds
 
@@ -110,7 +198,7 @@ class ManualClock:
         self._now += timedelta(seconds=seconds)
 
     def reboot(self, seconds: float = 60.0) -> None:
-        """Start the machine again: wall time goes on, boot time starts over."""
+        """Restart the machine: wall time continues, boot time starts over."""
         self._now += timedelta(seconds=seconds)
         self._boot_seconds = self._awake_seconds = seconds / 2
         self._boot_id = f"boot-{int(self._boot_id.partition('-')[2]) + 1}"
@@ -147,7 +235,7 @@ def _system_boot_id() -> str:
 
 
 def _mac_boot_id() -> str | None:
-    """Ask a Mac which start it is in; its host's name would stay the same over a reboot."""
+    """Return a Mac's boot id; its host name would stay the same over a reboot."""
     import subprocess  # noqa: PLC0415 - slow to import, and other systems do not need it
 
     command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]

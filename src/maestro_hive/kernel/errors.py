@@ -4,20 +4,21 @@ MaestroError
 ├── ConfigurationError           a setting that cannot be used, named
 ├── InvalidIdentifierError       a name that is not safe as a file name
 ├── FolderError                  a folder that cannot hold state (read-only, network, not a folder)
-├── StorageError                 what was asked of the disk did not happen
-│   ├── AtomicWriteError         a file was not written; the old one still stands
-│   ├── StoreFailedError         a write failed: reopen the store before going on
-│   ├── StoreBusyError           another process is in the way, and stayed there
+├── StorageError                 a read or write did not happen
+│   ├── AtomicWriteError         a file was not written; the previous version is intact
+│   ├── StoreFailedError         a write failed: reopen the store to continue
+│   ├── StoreBusyError           another process blocked the write for too long
 │   └── StoreClosedError         used after close, or in a forked child
 ├── CorruptionError              what was read is not what was written
 │   └── DocumentCorruptError     one document, named, with the reason
 ├── NewerFormatError             written by a newer version; nothing was touched
-├── CodecError                   a value that cannot be kept or read, with its path
+├── CodecError                   a value that cannot be encoded or decoded, with its path
 │   ├── EncodeError
 │   └── DecodeError
 │       └── UnknownClassError    (``maestro.state.codec``) of a class that is not imported here
-├── RunLeasedError                 another process executes this run: host, pid, since when
-├── FencedError                  this process was taken over; its write did not happen
+├── RunLeasedError               another process holds this lease: host, pid, since when
+├── FencedError                  the lease was taken over; the write was refused
+├── StaleDocumentError           a document has another version; the write was refused
 └── ExecutionException           raised by execution (see ``unified_execution.exceptions``)
 
 Facts are attributes; the message says what happened, to which thing, and what to do.
@@ -36,11 +37,11 @@ class MaestroError(Exception):
     """The root of every error raised by maestro-hive."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Copy the finished error; its arguments are gone, and only they could make it anew."""
-        return _remade, (type(self), self.args), vars(self) or None
+        """Copy the finished error: the arguments it was made from are not stored."""
+        return _copied, (type(self), self.args), vars(self) or None
 
 
-def _remade(kind: type[MaestroError], args: tuple[object, ...]) -> MaestroError:
+def _copied(kind: type[MaestroError], args: tuple[object, ...]) -> MaestroError:
     error = kind.__new__(kind)
     error.args = args
     return error
@@ -76,15 +77,15 @@ class FolderError(MaestroError, OSError):
 
 
 class StorageError(MaestroError):
-    """What was asked of the disk did not happen."""
+    """A read or write did not happen."""
 
 
 class AtomicWriteError(StorageError):
-    """A file was not written, or may not last (``replaced``); whole it is in either case."""
+    """A file was not written, or may not be durable (``replaced``); it is never half-written."""
 
     def __init__(self, path: Path, reason: str, *, replaced: bool = False) -> None:
         super().__init__(
-            f"{path} was written, but may not last: {reason}; write it again"
+            f"{path} was written, but may not be durable: {reason}; write it again"
             if replaced
             else f"{path} was not written: {reason}; the previous version, if any, is intact"
         )
@@ -99,14 +100,14 @@ class StoreFailedError(StorageError):
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(
             f"the journal {path} could not be written: {reason}. Nothing after the last"
-            " acknowledged record is certain; mend the cause and reopen the store"
+            " acknowledged record is certain; fix the cause and reopen the store"
         )
         self.path = path
         self.reason = reason
 
 
 class StoreBusyError(StorageError):
-    """Another process kept the journal for itself for too long."""
+    """Another process blocked the journal for too long."""
 
 
 class StoreClosedError(StorageError):
@@ -118,11 +119,11 @@ class CorruptionError(MaestroError):
 
 
 class DocumentCorruptError(CorruptionError):
-    """One document is torn, altered or not one of ours."""
+    """One document is torn, altered or of another kind."""
 
     def __init__(self, name: str, reason: str, *, moved_to: Path | None = None) -> None:
-        aside = f"; kept aside as {moved_to}" if moved_to else ""
-        super().__init__(f"{name} cannot be trusted: {reason}{aside}")
+        moved = f"; moved to {moved_to}" if moved_to else ""
+        super().__init__(f"{name} cannot be trusted: {reason}{moved}")
         self.name = name
         self.reason = reason
         self.moved_to = moved_to
@@ -142,7 +143,7 @@ class NewerFormatError(MaestroError):
 
 
 class CodecError(MaestroError, ValueError):
-    """A value cannot be kept, or a text cannot be read back, and the path says where."""
+    """A value cannot be encoded, or a text cannot be decoded; ``path`` says where."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -151,7 +152,7 @@ class CodecError(MaestroError, ValueError):
 
 
 class EncodeError(CodecError):
-    """A value has no faithful form in JSON."""
+    """A value has no exact form in JSON."""
 
 
 class DecodeError(CodecError):
@@ -159,7 +160,7 @@ class DecodeError(CodecError):
 
 
 class RunLeasedError(MaestroError):
-    """Another process executes this run."""
+    """Another process holds the lease: it executes this run."""
 
     def __init__(self, run_id: str, *, host: str, pid: int, since: datetime) -> None:
         super().__init__(
@@ -173,13 +174,28 @@ class RunLeasedError(MaestroError):
 
 
 class FencedError(MaestroError):
-    """This process was taken over by another while it did not answer; its write did not happen."""
+    """The lease was taken over by another process or released; the write was refused."""
 
     def __init__(self, run_id: str, *, fence: int, current: int) -> None:
         super().__init__(
-            f"run {run_id!r} was taken over (this process holds number {fence}, the current one is"
-            f" {current}); what it tried to write was refused. Open the run again to go on"
+            f"run {run_id!r} was taken over (this process has fencing number {fence}, the current"
+            f" one is {current}); its write was refused. Open the run again to continue"
         )
         self.run_id = run_id
         self.fence = fence
         self.current = current
+
+
+class StaleDocumentError(MaestroError):
+    """A document has another version than expected; the write that depended on it was refused."""
+
+    def __init__(self, namespace: str, key: str, *, expected: int, version: int) -> None:
+        super().__init__(
+            f"document {namespace}/{key} has version {version}, and {expected} was expected; what"
+            " depended on it was not written. Read the document again and decide again"
+        )
+        self.namespace = namespace
+        self.key = key
+        self.expected = expected
+        #: The version it has; 0 if it does not exist.
+        self.version = version

@@ -26,7 +26,6 @@ from maestro_hive.kernel.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 #: The largest document that is read into memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.events import (
     ChildStarted,

@@ -62,7 +62,7 @@ class CheckpointName(NamedTuple):
         return self.expires is not None and self.expires <= now
 
 
-class _CheckpointFolder:
+class CheckpointFolder:
     """The checkpoints of every run below one folder, or in memory where there is no folder."""
 
     def __init__(self, root: Path | None) -> None:
@@ -282,7 +282,7 @@ class CheckpointManager:
         root = None
         if storage_path is not None:
             root = files.make_private_folder(Path(storage_path).expanduser())
-        self._folder = _CheckpointFolder(root)
+        self._folder = CheckpointFolder(root)
         self._serializer = serializer
         self._default_ttl = default_ttl
         self._max_checkpoints = max_checkpoints

@@ -1,7 +1,7 @@
-"""The ``Store`` contract in memory: for runs that keep nothing, and for tests.
+"""The ``Store`` contract in memory: for runs that are not persistent, and for tests.
 
-Several of them can share one set of data, as processes share a folder; ``abandon`` is what a
-``kill -9`` is to a process.
+Several stores can share one set of data, as processes share a folder; ``abandon`` is to a store
+what ``kill -9`` is to a process.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from maestro_hive.kernel import files
-from maestro_hive.kernel.clock import Clock, SystemClock
-from maestro_hive.kernel.errors import FencedError, RunLeasedError, StorageError, StoreClosedError
+from maestro_hive.kernel.clock import Clock, SystemClock, to_micros
+from maestro_hive.kernel.errors import (
+    FencedError,
+    RunLeasedError,
+    StaleDocumentError,
+    StorageError,
+    StoreClosedError,
+)
 from maestro_hive.kernel.hooks import Hooks
 from maestro_hive.maestro.state.records import (
     Damage,
@@ -28,15 +34,18 @@ from maestro_hive.maestro.state.records import (
     Notification,
     RunRecord,
     StoredValue,
-    to_micros,
 )
-from maestro_hive.maestro.state.store import LEASE_SECONDS, Append, Change, RunLease
+from maestro_hive.maestro.state.store import LEASE_SECONDS, Append, Change, DocumentGuard, RunLease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     from maestro_hive.maestro.state.codec import Encoded
+    from maestro_hive.maestro.state.records import NewEntry
+
+_RUN = "run/"
 
 
 @dataclass(slots=True)
@@ -48,7 +57,6 @@ class _Data:
     entries: dict[int, list[Entry]] = field(default_factory=dict)
     documents: dict[tuple[str, str], Document] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
-    release: set[str] = field(default_factory=set)
     living: set[str] = field(default_factory=set)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -66,44 +74,59 @@ class MemoryStore:
         self.clock: Clock = clock or (shared_with.clock if shared_with else SystemClock())
         self.notifications: Hooks[Notification] = Hooks()
         self.damage: tuple[Damage, ...] = ()
-        self._data: _Data = shared_with._data if shared_with else _Data()  # noqa: SLF001 - one of us
+        self.partial: str | None = None
+        self._data: _Data = shared_with._data if shared_with else _Data()  # noqa: SLF001 - one class
         self._lease_seconds = lease_seconds
         self._run_leases: dict[str, RunLease] = {}
         self._closed = False
-        self._me = Holder(
+        self._holder = Holder(
             id=f"memory-{next(self._data.numbers)}",
             host=socket.gethostname(),
             pid=os.getpid(),
             since=self.clock.now(),
         )
-        self._data.living.add(self._me.id)
+        self._data.living.add(self._holder.id)
 
     @property
     def location(self) -> str:
         """In memory."""
         return "memory"
 
+    @property
+    def usable(self) -> bool:
+        """Return whether it is open, in this process."""
+        return not self._closed and os.getpid() == self._holder.pid
+
     def syncs_fast(self) -> bool:
-        """Memory always is."""
+        """Memory needs no sync."""
         return True
 
     # --- runs ---
 
-    def acquire_run(self, name: str, workflow: str = "") -> RunLease:
-        """Take a run for this store."""
+    def acquire_run(
+        self,
+        name: str,
+        workflow: str = "",
+        entries: Sequence[NewEntry] = (),
+        status: str | None = None,
+    ) -> RunLease:
+        """Take a run's lease for this store."""
         files.check_identifier(name, "run id")
-        with self._alone():
-            hold = self._run_leases.get(name)
-            if hold is not None and self._refusal(hold.lease) is None:
-                hold.users += 1
-                return hold
-            lease = self.take_lease(f"run/{name}", self._lease_seconds)
-            record = self._data.runs.get(name) or self._new_run(name, workflow)
-            last = len(self._data.entries.setdefault(record.id, []))
-            hold = self._run_leases[name] = RunLease(
-                run=record.id, name=name, lease=lease, seq=last
-            )
-            return hold
+        with self._locked():
+            run = self._run_leases.get(name)
+            if run is not None and self._fenced(run.lease) is None:
+                run.users += 1
+            else:
+                run = self._run_leases[name] = self._take_run(name, workflow)
+            if not run.seq and (entries or status is not None):
+                self.append([Append(run, entries, status)])
+            return run
+
+    def _take_run(self, name: str, workflow: str) -> RunLease:
+        lease = self.take_lease(_RUN + name, self._lease_seconds)
+        record = self._data.runs.get(name) or self._new_run(name, workflow)
+        seq = len(self._data.entries.setdefault(record.id, []))
+        return RunLease(run=record.id, name=name, lease=lease, seq=seq, created=not seq)
 
     def _new_run(self, name: str, workflow: str) -> RunRecord:
         now = self.clock.now()
@@ -117,65 +140,97 @@ class MemoryStore:
         )
         return record
 
-    def release_run(self, hold: RunLease) -> None:
-        """Give a run back when its last user is done."""
-        with self._alone():
-            hold.users -= 1
-            if hold.users > 0:
+    def release_run(self, run: RunLease) -> None:
+        """Release a run's lease when its last user is done."""
+        with self._locked():
+            run.users -= 1
+            if run.users > 0:
                 return
-            if self._run_leases.get(hold.name) is hold:
-                del self._run_leases[hold.name]
-            self.release_lease(hold.lease)
+            if self._run_leases.get(run.name) is run:
+                del self._run_leases[run.name]
+            self.release_lease(run.lease)
 
     def run(self, name: str) -> RunRecord | None:
         """Find a run by its name."""
         self._check_open()
         return self._data.runs.get(name)
 
-    def runs(self, status: str | None = None, limit: int | None = None) -> list[RunRecord]:
+    def runs(
+        self, *, status: str | None = None, workflow: str | None = None, limit: int | None = None
+    ) -> list[RunRecord]:
         """List runs, newest first."""
-        with self._alone():
-            found = [run for run in self._data.runs.values() if status in (None, run.status)]
+        with self._locked():
+            found = [
+                run
+                for run in self._data.runs.values()
+                if status in (None, run.status) and workflow in (None, run.workflow)
+            ]
         return sorted(found, key=lambda run: -run.id)[:limit]
+
+    def count_runs(self, *, status: str | None = None, workflow: str | None = None) -> int:
+        """Return how many runs there are."""
+        return len(self.runs(status=status, workflow=workflow))
+
+    def last_change(self, run: RunRecord) -> datetime:
+        """Return when something was last recorded of a run."""
+        last = self.entries(run.id)[-1:]
+        return max([run.updated_at, *(entry.when for entry in last)])
 
     # --- entries ---
 
     def append(
         self, appends: Sequence[Append], *, sync: bool = True, busy_timeout: float | None = None
-    ) -> list[int | FencedError]:
-        """Record entries; memory has nothing to sync, and nobody to wait for."""
+    ) -> list[int | FencedError | StaleDocumentError]:
+        """Record entries; memory has nothing to sync, and no other process to wait for."""
         del sync, busy_timeout
-        with self._alone():
+        with self._locked():
             # Read before anything is written: it is all or nothing.
             whole = [append._replace(entries=list(append.entries)) for append in appends]
-            before = {append.hold: append.hold.seq for append in whole}
-            outcome = [self._refusal(append.hold.lease) or self._write(append) for append in whole]
-        for hold, seq in before.items():
-            if hold.seq > seq:
+            before = {append.run: append.run.seq for append in whole}
+            outcome: list[int | FencedError | StaleDocumentError] = [
+                self._refusal(append) or self._write(append) for append in whole
+            ]
+        for run, seq in before.items():
+            if run.seq > seq:
                 self.notifications.emit(
-                    EntriesAppended(run_id=hold.name, first=seq + 1, seq=hold.seq)
+                    EntriesAppended(run_id=run.name, first=seq + 1, seq=run.seq)
                 )
         return outcome
 
+    def _refusal(self, append: Append) -> FencedError | StaleDocumentError | None:
+        fenced = self._fenced(append.run.lease)
+        if fenced is not None or append.guard is None:
+            return fenced
+        return self._stale(append.guard)
+
+    def _stale(self, guard: DocumentGuard) -> StaleDocumentError | None:
+        namespace, key, expected = guard
+        document = self._data.documents.get((namespace, key))
+        version = document.version if document else 0
+        if version == expected:
+            return None
+        return StaleDocumentError(namespace, key, expected=expected, version=version)
+
     def _write(self, append: Append) -> int:
-        hold = append.hold
+        run = append.run
         now = self.clock.now()
-        at = to_micros(now)
-        entries = self._data.entries[hold.run]
+        entries = self._data.entries[run.run]
         for kind, step, attempt, facts, value, _, identity, then in append.entries:
-            hold.seq += 1
+            run.seq += 1
             data, sha256 = value if value is not None else (None, None)
-            when = at if then is None else then
-            told = (kind, step, attempt, when, facts, data, None, sha256, identity)
-            entries.append(Entry(hold.seq, *told))
+            at = to_micros(now) if then is None else then
+            row = (kind, step, attempt, at, facts, data, None, sha256, identity)
+            entries.append(Entry(run.seq, *row))
         if append.status is not None:
-            record = self._data.runs[hold.name]
-            self._data.runs[hold.name] = replace(record, status=append.status, updated_at=now)
-        return hold.seq
+            record = self._data.runs[run.name]
+            self._data.runs[run.name] = replace(record, status=append.status, updated_at=now)
+        if append.release:
+            self.release_run(run)
+        return run.seq
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
         """Return a run's entries in order."""
-        with self._alone():
+        with self._locked():
             return self._data.entries.get(run, [])[after:]
 
     def load(self, entry: Entry) -> bytes | None:
@@ -189,12 +244,12 @@ class MemoryStore:
         return iter(())
 
     def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
-        """Forget a run and its entries."""
-        with self._alone():
+        """Delete a run and its entries."""
+        with self._locked():
             record = self.run(name)
             if record is None:
                 return False
-            lease = self.take_lease(f"run/{name}")
+            lease = self.take_lease(_RUN + name)
             if first is not None:
                 first()
             del self._data.runs[name]
@@ -211,16 +266,16 @@ class MemoryStore:
 
     def documents(self, namespace: str | None = None) -> list[Document]:
         """Return documents by namespace and key."""
-        with self._alone():
+        with self._locked():
             found = sorted(self._data.documents.items())
         return [document for (space, _), document in found if namespace in (None, space)]
 
     def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
-        """Replace a document by what ``change`` makes of it."""
-        with self._alone():
+        """Replace a document by the result of ``change``."""
+        with self._locked():
             before = self._data.documents.get((namespace, key))
             after = self._put(namespace, key, change(before.value if before else None))
-        self._tell(namespace, key, before, after)
+        self._notify(namespace, key, before, after)
         return after
 
     def _put(self, namespace: str, key: str, value: Encoded | None) -> Document | None:
@@ -240,23 +295,23 @@ class MemoryStore:
 
     def set_documents(self, values: Mapping[tuple[str, str], Encoded | None]) -> None:
         """Set many documents at once."""
-        with self._alone():
+        with self._locked():
             before = {where: self._data.documents.get(where) for where in values}
             after = {where: self._put(*where, value) for where, value in values.items()}
         for where in values:
-            self._tell(*where, before[where], after[where])
+            self._notify(*where, before[where], after[where])
 
     def delete_documents(self, namespace: str | None = None) -> int:
         """Delete documents."""
-        with self._alone():
+        with self._locked():
             gone = self.documents(namespace)
             for document in gone:
                 del self._data.documents[document.namespace, document.key]
         for document in gone:
-            self._tell(document.namespace, document.key, document, None)
+            self._notify(document.namespace, document.key, document, None)
         return len(gone)
 
-    def _tell(
+    def _notify(
         self, namespace: str, key: str, before: Document | None, after: Document | None
     ) -> None:
         self.notifications.emit(
@@ -271,82 +326,89 @@ class MemoryStore:
     # --- leases ---
 
     def take_lease(self, name: str, seconds: float = LEASE_SECONDS) -> Lease:
-        """Become the only one under this name."""
-        with self._alone():
+        """Take a lease."""
+        with self._locked():
             current = self._data.leases.get(name)
-            if current is not None and self._stands(current):
+            if (
+                current is not None
+                and self.is_alive(current)
+                and self.clock.awake_seconds() < current.expires
+            ):
                 holder = current.holder
                 raise RunLeasedError(
-                    name.removeprefix("run/"), host=holder.host, pid=holder.pid, since=holder.since
+                    name.removeprefix(_RUN), host=holder.host, pid=holder.pid, since=holder.since
                 )
             lease = self._data.leases[name] = Lease(
-                id=current.id if current else next(self._data.numbers),
                 name=name,
-                fence=current.fence + 1 if current else 1,
-                holder=replace(self._me, since=self.clock.now()),
+                fence=next(self._data.numbers),
+                holder=replace(self._holder, since=self.clock.now()),
                 boot=self.clock.boot_id(),
                 expires=self.clock.awake_seconds() + seconds,
             )
-            self._data.release.discard(name)
             return lease
 
-    def _stands(self, lease: Lease) -> bool:
-        return self._is_held(lease) and self.clock.awake_seconds() < lease.expires
-
-    def _is_held(self, lease: Lease) -> bool:
-        return (
-            lease.name not in self._data.release
-            and lease.boot == self.clock.boot_id()
-            and lease.holder.id in self._data.living
-        )
-
-    def _refusal(self, lease: Lease) -> FencedError | None:
+    def _fenced(self, lease: Lease) -> FencedError | None:
         current = self._data.leases.get(lease.name)
-        if current and current.fence == lease.fence and lease.name not in self._data.release:
+        if current is not None and current.fence == lease.fence:
             return None
         number = current.fence if current else 0
-        return FencedError(lease.name.removeprefix("run/"), fence=lease.fence, current=number)
+        return FencedError(lease.name.removeprefix(_RUN), fence=lease.fence, current=number)
 
     def renew_leases(self) -> None:
-        """Extend everything this store holds."""
-        with self._alone():
-            expires = self.clock.awake_seconds() + self._lease_seconds
+        """Extend every lease this store holds."""
+        with self._locked():
+            expires, boot = self.clock.awake_seconds() + self._lease_seconds, self.clock.boot_id()
             for name, lease in self._data.leases.items():
-                if lease.holder.id == self._me.id:
-                    self._data.leases[name] = replace(
-                        lease, expires=expires, boot=self.clock.boot_id()
-                    )
+                if lease.holder.id == self._holder.id:
+                    self._data.leases[name] = replace(lease, expires=expires, boot=boot)
 
     def release_lease(self, lease: Lease) -> None:
-        """Give a lease back."""
-        with self._alone():
-            if self._refusal(lease) is None:
-                self._data.release.add(lease.name)
+        """Release a lease."""
+        with self._locked():
+            if self._fenced(lease) is None:
+                del self._data.leases[lease.name]
 
     def lease(self, name: str) -> Lease | None:
-        """Return a lease as it stands."""
+        """Return a lease that was not released."""
         self._check_open()
-        return None if name in self._data.release else self._data.leases.get(name)
+        return self._data.leases.get(name)
+
+    def leases(self) -> list[Lease]:
+        """Return every lease that was not released, by name."""
+        with self._locked():
+            return sorted(self._data.leases.values(), key=lambda lease: lease.name)
+
+    def is_alive(self, lease: Lease) -> bool:
+        """Return whether the store that holds a lease is open."""
+        return lease.boot == self.clock.boot_id() and lease.holder.id in self._data.living
 
     def run_leases(self) -> dict[str, Lease]:
-        """Return who holds which runs."""
-        with self._alone():
-            held = [lease for lease in self._data.leases.values() if self._is_held(lease)]
+        """Return the leases of runs whose holders live."""
         return {
-            lease.name.removeprefix("run/"): lease
-            for lease in held
-            if lease.name.startswith("run/")
+            lease.name.removeprefix(_RUN): lease
+            for lease in self.leases()
+            if lease.name.startswith(_RUN) and self.is_alive(lease)
         }
 
-    # --- the whole ---
+    # --- the whole journal ---
+
+    def unused_values(self) -> tuple[int, int]:
+        """Return none: every value is in its entry."""
+        self._check_open()
+        return 0, 0
 
     def collect(self) -> int:
-        """Nothing is ever left over."""
+        """Delete nothing: every value is in its entry."""
         self._check_open()
         return 0
 
+    def empty_log(self) -> bool:
+        """Do nothing: there is no log."""
+        self._check_open()
+        return True
+
     def check(self) -> list[str]:
-        """Nothing can be wrong."""
+        """Find nothing wrong: memory is not read back from anywhere."""
         self._check_open()
         return []
 
@@ -355,27 +417,27 @@ class MemoryStore:
         raise StorageError(f"a journal in memory has no files to copy to {target}")
 
     def abandon(self) -> None:
-        """Vanish without giving anything back, as a killed process does."""
-        self._data.living.discard(self._me.id)
+        """End without releasing anything, as a killed process does."""
+        self._data.living.discard(self._holder.id)
         self._closed = True
 
     def close(self) -> None:
-        """Give back what is held."""
-        if self._closed or os.getpid() != self._me.pid:
-            return  # a forked child has nothing to give back
-        for hold in list(self._run_leases.values()):
-            hold.users = 1
-            self.release_run(hold)
+        """Release what is held."""
+        if not self.usable:
+            return  # a forked child has nothing to release
+        for run in list(self._run_leases.values()):
+            run.users = 1
+            self.release_run(run)
         self.abandon()
 
-    def _alone(self) -> threading.RLock:
+    def _locked(self) -> threading.RLock:
         self._check_open()  # first: in a forked child the lock may never be free
         return self._data.mutex
 
     def _check_open(self) -> None:
-        if os.getpid() != self._me.pid:
+        if os.getpid() != self._holder.pid:
             raise StoreClosedError(
-                f"this store in memory belongs to process {self._me.pid}, and this is a forked"
+                f"this store in memory belongs to process {self._holder.pid}, and this is a forked"
                 " child of it; open another one"
             )
         if self._closed:

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.errors import StoreBusyError
-from maestro_hive.maestro.state.store import Append, RunLease, Store
+from maestro_hive.maestro.state.store import Append, DocumentGuard, RunLease, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Generator, Iterable
+    from collections.abc import Awaitable, Generator
     from concurrent.futures import ThreadPoolExecutor
 
     from maestro_hive.maestro.state.records import NewEntry
@@ -95,15 +95,17 @@ class Recorder:
 
     def append(
         self,
-        hold: RunLease,
-        entries: Iterable[NewEntry],
+        run: RunLease,
+        entries: Sequence[NewEntry],
         *,
         status: str | None = None,
         sync: bool = True,
+        guard: DocumentGuard | None = None,
+        release: bool = False,
     ) -> Awaitable[int]:
         """Record entries; await the last one's number before telling anybody that it happened."""
         # Read now: what fails in there is its caller's trouble, not that of the whole batch.
-        append = Append(hold, entries if type(entries) is tuple else list(entries), status)
+        append = Append(run, tuple(entries), status, guard, release)
         task = asyncio.current_task(self.loop)
         if not self._scheduled:
             self._scheduled = True

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from maestro_hive.kernel.clock import from_micros as from_micros  # noqa: PLC0414 - for callers
+from maestro_hive.kernel.clock import to_micros as to_micros  # noqa: PLC0414 - as above
+
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from maestro_hive.maestro.state.codec import Encoded
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def to_micros(when: datetime) -> int:
-    """Write an aware time as microseconds since 1970, UTC."""
-    since = when - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-
-
-def from_micros(micros: int) -> datetime:
-    """Read microseconds since 1970 as an aware time, UTC."""
-    return _EPOCH + timedelta(microseconds=micros)
 
 
 class EntryKind(IntEnum):
@@ -140,7 +131,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A process that opened the store: who to name when it is in the way."""
+    """A process that holds leases; ``since`` is when it took the lease it is named in."""
 
     id: str
     host: str
@@ -150,13 +141,12 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to be the only one, until it expires or is given back.
+    """An exclusive right under a name, until it is released, or expires and is taken over.
 
-    ``fence`` grows with each new owner; who writes with an older number is refused. ``expires``
-    counts seconds awake since ``boot``, so a machine that slept has not hung.
+    ``fence``, the fencing number, grows with each acquisition; a write with an older one is
+    refused. ``expires`` counts seconds awake since ``boot``: time asleep does not count.
     """
 
-    id: int
     name: str
     fence: int
     holder: Holder

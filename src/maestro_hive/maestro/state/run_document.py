@@ -8,8 +8,9 @@ with a JSON parser and a hash function (docs/storage-format.md shows how).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from maestro_hive.kernel.errors import (
     CorruptionError,
@@ -23,7 +24,7 @@ from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
 from maestro_hive.maestro.state.views import show_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from maestro_hive.maestro.state.codec import Json
     from maestro_hive.maestro.state.store import RunLease, Store
@@ -231,7 +232,7 @@ def _rehearse(copy: RunCopy, load: Callable[[Entry], bytes | None]) -> None:
         raise DocumentCorruptError(copy.source, f"its {', '.join(wrong)} cannot be what they are")
 
 
-class CopiedEntries:
+class CopiedEntries(Sequence[NewEntry]):
     """The entries of a copy, to be appended to a journal; values are put together one by one."""
 
     def __init__(self, copy: RunCopy, *, journal_lost: bool = False) -> None:
@@ -244,15 +245,28 @@ class CopiedEntries:
         self._facts = codec.dump_canonical(facts)
         self._last: tuple[str, bytes] = ("", b"")
 
-    def __iter__(self) -> Iterator[NewEntry]:
-        """Yield a mark that what came before no longer counts, then every entry."""
-        yield NewEntry(EntryKind.RESTORED, facts=self._facts)
-        for number, entry in enumerate(self._entries):
-            try:
-                yield self._entry(entry)
-            except (KeyError, TypeError, ValueError) as error:
-                reason = f"entries[{number}] is not an entry: {error}"
-                raise DocumentCorruptError(self._source, reason) from error
+    def __len__(self) -> int:
+        """Return the number of entries, with the mark in front of them."""
+        return len(self._entries) + 1
+
+    @overload
+    def __getitem__(self, index: int) -> NewEntry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[NewEntry]: ...
+
+    def __getitem__(self, index: int | slice) -> NewEntry | list[NewEntry]:
+        """Return a mark that what came before no longer counts, or one of the entries behind it."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if index == 0:
+            return NewEntry(EntryKind.RESTORED, facts=self._facts)
+        written = self._entries[index - 1]  # whose IndexError ends an iteration
+        try:
+            return self._entry(written)
+        except (LookupError, TypeError, ValueError) as error:
+            reason = f"entries[{index - 1}] is not an entry: {error}"
+            raise DocumentCorruptError(self._source, reason) from error
 
     def _entry(self, entry: dict[str, Json]) -> NewEntry:
         facts, identity = entry["facts"], entry["identity"]

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from maestro_hive.kernel import files
+from maestro_hive.kernel.clock import to_micros
 from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError
 from maestro_hive.kernel.hooks import Hooks
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import RunState, fold
-from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended, to_micros
+from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended
 from maestro_hive.maestro.state.shared_records import BREAKERS, BUDGETS, ESCALATIONS
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.stores import borrow_memory_store, borrow_store, return_store
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from maestro_hive.maestro.state.records import EntriesAppended, Notification, RunRecord
+    from maestro_hive.maestro.state.records import Notification, RunRecord
     from maestro_hive.maestro.state.store import Store
 
 

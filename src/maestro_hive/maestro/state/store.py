@@ -1,48 +1,57 @@
-"""The contract of a store: what every journal must do, whichever database is under it.
+"""The contract of a store: what every journal promises, whichever database is under it.
 
-**Runs and entries.** A run is a name and an append-only list of entries: attempts begun and ended
-(from which steps are told), saved progress, fields, tasks. Entries of one run are numbered from 1
-without gaps. Whoever wants to append holds the run.
+``Reader`` reads a journal, ``Store`` also writes it.
+
+**Runs and entries.** A run is a name and an append-only list of entries: attempts that started and
+ended, saved progress, fields, tasks. The entries of one run are numbered from 1 without gaps. To
+append to a run, a process holds its lease.
 
 **Durability.** ``append(…, sync=True)`` returns when the entries would survive a power cut;
 ``sync=False`` when they would survive the death of this process. Entries are visible to every
 other process as soon as ``append`` returns. A failed write raises ``StoreFailedError``, and the
-store refuses everything but ``close`` from then on: after a failed fsync nobody knows what is on
-the disk, and opening the store again finds out.
+store then refuses everything but ``close``: after a failed fsync the content of the disk is
+unknown until the store is opened again. Taking and releasing leases is not synced: the first
+synced append covers it, and after a power cut an unsynced lease is free, as its process is dead.
 
-**Holding.** One process at a time holds a run; within a process holding is shared and counted.
-A hold is a lease with a fencing number: it ends when its process ends (at once, where the system
-can tell), when it expires without being renewed, or when it is given back. Taking over raises the
-number; an append made with an older one is refused with ``FencedError``, and only that one, not
-the batch it came with. An expired lease that nobody took goes on. Leases live on the store's
-clock and time, so that processes with wrong clocks agree.
+**Leases and fencing.** At most one process holds a lease; within a process a run's lease is shared
+and counted. Every acquisition gets a fencing number (the epoch) that is higher than all fencing
+numbers this store gave out before under the same name. A lease ends when its process ends (at
+once, where that can be detected), when it expires without being renewed and another process takes
+it, or when it is released. Every append checks, in its own transaction, that its lease is still
+the current one; otherwise it is refused with ``FencedError``, alone, not with the batch it is in.
+An expired lease that no process took stays valid. Leases use the store's clock, so that processes
+with wrong clocks agree.
+
+**Guards.** An append may name a document and the version it expects; it is refused, alone, with
+``StaleDocumentError`` when the document has another version in that transaction.
 
 **Documents.** A value under a namespace and a key. ``update_document`` is atomic over threads and
-processes: the function sees the latest value and nobody writes in between; it may be called again
-if the transaction has to be. Breakers, budgets and escalations are documents with a type
-(``shelves``), in namespaces of their own.
+processes: the function receives the latest value and no other write comes in between; it may be
+called again if the transaction has to be. Breakers, budgets and escalations are typed documents
+(``shared_records``), in namespaces of their own.
 
-**Feed.** A run's entries are its events: ``entries`` reads on from any number, so that another
-process can follow a run, living or dead, without holding it.
+**Events.** A run's entries are its events: ``entries`` continues after any number, so that another
+process can follow a run without its lease.
 
-**Trust.** What is read is what was written, or ``CorruptionError``. A store written by a newer
-version raises ``NewerFormatError`` and is not touched.
+**Integrity.** What is read is what was written, or ``CorruptionError``. A store written by a newer
+version raises ``NewerFormatError`` and is not changed.
 
-Every method may be called from any thread; none is for use in a forked child, which gets
+Every method may be called from any thread; none may be used in a forked child, which gets
 ``StoreClosedError``. A child that needs the store is spawned, not forked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.kernel.errors import FencedError
+    from maestro_hive.kernel.errors import FencedError, StaleDocumentError
     from maestro_hive.kernel.hooks import Hooks
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.records import (
@@ -56,7 +65,7 @@ if TYPE_CHECKING:
         StoredValue,
     )
 
-#: How long a silent holder keeps what it holds.
+#: How long a lease is valid without being renewed.
 LEASE_SECONDS = 15.0
 
 Change = Callable[[bytes | None], "Encoded | None"]
@@ -64,69 +73,80 @@ Change = Callable[[bytes | None], "Encoded | None"]
 
 @dataclass(slots=True, eq=False)
 class RunLease:
-    """The right to append to a run, with the number of the last entry in it."""
+    """The right to append to a run, with the number of the run's last entry.
+
+    ``created`` is true when the run had no entries before it was acquired. ``users`` counts who
+    shares the lease in this process.
+    """
 
     run: int
     name: str
     lease: Lease
     seq: int
+    created: bool = False
     users: int = field(default=1)
 
 
+class DocumentGuard(NamedTuple):
+    """The version that a document must have for an append to be accepted; 0: it does not exist."""
+
+    namespace: str
+    key: str
+    version: int
+
+
 class Append(NamedTuple):
-    """Entries for one run, all or none; ``status`` also becomes the run's in listings."""
+    """Entries for one run, all or none.
 
-    hold: RunLease
-    entries: Iterable[NewEntry]
+    ``status`` becomes the run's status in listings. ``release`` gives the run's lease back in the
+    same transaction, as ``release_run`` would after it; a refused append releases nothing.
+    """
+
+    run: RunLease
+    entries: Sequence[NewEntry]
     status: str | None = None
+    guard: DocumentGuard | None = None
+    release: bool = False
 
 
-class Store(Protocol):
-    """A journal. The module's docstring is the contract; these are its words."""
+class Reader(Protocol):
+    """A journal opened for reading. The module's docstring is the contract."""
 
     clock: Clock
-    notifications: Hooks[Notification]
 
     @property
     def location(self) -> str:
-        """Where it is, for people."""
+        """Where the journal is, as shown to people."""
         ...
 
     @property
     def damage(self) -> tuple[Damage, ...]:
-        """What could not be read when the store was opened; also told to ``news``."""
+        """What could not be read when the journal was opened."""
         ...
 
-    def syncs_fast(self) -> bool:
-        """Return whether an append is short enough to be made on an event loop."""
+    @property
+    def partial(self) -> str | None:
+        """Why this reader does not see everything that is recorded; None if it does."""
         ...
 
     # --- runs ---
-
-    def acquire_run(self, name: str, workflow: str = "") -> RunLease:
-        """Take the run, creating it if it is new; ``RunLeasedError`` if another process has it."""
-        ...
-
-    def release_run(self, hold: RunLease) -> None:
-        """Give the run back; the last of the users in this process really does."""
-        ...
 
     def run(self, name: str) -> RunRecord | None:
         """Find a run by its name."""
         ...
 
-    def runs(self, status: str | None = None, limit: int | None = None) -> list[RunRecord]:
-        """List runs, newest first."""
+    def runs(
+        self, *, status: str | None = None, workflow: str | None = None, limit: int | None = None
+    ) -> list[RunRecord]:
+        """List runs, newest first, with this recorded status and of this workflow."""
         ...
 
-    def append(
-        self, appends: Sequence[Append], *, sync: bool = True, busy_timeout: float | None = None
-    ) -> list[int | FencedError]:
-        """Record entries in one transaction; per append, its last number or why it was refused.
+    def count_runs(self, *, status: str | None = None, workflow: str | None = None) -> int:
+        """Return how many runs ``runs`` would list without a limit."""
+        ...
 
-        ``StoreBusyError`` if another writer is in the way for longer than ``patience`` seconds (by
-        default the store's own): nothing was written, and the same may be tried again.
-        """
+    def last_change(self, run: RunRecord) -> datetime:
+        """Return when something was last recorded of a run."""
         ...
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
@@ -141,13 +161,6 @@ class Store(Protocol):
         """Yield a run's large values as they are stored, each after the one it builds on."""
         ...
 
-    def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
-        """Forget a run and its entries; False if there is none, ``RunLeasedError`` if it is held.
-
-        ``first`` is called before that, with the run held, so that nobody begins it meanwhile.
-        """
-        ...
-
     # --- documents ---
 
     def document(self, namespace: str, key: str) -> Document | None:
@@ -158,8 +171,94 @@ class Store(Protocol):
         """Return every document, or those of one namespace, by namespace and key."""
         ...
 
+    # --- leases ---
+
+    def lease(self, name: str) -> Lease | None:
+        """Return a lease that was not released, whether or not its holder lives."""
+        ...
+
+    def leases(self) -> list[Lease]:
+        """Return every lease that was not released, by name."""
+        ...
+
+    def is_alive(self, lease: Lease) -> bool:
+        """Return whether the process that holds a lease lives."""
+        ...
+
+    def run_leases(self) -> dict[str, Lease]:
+        """Return the leases of runs whose holders live, expired or not, by the run's name."""
+        ...
+
+    # --- the whole journal ---
+
+    def unused_values(self) -> tuple[int, int]:
+        """Return how many stored values no entry refers to, and their bytes."""
+        ...
+
+    def check(self) -> list[str]:
+        """Read everything and return a description of each thing that is wrong."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held and close; closing twice is no error."""
+        ...
+
+
+class Store(Reader, Protocol):
+    """A journal opened for writing. The module's docstring is the contract."""
+
+    notifications: Hooks[Notification]
+
+    @property
+    def usable(self) -> bool:
+        """False once it failed, was closed or was inherited by a fork: open another one."""
+        ...
+
+    def syncs_fast(self) -> bool:
+        """Return whether an append is short enough to be made on an event loop."""
+        ...
+
+    # --- runs ---
+
+    def acquire_run(
+        self,
+        name: str,
+        workflow: str = "",
+        entries: Sequence[NewEntry] = (),
+        status: str | None = None,
+    ) -> RunLease:
+        """Take the run's lease, creating the run if it is new.
+
+        ``RunLeasedError`` if another process holds it. If the run has no entries yet, ``entries``
+        are appended and ``status`` is set in the same transaction; otherwise both are ignored.
+        """
+        ...
+
+    def release_run(self, run: RunLease) -> None:
+        """Release the run's lease, if this was its last user in this process."""
+        ...
+
+    def append(
+        self, appends: Sequence[Append], *, sync: bool = True, busy_timeout: float | None = None
+    ) -> list[int | FencedError | StaleDocumentError]:
+        """Record entries in one transaction; per append, its last number or why it was refused.
+
+        ``StoreBusyError`` if another writer is in the way for longer than ``busy_timeout`` seconds
+        (by default the store's own): nothing was written, and the same may be tried again.
+        """
+        ...
+
+    def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
+        """Delete a run and its entries; False if there is none, ``RunLeasedError`` if it is held.
+
+        ``first`` is called before that, under the run's lease, so that no process starts it.
+        """
+        ...
+
+    # --- documents ---
+
     def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
-        """Replace a document by what ``change`` makes of it (None deletes); durable on return."""
+        """Replace a document by the result of ``change`` (None deletes); durable on return."""
         ...
 
     def set_documents(self, values: Mapping[tuple[str, str], Encoded | None]) -> None:
@@ -173,39 +272,27 @@ class Store(Protocol):
     # --- leases ---
 
     def take_lease(self, name: str, seconds: float = LEASE_SECONDS) -> Lease:
-        """Become the only one under this name; ``RunLeasedError`` tells who is."""
+        """Take a lease; ``RunLeasedError`` names its holder if another one has it."""
         ...
 
     def renew_leases(self) -> None:
-        """Extend everything this store holds; done by itself every third of a lease."""
+        """Extend every lease this store holds; called in the background at a third of a lease."""
         ...
 
     def release_lease(self, lease: Lease) -> None:
-        """Give a lease back; nothing happens if it was taken over."""
+        """Release a lease; nothing happens if it was taken over."""
         ...
 
-    def lease(self, name: str) -> Lease | None:
-        """Return a lease as it stands, whoever has it; None if it is free."""
-        ...
-
-    def run_leases(self) -> dict[str, Lease]:
-        """Return who holds which runs, by name: processes that live, also one that is late."""
-        ...
-
-    # --- the whole ---
+    # --- the whole journal ---
 
     def collect(self) -> int:
-        """Delete values that nothing refers to any more; return how many."""
+        """Delete values that no entry refers to; return how many."""
         ...
 
-    def check(self) -> list[str]:
-        """Read everything and return what is wrong with it, in words; empty is good."""
+    def empty_log(self) -> bool:
+        """Leave nothing in the log, so that purged data is gone; False if a reader uses it."""
         ...
 
     def backup(self, target: Path) -> None:
         """Write a copy of the live store to the new folder ``target``."""
-        ...
-
-    def close(self) -> None:
-        """Give back what is held and close; closing twice is no error."""
         ...

@@ -1,88 +1,117 @@
-"""The stores that this process has open: one per folder, shared and counted."""
+"""Opening stores: one per folder and process, shared and counted; and readers.
+
+The only module that knows which stores there are.
+"""
 
 from __future__ import annotations
 
-import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from maestro_hive.kernel.process import PerProcess
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.memory import MemoryStore
     from maestro_hive.maestro.state.sqlite.store import SqliteStore
+    from maestro_hive.maestro.state.store import Reader, Store
 
 
 @dataclass(slots=True)
-class _Loan:
-    store: SqliteStore
-    pid: int
-    users: int = 1
+class _Opened:
+    store: Store
+    users: int = 0
 
 
-_mutex = threading.Lock()
-_loans: dict[Path, _Loan] = {}
-_in_memory: dict[Path, MemoryStore] = {}
+@dataclass(slots=True)
+class _Stores:
+    """The stores of this process, by folder and by whether they are persistent."""
+
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+    opened: dict[tuple[Path, bool], _Opened] = field(default_factory=dict)
 
 
-def borrow_store(folder: str | Path) -> SqliteStore:
-    """Return the store on this folder, opening it if nobody in this process has it open.
+_stores = PerProcess(_Stores)
 
-    One that failed is opened again for the next borrower; those who still have it go on being told
-    that it failed, and what it held is free.
+
+def open_store(folder: str | Path, *, persistent: bool = True) -> Store:
+    """Return the store of this folder, opening it if this process does not have it open.
+
+    One that failed is replaced for the next caller: those who still have it continue to get its
+    error, and its leases are free. Without ``persistent`` it is a store in memory, which stands
+    for the folder until the process ends, and nothing is written.
     """
-    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415 - loads apsw
-
-    place = Path(folder).expanduser().resolve()
-    with _mutex:
-        loan = _loans.get(place)
-        if loan is not None and loan.pid == os.getpid() and loan.store.usable:
-            loan.users += 1
-            return loan.store
-        if loan is not None and loan.pid == os.getpid():
-            loan.store.close()
-        store = SqliteStore(place)
-        _loans[place] = _Loan(store, os.getpid())
-        return store
+    key = (Path(folder).expanduser().resolve(), persistent)
+    stores = _stores()
+    with stores.mutex:
+        opened = stores.opened.get(key)
+        if opened is None or not opened.store.usable:
+            if opened is not None:
+                opened.store.close()
+            opened = stores.opened[key] = _Opened(_open(*key))
+        opened.users += 1
+        return opened.store
 
 
-def return_store(store: SqliteStore) -> None:
-    """Say that you are done with a borrowed store; the last one closes it."""
-    with _mutex:
-        loan = _loans.get(store.folder)
-        if loan is None or loan.store is not store or loan.pid != os.getpid():
+def _open(folder: Path, persistent: bool) -> Store:
+    if persistent:
+        from maestro_hive.maestro.state.sqlite.store import (  # noqa: PLC0415 - loads apsw
+            SqliteStore,
+        )
+
+        return SqliteStore(folder)
+    from maestro_hive.maestro.state.memory import MemoryStore  # noqa: PLC0415 - rarely used
+
+    return MemoryStore()
+
+
+def close_store(store: Store) -> None:
+    """Say that one caller of ``open_store`` is done with a store; the last one closes it."""
+    stores = _stores()
+    with stores.mutex:
+        found = [key for key, opened in stores.opened.items() if opened.store is store]
+        if not found:
             return  # it failed and was replaced, or belongs to a parent process
-        loan.users -= 1
-        if loan.users > 0:
+        key, opened = found[0], stores.opened[found[0]]
+        opened.users -= 1
+        _, persistent = key
+        if opened.users > 0 or not persistent:
             return
-        del _loans[store.folder]
+        del stores.opened[key]
     store.close()
 
 
-def borrow_memory_store(folder: str | Path) -> MemoryStore:
-    """Return the store that stands for this folder in a process that shall write nothing."""
-    from maestro_hive.maestro.state.memory import MemoryStore  # noqa: PLC0415 - rarely used
+def open_reader(folder: str | Path) -> Reader:
+    """Open the journal of this folder for reading only; nothing in the folder is changed.
 
-    place = Path(folder).expanduser().resolve()
-    with _mutex:
-        store = _in_memory.get(place)
-        if store is None:
-            store = _in_memory[place] = MemoryStore()
-        return store
+    Works on read-only and full disks, beside processes that write, and after a crash. Close it
+    with its ``close``.
+    """
+    from maestro_hive.maestro.state.sqlite.reader import SqliteReader  # noqa: PLC0415 - loads apsw
+
+    return SqliteReader(Path(folder).expanduser())
 
 
 def forget_memory_stores() -> None:
-    """Let the next borrower begin with an empty memory."""
-    with _mutex:
-        _in_memory.clear()
+    """Let the next ``open_store(…, persistent=False)`` start empty; for tests."""
+    stores = _stores()
+    with stores.mutex:
+        for key in [key for key in stores.opened if not key[1]]:
+            del stores.opened[key]
 
 
-def _forget_in_child() -> None:
-    """Start anew in a forked child, where a lock may have been held by a thread that is not here."""
-    global _mutex  # noqa: PLW0603 - the lock itself has to be another one
-    _mutex = threading.Lock()
-    _loans.clear()
-    _in_memory.clear()
+# --- former names, until their callers use the ones above ---
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+def borrow_store(folder: str | Path) -> SqliteStore:
+    """Return ``open_store(folder)``."""
+    return cast("SqliteStore", open_store(folder))
+
+
+def borrow_memory_store(folder: str | Path) -> MemoryStore:
+    """Return ``open_store(folder, persistent=False)``."""
+    return cast("MemoryStore", open_store(folder, persistent=False))
+
+
+return_store = close_store

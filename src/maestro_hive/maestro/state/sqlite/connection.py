@@ -1,4 +1,9 @@
-"""SQLite's own checksums on every page of a database: the last 8 bytes, verified on each read."""
+"""One SQLite file with page checksums: opening it, transactions, reads, syncs, checkpoints.
+
+SQLite's own ``cksumvfs`` puts a checksum into the last 8 bytes of every page and verifies it on
+each read. Writers of all processes queue at a ``flock``; a commit writes without syncing, and
+``sync`` makes every commit so far durable, outside the queue.
+"""
 
 from __future__ import annotations
 
@@ -25,37 +30,80 @@ from maestro_hive.kernel.errors import (
     StoreFailedError,
 )
 from maestro_hive.kernel.locks import FileLock, SharedLock
-from maestro_hive.maestro.state.sqlite import connection as page_checksums
+from maestro_hive.kernel.process import PerProcess
 from maestro_hive.maestro.state.sqlite import wal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
-
-    import apsw
 
     from maestro_hive.maestro.state.records import Damage
 
-_VFS = "cksmvfs"
-_BYTES = 8
+logger = logging.getLogger(__name__)
 
-_registering = threading.Lock()
+ResultT = TypeVar("ResultT")
+Row = tuple[Any, ...]
+
+#: Marks a SQLite file as a journal of maestro-hive ("MHIV").
+APPLICATION_ID = 0x4D484956
+
+#: Pages in the log at which it is copied into the database.
+CHECKPOINT_PAGES = 1000
+#: Pages at which a writer does that itself, because the background thread did not get to it.
+CHECKPOINT_PAGES_MOST = 8 * CHECKPOINT_PAGES
+
+#: Commits between two looks at the log's length: asking after each would cost too much.
+_CHECK_LOG_EVERY = 32
+#: A log that once held large values is truncated to this when it starts again.
+_LOG_BYTES_MOST = 16 * 1024 * 1024
+
+_BUSY_SECONDS = 30.0
+#: How long readers may prevent the log from being emptied while writers wait.
+_EMPTYING_MILLISECONDS = 1000
+
+_MIGRATIONS = Path(__file__).parent / "sql"
+
+# --- page checksums ---
+
+_VFS = "cksmvfs"
+_CHECKSUM_BYTES = 8
 
 
 def connect(path: Path, flags: int) -> apsw.Connection:
-    """Open a database so that its checksums are kept and verified."""
-    _register()
-    return apsw.Connection(str(path), flags=flags, vfs=_VFS)
+    """Open a database so that its page checksums are written and verified."""
+    return apsw.Connection(str(path), flags=flags, vfs=checksum_vfs())
 
 
-def switch_on(db: apsw.Connection) -> None:
-    """Make room for checksums in a database that has no pages yet."""
-    _reserve(db, _BYTES)
+def _register_vfs() -> str:
+    """Load SQLite's checksum extension, and leave apsw's default as other users had it."""
+    if _VFS in apsw.vfs_names():
+        return _VFS
+    from apsw import sqlite_extra  # noqa: PLC0415 - slow to import, needed once
+
+    if sqlite_extra.has("cksumvfs") is None:
+        raise StorageError(
+            "this build of apsw lacks SQLite's cksumvfs extension, which guards the journal's"
+            " pages; install apsw from its published wheel"
+        )
+    default = apsw.vfs_names()[0]
+    loader = apsw.Connection(":memory:")
+    sqlite_extra.load(loader, "cksumvfs")
+    loader.close()
+    apsw.set_default_vfs(default)
+    return _VFS
 
 
-def are_on(db: apsw.Connection) -> bool:
+#: Returns the name of the VFS, registering it when first called.
+checksum_vfs = PerProcess(_register_vfs)
+
+
+def enable_checksums(db: apsw.Connection) -> None:
+    """Reserve room for checksums in a database that has no pages yet."""
+    _reserve(db, _CHECKSUM_BYTES)
+
+
+def has_checksums(db: apsw.Connection) -> bool:
     """Return whether the pages of a database have room for checksums."""
-    return _reserve(db, -1) == _BYTES
+    return _reserve(db, -1) == _CHECKSUM_BYTES
 
 
 def _reserve(db: apsw.Connection, value: int) -> int:
@@ -64,54 +112,21 @@ def _reserve(db: apsw.Connection, value: int) -> int:
     return number.value
 
 
-def _register() -> None:
-    """Make the checksums available, once, and leave apsw's default as other users had it."""
-    with _registering:
-        if _VFS in apsw.vfs_names():
-            return
-        from apsw import sqlite_extra  # noqa: PLC0415 - slow to import, needed once
-
-        if sqlite_extra.has("cksumvfs") is None:
-            raise StorageError(
-                "this build of apsw lacks SQLite's cksumvfs extension, which guards the journal's"
-                " pages; install apsw from its published wheel"
-            )
-        default = apsw.vfs_names()[0]
-        loader = apsw.Connection(":memory:")
-        sqlite_extra.load(loader, "cksumvfs")
-        loader.close()
-        apsw.set_default_vfs(default)
-
-
-def _new_lock_in_child() -> None:
-    global _registering  # noqa: PLW0603 - a thread that is not in the child may have held it
-    _registering = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_new_lock_in_child)
-
-
-# --- migrate ---
-
-
-#: Marks a SQLite file as ours ("MHIV").
-APPLICATION_ID = 0x4D484956
-
-_FOLDER = Path(__file__).parent / "sql"
+# --- formats ---
 
 
 def migrations() -> list[Path]:
     """Return the migration files in order."""
-    return sorted(_FOLDER.glob("[0-9][0-9][0-9][0-9]_*.sql"))
+    return sorted(_MIGRATIONS.glob("[0-9][0-9][0-9][0-9]_*.sql"))
 
 
 def newest_format() -> int:
-    """The format this version writes."""
+    """Return the format this version writes."""
     return len(migrations())
 
 
 def migrate(db: apsw.Connection, name: str) -> None:
-    """Bring an opened journal to the newest format."""
+    """Bring an opened journal to the newest format, one transaction per step."""
     found = check_format(db, name)
     for number, step in enumerate(migrations()[found:], start=found + 1):
         script = step.read_text(encoding="utf-8")
@@ -122,7 +137,7 @@ def migrate(db: apsw.Connection, name: str) -> None:
 
 
 def check_format(db: apsw.Connection, name: str) -> int:
-    """Return a journal's format, 0 for a new file; refuse one that is newer or not ours."""
+    """Return a journal's format, 0 for a new file; refuse a newer one and other databases."""
     found = int(db.pragma("user_version"))
     ours = int(db.pragma("application_id")) == APPLICATION_ID
     empty = db.execute("SELECT count(*) FROM sqlite_schema").get == 0
@@ -136,26 +151,21 @@ def check_format(db: apsw.Connection, name: str) -> int:
     return found
 
 
-# --- journal_file ---
+# --- errors ---
 
 
-logger = logging.getLogger(__name__)
+def damage_error(path: Path, error: apsw.Error) -> CorruptionError | None:
+    """Return our error if SQLite's means that the file is not what was written."""
+    if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
+        reason = "a page does not match its checksum"
+    elif isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        reason = str(error)
+    else:
+        return None
+    return CorruptionError(f"{path} is damaged: {reason}; restore a backup")
 
-ResultT = TypeVar("ResultT")
 
-#: Pages in the log at which it is copied into the database.
-CHECKPOINT_PAGES = 1000
-#: Pages at which a writer does that itself, because nobody else got to it.
-CHECKPOINT_PAGES_MOST = 8 * CHECKPOINT_PAGES
-
-#: Asking SQLite after every commit would cost more than it is worth.
-_LOOK_AT_LOG_EVERY = 32
-#: What a log that once held large values is cut down to when it starts again.
-_LOG_BYTES_MOST = 16 * 1024 * 1024
-
-_BUSY_SECONDS = 30.0
-#: How long readers may keep the log from being emptied, and writers waiting meanwhile.
-_EMPTYING_MILLISECONDS = 1000
+# --- the file ---
 
 
 class JournalFile:
@@ -172,44 +182,47 @@ class JournalFile:
         self.damage: Damage | None = None
         self.log_pages = 0
         self.sync_seconds = 0.0
+        #: How many transactions this process has committed; ``sync`` takes such a number.
+        self.committed = 0
+        #: The number of commits at which ``check_log`` asks SQLite again.
+        self.log_check_due = _CHECK_LOG_EVERY
+        #: Guards the writing connection; held by who writes more than one transaction.
+        self.mutex = threading.RLock()
+        self.pid = os.getpid()
         self._busy_seconds = busy_seconds
-        self._pid = os.getpid()
-        self._mutex = threading.RLock()
         self._read_mutex = threading.Lock()
         self._sync_mutex = threading.Lock()
-        self._committed = 0
-        self._looked = 0
         self._synced = 0
         self._failure: str | None = None
         self._closed = False
         self._connections: list[apsw.Connection] = []
         try:
             self._queue = FileLock(folder / "journal.lock")
-            self._presence = SharedLock(folder / "journal.users")
+            self._users = SharedLock(folder / "journal.users")
         except FolderError as error:
             raise FolderError(folder, f"cannot be written ({error.reason})") from error
         try:
             self._open(keep_damaged_log)
         except BaseException:
             for db in self._connections:
-                db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # refused is not touched
+                db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # a refused file is unchanged
                 db.close()
             self._queue.close()
-            self._presence.close()
+            self._users.close()
             raise
 
     # --- opening ---
 
     def _open(self, keep_damaged_log: Callable[[str], Damage]) -> None:
-        self._enter_queue()
+        self._enter_queue(None)
         try:
-            first = self._presence.join()
+            first = self._users.join()
             if first:
                 self._keep_log_without_database(keep_damaged_log)
             files.create_private(self.path)
             self._db = self._connect()
-            if first:  # and before anything is written over what the log lost
-                self._look_at_log(keep_damaged_log)
+            if first:  # before anything is written over what the log lost
+                self._examine_log(keep_damaged_log)
             migrate(self._db, str(self.path))
             self._reader = self._connect()
             self._log = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -224,17 +237,17 @@ class JournalFile:
             self._queue.release()
 
     def _connect(self) -> apsw.Connection:
-        db = page_checksums.connect(self.path, apsw.SQLITE_OPEN_READWRITE)
+        db = connect(self.path, apsw.SQLITE_OPEN_READWRITE)
         self._connections.append(db)
         db.set_busy_timeout(int(self._busy_seconds * 1000))
         if db.pragma("page_count") == 0:
             if self.path.stat().st_size:
-                raise CorruptionError(f"{self.path} is no journal of maestro-hive, nor a database")
-            page_checksums.switch_on(db)
+                raise CorruptionError(f"{self.path} is not a SQLite database")
+            enable_checksums(db)
         check_format(db, str(self.path))  # before the file is changed in any way
         if db.pragma("journal_mode", "wal") != "wal":
             raise FolderError(self.path, "is on a file system that cannot share a write-ahead log")
-        if not page_checksums.are_on(db):
+        if not has_checksums(db):
             raise CorruptionError(f"{self.path}: its page checksums have been switched off")
         db.pragma("synchronous", "normal")
         db.pragma("wal_autocheckpoint", 0)
@@ -244,15 +257,15 @@ class JournalFile:
         return db
 
     def _keep_log_without_database(self, keep_damaged_log: Callable[[str], Damage]) -> None:
-        """Keep a log whose database is gone: SQLite would begin anew and write over it."""
+        """Keep a log whose database is gone: SQLite would start a new one and overwrite it."""
         log = self.path.with_name(f"{self.path.name}-wal")
         gone = not self.path.exists() or self.path.stat().st_size == 0
         if gone and log.exists() and log.stat().st_size > 0:
             self.damage = keep_damaged_log("its database was gone, and only its log was left")
             files.remove(log)
 
-    def _look_at_log(self, keep_damaged_log: Callable[[str], Damage]) -> None:
-        """As the first to open it: have a damaged log kept, and move what is good to safety."""
+    def _examine_log(self, keep_damaged_log: Callable[[str], Damage]) -> None:
+        """As the first to open the file: keep a damaged log, and checkpoint what is good."""
         page_size = int(self._db.pragma("page_size"))
         self._db.pragma("user_version")  # a read, so that the log is recovered
         recovered, _ = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
@@ -264,56 +277,54 @@ class JournalFile:
                 " what was recorded last may be lost"
             )
         if recovered > 0:
-            # Pages that a failed fsync left in memory only are written anew, into the database.
+            # Pages that a failed fsync left in memory only are written again, into the database.
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     # --- writing ---
 
     def write(
         self, body: Callable[[apsw.Connection], ResultT], busy_timeout: float | None = None
-    ) -> tuple[ResultT, int]:
-        """Run ``body`` in one write transaction; return its result, and the ticket for ``sync``.
+    ) -> ResultT:
+        """Run ``body`` in one write transaction and return its result; ``committed`` is its number.
 
         A function and not a context manager: an interrupt between two lines of a caller must not
-        leave a transaction open. What one leaves behind all the same, the next write clears away.
+        leave a transaction open. One that is left open all the same is undone by the next write.
         """
-        self.check_process()
-        with self._mutex:
+        if os.getpid() != self.pid:
+            self.check_process()
+        with self.mutex:
             self._prepare()
             try:
                 self._enter_queue(busy_timeout)
                 self._db.execute("BEGIN IMMEDIATE")
                 result = body(self._db)
                 self._db.execute("COMMIT")
-                self._committed += 1
+                self.committed += 1
             except apsw.Error as error:
                 raise self._explain(error, writing=True) from error
             finally:
                 self._leave()
-            return result, self._committed
+            return result
 
-    def execute(
-        self, sql: str, bindings: tuple[Any, ...], busy_timeout: float | None = None
-    ) -> tuple[int, int, int]:
-        """Run one statement that is a transaction by itself; return ticket, rows and last rowid.
+    def insert(self, sql: str, bindings: Row, busy_timeout: float | None) -> int | None:
+        """Run one INSERT that is a transaction by itself; return the new key, None for no row.
 
-        The same as ``write`` with that statement in it, in half the time: this is the way of
-        every step that is recorded alone, and code is slow just after an fsync.
+        The same as ``write`` with that statement in it, in half the time: every step that is
+        recorded alone comes this way. The caller holds ``mutex`` and has checked the process.
         """
-        self.check_process()
-        db = self._db
-        with self._mutex:
-            if self._failure is not None or self._closed or db.in_transaction:
-                self._prepare()
-            try:
-                self._enter_queue(busy_timeout)
-                db.execute(sql, bindings)
-                self._committed += 1
-            except apsw.Error as error:
-                raise self._explain(error, writing=True) from error
-            finally:
-                self._queue.release()
-            return self._committed, db.changes(), db.last_insert_rowid()
+        db, queue = self._db, self._queue
+        if self._failure is not None or self._closed or db.in_transaction:
+            self._prepare()
+        try:
+            if not queue.acquire(self._busy_seconds if busy_timeout is None else busy_timeout):
+                raise self._busy(busy_timeout)
+            db.execute(sql, bindings)
+            self.committed += 1
+            return db.last_insert_rowid() if db.changes() else None
+        except apsw.Error as error:
+            raise self._explain(error, writing=True) from error
+        finally:
+            queue.release()
 
     def _prepare(self) -> None:
         self._check_usable()
@@ -323,11 +334,11 @@ class JournalFile:
                     f"{self.path}: a function that changes a document must not write to the"
                     " journal itself; write before or after it"
                 )
-            self._leave()  # what an interrupt left behind
+            self._leave()  # an interrupt left it open
 
     def _is_nested(self) -> bool:
-        """Return whether this thread is inside ``write`` already, further up."""
-        frame = sys._getframe(2).f_back  # noqa: SLF001 - Python's own way to look up the stack
+        """Return whether this thread is inside ``write`` already, further up the stack."""
+        frame = sys._getframe(2).f_back  # noqa: SLF001 - Python's own way to walk the stack
         while frame is not None:
             if frame.f_code is JournalFile.write.__code__ and frame.f_locals.get("self") is self:
                 return True
@@ -335,7 +346,7 @@ class JournalFile:
         return False
 
     def _leave(self) -> None:
-        """Undo what was not committed, and let the next one in."""
+        """Undo what was not committed, and release the queue."""
         try:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -344,14 +355,14 @@ class JournalFile:
         finally:
             self._queue.release()
 
-    def sync(self, ticket: int) -> None:
+    def sync(self, commit: int) -> None:
         """Return when the commit with this number would survive a power cut."""
-        self._check_usable()
         with self._sync_mutex:
-            if self._synced >= ticket:
+            if self._failure is not None or self._closed or os.getpid() != self.pid:
+                self._check_usable()
+            if self._synced >= commit:
                 return
-            self._check_usable()
-            covers = self._committed
+            covers = self.committed
             started = time.perf_counter()
             try:
                 os.fdatasync(self._log)
@@ -361,26 +372,33 @@ class JournalFile:
             if deleted:
                 raise self._fail("its files were deleted while it was open")
             took = time.perf_counter() - started
-            # A long one may be a busy machine's doing, a short one proves the disk quick.
+            # A long one may be due to a busy machine, a short one proves that the disk is fast.
             self.sync_seconds = min(took, self.sync_seconds + (took - self.sync_seconds) * 0.1)
             self._synced = covers
 
-    def alone(self) -> threading.RLock:
-        """Return the lock that keeps other threads from writing, for more than a transaction."""
-        self.check_process()
-        return self._mutex
+    def write_and_sync(self, body: Callable[[apsw.Connection], ResultT]) -> ResultT:
+        """Run ``body`` in one write transaction and return its result when it is durable."""
+        with self.mutex:
+            result = self.write(body)
+            commit = self.committed
+        self.sync(commit)
+        return result
 
-    def _enter_queue(self, busy_timeout: float | None = None) -> None:
+    def _enter_queue(self, busy_timeout: float | None) -> None:
         seconds = self._busy_seconds if busy_timeout is None else busy_timeout
         if not self._queue.acquire(seconds):
-            raise StoreBusyError(
-                f"{self.path}: another process has been inside a write for {seconds:g} seconds;"
-                f" it may be stopped (see {self._queue.path.name})"
-            )
+            raise self._busy(busy_timeout)
+
+    def _busy(self, busy_timeout: float | None) -> StoreBusyError:
+        seconds = self._busy_seconds if busy_timeout is None else busy_timeout
+        return StoreBusyError(
+            f"{self.path}: another process has been inside a write for {seconds:g} seconds;"
+            f" it may be stopped (see {self._queue.path.name})"
+        )
 
     # --- reading ---
 
-    def rows(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, bindings: Row = ()) -> list[Row]:
         """Run a query on the reading connection and return all of it."""
         self.check_process()
         with self._read_mutex:
@@ -390,13 +408,16 @@ class JournalFile:
             except apsw.Error as error:
                 raise self._explain(error) from error
 
-    # --- upkeep ---
+    # --- the log ---
 
-    def tend(self) -> None:
-        """Look now and then how long the log is; what fails here shows at the next write."""
-        if self._committed - self._looked < _LOOK_AT_LOG_EVERY:
-            return
-        self._looked = self._committed
+    def check_log(self) -> bool:
+        """Return whether the log is due to be copied, asking SQLite only now and then.
+
+        What fails here shows at the next write.
+        """
+        if self.committed < self.log_check_due:
+            return False
+        self.log_check_due = self.committed + _CHECK_LOG_EVERY
         try:
             with self._read_mutex:
                 self._check_usable()
@@ -405,17 +426,18 @@ class JournalFile:
                 self.checkpoint()
         except (apsw.Error, MaestroError) as error:
             logger.debug("%s: %s", self.path, error)
+        return self.log_pages > CHECKPOINT_PAGES
 
     def checkpoint(self) -> None:
-        """Copy the log into the database, most of it without keeping anybody waiting."""
+        """Copy the log into the database, most of it without blocking writers."""
         try:
             with self._read_mutex:
                 self._check_usable()
                 self._reader.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            # The rest with writers kept out, so that the log can start again from its head.
-            with self._mutex:
+            # The rest with writers blocked, so that the log can start again from its head.
+            with self.mutex:
                 self._check_usable()
-                self._enter_queue()
+                self._enter_queue(None)
                 try:
                     self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
                 finally:
@@ -427,10 +449,10 @@ class JournalFile:
         self.log_pages = 0
 
     def empty_log(self) -> bool:
-        """Copy the log into the database and cut it to nothing; False if somebody reads from it."""
-        with self._mutex:
+        """Copy the log into the database and truncate it; False if a reader uses it."""
+        with self.mutex:
             self._check_usable()
-            self._enter_queue()
+            self._enter_queue(None)
             try:
                 self._db.set_busy_timeout(_EMPTYING_MILLISECONDS)
                 self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -448,14 +470,14 @@ class JournalFile:
         """Write a consistent copy of the live file to ``target``, a new one, or nothing."""
         self._check_usable()
         files.create_private(target)
-        source = page_checksums.connect(self.path, apsw.SQLITE_OPEN_READWRITE)
-        copy = page_checksums.connect(target, apsw.SQLITE_OPEN_READWRITE)
+        source = connect(self.path, apsw.SQLITE_OPEN_READWRITE)
+        copy = connect(target, apsw.SQLITE_OPEN_READWRITE)
         try:
             # With a first page that asks for checksums, or pages written before it get none.
-            page_checksums.switch_on(copy)
+            enable_checksums(copy)
             copy.pragma("user_version", 1)
             copy.close()
-            copy = page_checksums.connect(target, apsw.SQLITE_OPEN_READWRITE)
+            copy = connect(target, apsw.SQLITE_OPEN_READWRITE)
             # In one go and under one read transaction, or every commit would start it again.
             source.execute("BEGIN; SELECT count(*) FROM runs")
             with copy.backup("main", source, "main") as backup:
@@ -464,54 +486,43 @@ class JournalFile:
         except apsw.Error as error:
             for leftover in target.parent.glob(f"{target.name}*"):
                 leftover.unlink()
-            raise self._damage(error) or StorageError(
+            raise damage_error(self.path, error) or StorageError(
                 f"{self.path} could not be copied to {target}: {error}"
             ) from error
         finally:
             copy.close()
             source.close()
 
-    def integrity(self) -> list[str]:
-        """Let SQLite read every page and say what is wrong."""
-        found = self.rows("PRAGMA integrity_check(20)")
-        return [str(row[0]) for row in found if row[0] != "ok"]
-
     def close(self) -> None:
         """Close; what was committed is in the log or the database."""
-        if not self.is_here():
+        if os.getpid() != self.pid:
             return
-        with self._mutex, self._read_mutex, self._sync_mutex:
+        with self.mutex, self._read_mutex, self._sync_mutex:
             if self._closed:
                 return
             self._closed = True
             self._reader.close()
             self._db.close()
             os.close(self._log)
-            self._presence.close()
+            self._users.close()
             self._queue.close()
 
-    # --- trouble ---
+    # --- failures ---
 
     @property
     def usable(self) -> bool:
-        """Return whether it is open, here, and sound."""
-        return not self._closed and self._failure is None and self.is_here()
-
-    def is_here(self) -> bool:
-        """Return whether this process opened it; a forked child did not."""
-        return os.getpid() == self._pid
+        """Return whether it is open, in this process, and did not fail."""
+        return not self._closed and self._failure is None and os.getpid() == self.pid
 
     def check_process(self) -> None:
-        """Raise in a forked child; before any lock, which a thread of the parent may have held."""
-        if not self.is_here():
+        """Raise in a forked child; before any lock, which a thread of the parent may hold."""
+        if os.getpid() != self.pid:
             raise StoreClosedError(
-                f"{self.path} was opened by process {self._pid}, and this is a forked child of it;"
+                f"{self.path} was opened by process {self.pid}, and this is a forked child of it;"
                 " start the child with 'spawn' or as a program of its own"
             )
 
     def _check_usable(self) -> None:
-        if os.getpid() == self._pid and self._failure is None and not self._closed:
-            return
         self.check_process()
         if self._failure is not None:
             raise StoreFailedError(self.path, self._failure)
@@ -522,19 +533,9 @@ class JournalFile:
         self._failure = reason
         return StoreFailedError(self.path, reason)
 
-    def _damage(self, error: apsw.Error) -> CorruptionError | None:
-        """Return our error if SQLite's says that the file is not what was written."""
-        if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
-            reason = "a page does not match its checksum"
-        elif isinstance(error, apsw.CorruptError | apsw.NotADBError):
-            reason = str(error)
-        else:
-            return None
-        return CorruptionError(f"{self.path} is damaged: {reason}; restore a backup")
-
     def _explain(self, error: apsw.Error, *, writing: bool = False) -> MaestroError:
         """Turn SQLite's error into one of ours."""
-        damage = self._damage(error)
+        damage = damage_error(self.path, error)
         if damage is not None:
             return damage
         text = str(error)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from maestro_hive.kernel.clock import from_micros, to_micros
 from maestro_hive.kernel.errors import CorruptionError
-from maestro_hive.maestro.state.records import Document, from_micros, to_micros
+from maestro_hive.maestro.state.records import Document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.codec import Encoded
-    from maestro_hive.maestro.state.sqlite.connection import JournalFile
+    from maestro_hive.maestro.state.sqlite.connection import JournalFile, Row
+    from maestro_hive.maestro.state.sqlite.entries import Queries
     from maestro_hive.maestro.state.store import Change
+
+    Changed = tuple[Document | None, Document | None]
 
 _COLUMNS = "namespace, key, version, value, sha256, updated_at"
 _FIND = f"SELECT {_COLUMNS} FROM documents WHERE namespace = ? AND key = ?"  # noqa: S608
@@ -24,56 +28,84 @@ _LIST = (
     f"SELECT {_COLUMNS} FROM documents WHERE ?1 IS NULL OR namespace = ?1"  # noqa: S608
     " ORDER BY namespace, key"
 )
+_PUT = (
+    "INSERT INTO documents (namespace, key, version, value, sha256, updated_at)"
+    " VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (namespace, key) DO UPDATE SET"
+    " version = ?3, value = ?4, sha256 = ?5, updated_at = ?6"
+)
 
 
-class Documents:
-    """The documents of one journal file."""
+class DocumentReader:
+    """The documents of one journal file, checked against their digests."""
 
-    def __init__(self, file: JournalFile, clock: Clock) -> None:
-        self._file = file
-        self._clock = clock
+    def __init__(self, file: Queries) -> None:
+        self._queries = file
 
     def get(self, namespace: str, key: str) -> Document | None:
-        """Return a document, checked."""
-        rows = self._file.rows(_FIND, (namespace, key))
+        """Return a document."""
+        rows = self._queries.rows(_FIND, (namespace, key))
         return self._read(rows[0]) if rows else None
 
     def all(self, namespace: str | None) -> list[Document]:
-        """Return documents by namespace and key, checked."""
-        return [self._read(row) for row in self._file.rows(_LIST, (namespace,))]
+        """Return documents by namespace and key."""
+        return [self._read(row) for row in self._queries.rows(_LIST, (namespace,))]
 
-    def update(
-        self, namespace: str, key: str, change: Change
-    ) -> tuple[Document | None, Document | None]:
-        """Replace a document by what ``change`` makes of it; return it before and after."""
+    def _read(self, row: Row) -> Document:
+        namespace, key, version, value, sha256, updated_at = row
+        if hashlib.sha256(value).digest() != sha256:
+            where = f"{self._queries.path}: document {namespace}/{key}"
+            raise CorruptionError(f"{where} does not match its SHA-256; restore a backup")
+        return Document(
+            namespace=namespace,
+            key=key,
+            version=version,
+            value=value,
+            sha256=sha256,
+            updated_at=from_micros(updated_at),
+        )
 
-        def body(db: apsw.Connection) -> tuple[Document | None, Document | None]:
+
+class DocumentWriter(DocumentReader):
+    """Changes the documents of one journal file, each time in one synced transaction."""
+
+    def __init__(self, file: JournalFile, clock: Clock) -> None:
+        super().__init__(file)
+        self._file = file
+        self._clock = clock
+
+    def update(self, namespace: str, key: str, change: Change) -> Changed:
+        """Replace a document by the result of ``change``; return it before and after."""
+
+        def body(db: apsw.Connection) -> Changed:
             before = self._find(db, namespace, key)
             value = change(before.value if before else None)
             return before, self._put(db, namespace, key, before, value)
 
-        changed, ticket = self._file.write(body)
-        self._file.sync(ticket)
-        return changed
+        return self._file.write_and_sync(body)
 
     def set_many(
         self, values: Mapping[tuple[str, str], Encoded | None]
-    ) -> dict[tuple[str, str], tuple[Document | None, Document | None]]:
+    ) -> dict[tuple[str, str], Changed]:
         """Set documents in one transaction; return each before and after."""
 
-        def body(
-            db: apsw.Connection,
-        ) -> dict[tuple[str, str], tuple[Document | None, Document | None]]:
+        def body(db: apsw.Connection) -> dict[tuple[str, str], Changed]:
             changed = {}
             for (namespace, key), value in values.items():
                 before = self._find(db, namespace, key)
-                after = self._put(db, namespace, key, before, value)
-                changed[namespace, key] = (before, after)
+                changed[namespace, key] = (before, self._put(db, namespace, key, before, value))
             return changed
 
-        changed, ticket = self._file.write(body)
-        self._file.sync(ticket)
-        return changed
+        return self._file.write_and_sync(body)
+
+    def delete(self, namespace: str | None) -> list[Document]:
+        """Delete documents; return those that existed."""
+
+        def body(db: apsw.Connection) -> list[Document]:
+            gone = [self._read(row) for row in db.execute(_LIST, (namespace,))]
+            db.execute("DELETE FROM documents WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
+            return gone
+
+        return self._file.write_and_sync(body)
 
     def _find(self, db: apsw.Connection, namespace: str, key: str) -> Document | None:
         row = db.execute(_FIND, (namespace, key)).fetchone()
@@ -98,36 +130,6 @@ class Documents:
             sha256=value.sha256,
             updated_at=self._clock.now(),
         )
-        db.execute(
-            "INSERT INTO documents (namespace, key, version, value, sha256, updated_at)"
-            " VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT (namespace, key) DO UPDATE SET"
-            " version = ?3, value = ?4, sha256 = ?5, updated_at = ?6",
-            (namespace, key, after.version, *value, to_micros(after.updated_at)),
-        )
+        row = (namespace, key, after.version, *value, to_micros(after.updated_at))
+        db.execute(_PUT, row)
         return after
-
-    def delete(self, namespace: str | None) -> list[Document]:
-        """Delete documents; return those that were there."""
-
-        def body(db: apsw.Connection) -> list[Document]:
-            gone = [self._read(row) for row in db.execute(_LIST, (namespace,))]
-            db.execute("DELETE FROM documents WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
-            return gone
-
-        gone, ticket = self._file.write(body)
-        self._file.sync(ticket)
-        return gone
-
-    def _read(self, row: tuple[Any, ...]) -> Document:
-        namespace, key, version, value, sha256, updated_at = row
-        if hashlib.sha256(value).digest() != sha256:
-            where = f"{self._file.path}: document {namespace}/{key}"
-            raise CorruptionError(f"{where} does not match its SHA-256; restore a backup")
-        return Document(
-            namespace=namespace,
-            key=key,
-            version=version,
-            value=value,
-            sha256=sha256,
-            updated_at=from_micros(updated_at),
-        )

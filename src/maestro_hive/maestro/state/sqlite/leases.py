@@ -1,4 +1,9 @@
-"""Who holds what: a lease in the journal, and a locked file that proves its process alive."""
+"""Leases: a row in the journal, and a locked file that proves that the holder's process lives.
+
+The table has a row per lease that is held. Its key is the fencing number: every acquisition
+inserts a row with a key that was never used before, and releasing or taking over deletes it. So a
+lease is current exactly while its row exists.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,10 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel import files
+from maestro_hive.kernel.clock import from_micros, to_micros
 from maestro_hive.kernel.errors import FencedError, RunLeasedError, StorageError
 from maestro_hive.kernel.locks import FileLock, is_locked
-from maestro_hive.maestro.state.records import Holder, Lease, from_micros, to_micros
+from maestro_hive.maestro.state.records import Holder, Lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,17 +28,22 @@ if TYPE_CHECKING:
 
     from maestro_hive.kernel.clock import Clock
 
-_TAKEN = (
-    "SELECT id, name, fence, holder, host, pid, since, boot, expires FROM leases WHERE holder <> ''"
-)
-FIND_LEASE = f"{_TAKEN} AND name = ?"
-FIND_RUN_LEASES = f"{_TAKEN} AND name GLOB 'run/*'"
+LIST_LEASES = "SELECT id, name, holder, host, pid, since, boot, expires FROM leases ORDER BY name"
+FIND_LEASE = "SELECT id, name, holder, host, pid, since, boot, expires FROM leases WHERE name = ?"
+
+_RUN = "run/"
+
+
+def run_lease_name(run: str) -> str:
+    """Return the name of a run's lease."""
+    return _RUN + run
 
 
 class Presence:
-    """This process as a holder: a file of its own, locked for as long as it lives.
+    """This process as a holder: a file of its own, locked for as long as the process lives.
 
-    The name is random and never used again, so a file whose lock is free belongs to the dead.
+    The name is random and never used again, so a file that is not locked belongs to a dead
+    process.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
@@ -42,14 +53,14 @@ class Presence:
         self._holder: Holder | None = None
 
     def holder(self) -> Holder:
-        """Return this process as others will see it; the file is made when first asked."""
+        """Return this process as others see it; the file is made at the first call."""
         if self._holder is None:
-            self._holder = self._announce()
+            self._holder = self._register()
         return self._holder
 
-    def _announce(self) -> Holder:
+    def _register(self) -> Holder:
         files.make_folder_inside(self._folder.parent, self._folder.name)
-        self._sweep()
+        self._remove_dead()
         holder = Holder(
             id=secrets.token_hex(8),
             host=socket.gethostname(),
@@ -57,27 +68,41 @@ class Presence:
             since=self._clock.now(),
         )
         lock = FileLock(self._file(holder.id))
-        # Nobody else can sweep it away before it is locked: this happens inside a transaction.
+        # No other process can remove it before it is locked: this happens inside a transaction.
         if not lock.acquire(timeout=1.0):
-            raise StorageError(f"{lock.path} was locked by somebody else, though just made")
+            raise StorageError(f"{lock.path} is locked by another process, though just created")
         facts = {"host": holder.host, "pid": holder.pid, "since": holder.since.isoformat()}
         lock.write(json.dumps(facts).encode())
         self._lock = lock
         return holder
 
-    def _sweep(self) -> None:
-        """Delete the files of the dead; what cannot be deleted now will be another time."""
+    def _remove_dead(self) -> None:
+        """Delete the files of dead processes; what cannot be deleted now stays for the next."""
         with contextlib.suppress(OSError, StorageError):
             for path in self._folder.glob("*.json"):
                 if not is_locked(path):
                     path.unlink(missing_ok=True)
 
-    def is_alive(self, holder_id: str) -> bool:
-        """Return whether the process of that holder lives, on this machine."""
-        return is_locked(self._file(holder_id))
+    def is_alive(self, lease: Lease) -> bool:
+        """Return whether the process that holds a lease lives, on this machine."""
+        return lease.boot == self._clock.boot_id() and is_locked(self._file(lease.holder.id))
+
+    def run_leases(self, rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
+        """Return, of these rows, the leases of runs whose holders live; one check per holder."""
+        alive: dict[str, bool] = {}
+        held: dict[str, Lease] = {}
+        for lease in map(read_lease, rows):
+            if not lease.name.startswith(_RUN):
+                continue
+            holder = lease.holder.id
+            if holder not in alive:
+                alive[holder] = self.is_alive(lease)
+            if alive[holder]:
+                held[lease.name.removeprefix(_RUN)] = lease
+        return held
 
     def close(self) -> None:
-        """Leave."""
+        """Release and delete the file."""
         if self._lock is not None:
             with contextlib.suppress(OSError):  # the disk failed; the lock ends all the same
                 self._lock.path.unlink(missing_ok=True)
@@ -101,89 +126,72 @@ class Leases:
         self._clock = clock
 
     def take(self, db: apsw.Connection, name: str, seconds: float, *, insist: bool) -> Lease:
-        """Take a lease that is free, forsaken or expired; raise if somebody has it.
+        """Take a lease that is free, expired, or held by a dead process; raise otherwise.
 
-        One whose holder lives and is merely late is taken only by who insists.
+        One whose holder lives and is merely late is taken only with ``insist``.
         """
-        current = self.find(db, name)
-        if current is not None and self._is_alive(current):
-            if self._clock.awake_seconds() < current.expires:
-                holder = current.holder
-                raise RunLeasedError(
-                    name.removeprefix("run/"), host=holder.host, pid=holder.pid, since=holder.since
-                )
-            if not insist:
-                raise HolderLateError
-        me = self._presence.holder()
-        since = to_micros(self._clock.now())
-        expires = self._clock.awake_seconds() + seconds
-        db.execute(
-            "INSERT INTO leases (name, fence, holder, host, pid, since, boot, expires)"
-            " VALUES (?, 1, ?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (name) DO UPDATE SET fence = fence + 1, holder = excluded.holder,"
-            " host = excluded.host, pid = excluded.pid, since = excluded.since,"
-            " boot = excluded.boot, expires = excluded.expires",
-            (name, me.id, me.host, me.pid, since, self._clock.boot_id(), expires),
-        )
-        taken = self.find(db, name)
-        assert taken is not None
-        return taken
-
-    def _is_alive(self, lease: Lease) -> bool:
-        boot = self._clock.boot_id()
-        return lease.boot == boot and self._presence.is_alive(lease.holder.id)
-
-    def find(self, db: apsw.Connection, name: str) -> Lease | None:
-        """Return a lease that was not given back."""
         row = db.execute(FIND_LEASE, (name,)).fetchone()
-        return read_lease(row) if row else None
+        if row is not None:
+            self._check_free(read_lease(row), insist=insist)
+            db.execute("DELETE FROM leases WHERE name = ?", (name,))
+        holder = self._presence.holder()
+        now = self._clock.now()
+        boot, expires = self._clock.boot_id(), self._clock.awake_seconds() + seconds
+        db.execute(
+            "INSERT INTO leases (name, holder, host, pid, since, boot, expires)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (name, holder.id, holder.host, holder.pid, to_micros(now), boot, expires),
+        )
+        held_since = Holder(id=holder.id, host=holder.host, pid=holder.pid, since=now)
+        fence = db.last_insert_rowid()
+        return Lease(name=name, fence=fence, holder=held_since, boot=boot, expires=expires)
 
-    def run_leases(self, rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
-        """Return the runs of these leases whose holders live; one look at each holder."""
-        living: dict[str, bool] = {}
-        held: dict[str, Lease] = {}
-        for lease in map(read_lease, rows):
-            holder = lease.holder.id
-            if holder not in living:
-                living[holder] = self._is_alive(lease)
-            if living[holder]:
-                held[lease.name.removeprefix("run/")] = lease
-        return held
+    def _check_free(self, current: Lease, *, insist: bool) -> None:
+        if not self._presence.is_alive(current):
+            return
+        if self._clock.awake_seconds() < current.expires:
+            holder = current.holder
+            raise RunLeasedError(
+                current.name.removeprefix(_RUN),
+                host=holder.host,
+                pid=holder.pid,
+                since=holder.since,
+            )
+        if not insist:
+            raise HolderLateError
 
-    def check(self, db: apsw.Connection, lease: Lease) -> FencedError | None:
-        """Return the reason why writing under this lease must be refused, if there is one."""
-        row = db.execute("SELECT fence, holder FROM leases WHERE id = ?", (lease.id,)).fetchone()
-        if row == (lease.fence, lease.holder.id):
+    def is_current(self, db: apsw.Connection, lease: Lease) -> bool:
+        """Return whether a lease was neither released nor taken over."""
+        sql = "SELECT 1 FROM leases WHERE id = ?"
+        return db.execute(sql, (lease.fence,)).fetchone() is not None
+
+    def refusal(self, db: apsw.Connection, lease: Lease) -> FencedError | None:
+        """Return the error for writing under this lease; None if the lease is current."""
+        if self.is_current(db, lease):
             return None
+        row = db.execute("SELECT id FROM leases WHERE name = ?", (lease.name,)).fetchone()
         current = int(row[0]) if row else 0
-        return FencedError(lease.name.removeprefix("run/"), fence=lease.fence, current=current)
+        return FencedError(lease.name.removeprefix(_RUN), fence=lease.fence, current=current)
 
     def renew(self, db: apsw.Connection, seconds: float) -> None:
-        """Extend whatever this process has."""
+        """Extend every lease of this process."""
+        expires, boot = self._clock.awake_seconds() + seconds, self._clock.boot_id()
         db.execute(
             "UPDATE leases SET expires = ?, boot = ? WHERE holder = ?",
-            (
-                self._clock.awake_seconds() + seconds,
-                self._clock.boot_id(),
-                self._presence.holder().id,
-            ),
+            (expires, boot, self._presence.holder().id),
         )
 
     def release(self, db: apsw.Connection, lease: Lease) -> None:
-        """Give a lease back, if it is still ours."""
-        db.execute(
-            "UPDATE leases SET holder = '' WHERE id = ? AND fence = ? AND holder = ?",
-            (lease.id, lease.fence, lease.holder.id),
-        )
+        """Release a lease, if it is still current."""
+        db.execute("DELETE FROM leases WHERE id = ?", (lease.fence,))
 
 
 def read_lease(row: tuple[Any, ...]) -> Lease:
     """Turn a row of ``leases`` into a record."""
-    number, name, fence, holder, host, pid, since, boot, expires = row
+    number, name, holder, host, pid, since, boot, expires = row
     return Lease(
-        id=int(number),
         name=str(name),
-        fence=int(fence),
+        fence=int(number),
         holder=Holder(id=str(holder), host=str(host), pid=int(pid), since=from_micros(int(since))),
         boot=str(boot),
         expires=float(expires),

@@ -20,7 +20,7 @@ CREATE TABLE entries (
     value    BLOB,                  -- canonical JSON, if it is small
     payload  INTEGER,               -- payloads.id, if it is not
     sha256   BLOB,                  -- of the value
-    identity BLOB                   -- of the step, where an attempt begins
+    identity BLOB                   -- of the step, where an attempt starts
 ) STRICT;
 
 CREATE TABLE payloads (
@@ -30,12 +30,11 @@ CREATE TABLE payloads (
     size     INTEGER NOT NULL,      -- of the whole value
     added    INTEGER NOT NULL,      -- bytes stored since the last whole value of the chain
     base     INTEGER,               -- payloads.id that data is a difference to; NULL: data is whole
-    data     BLOB    NOT NULL,
-    sha256   BLOB    NOT NULL       -- of the whole value
+    sha256   BLOB    NOT NULL,      -- of the whole value
+    data     BLOB    NOT NULL       -- last: a row is read without it where only the rest is needed
 ) STRICT;
 
 CREATE INDEX payloads_by_hash ON payloads (hash);
-CREATE INDEX payloads_by_family ON payloads (family, id);
 
 CREATE TABLE documents (
     id          INTEGER PRIMARY KEY,
@@ -48,11 +47,10 @@ CREATE TABLE documents (
     UNIQUE (namespace, key)
 ) STRICT;
 
-CREATE TABLE leases (
-    id       INTEGER PRIMARY KEY,
+CREATE TABLE leases (               -- a row per lease that is held; releasing one deletes it
+    id       INTEGER PRIMARY KEY AUTOINCREMENT,  -- the fencing number: never used again
     name     TEXT    NOT NULL UNIQUE,
-    fence    INTEGER NOT NULL,
-    holder   TEXT    NOT NULL,      -- '' when it was given back
+    holder   TEXT    NOT NULL,
     host     TEXT    NOT NULL,
     pid      INTEGER NOT NULL,
     since    INTEGER NOT NULL,
