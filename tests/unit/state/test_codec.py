@@ -559,7 +559,15 @@ LOOKALIKES: list[Any] = [
     *([], (), {}, set(), frozenset(), deque(), [1], (1,), {1}, {1: 1}, {"1": 1}, {True: 1}),
     *({1.0: 1}, OrderedDict(), collections.Counter(), defaultdict(list), defaultdict(dict)),
     *(bytearray(b"1"), Decimal(1), Decimal("1.0"), Fraction(1), complex(1), range(1), Level.LOW),
-    *({"$": "tuple", "v": []}, deque(maxlen=1), Path("1"), PurePosixPath("1"), [[]], [None], [1, 1]),
+    *(
+        {"$": "tuple", "v": []},
+        deque(maxlen=1),
+        Path("1"),
+        PurePosixPath("1"),
+        [[]],
+        [None],
+        [1, 1],
+    ),
     *(OrderedDict(a=1, b=2), OrderedDict(b=2, a=1), {"a": 1, "b": 2}, {"a": 2, "b": 1}),
 ]
 
