@@ -161,8 +161,8 @@ def test_ten_thousand_runs_are_listed_quickly(tmp_path: Path) -> None:
     rows = [(f"run-{number}", number, number) for number in range(10_000)]
     runs = "(name, workflow, status, created_at, updated_at) VALUES (?, 'w', 'running', ?, ?)"
     leases = (
-        "(name, fence, holder, host, pid, since, boot, expires)"
-        " VALUES (?, 1, 'dead', 'h', 1, 1, 'b', 1)"
+        "(name, holder, host, pid, since, boot, expires)"
+        " VALUES (?, 'dead', 'h', 1, 1, 'b', 1)"
     )
 
     def fill(db: Any) -> None:
