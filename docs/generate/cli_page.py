@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from maestro_hive.cli.root import cli
-from maestro_hive.cli.verbs import SECTIONS
+from maestro_hive.cli.app import SECTIONS, cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,15 +19,15 @@ _HEAD = """\
 What each verb's `--help` prints. This page is made from the code by `make docs`, and a test
 compares the two.
 
-Every verb says on stderr which folder it looked at, and why that one. In a terminal it prints
-tables with relative times; in a pipe one line per item, columns parted by tabs, times as ISO 8601;
-with `--json` one JSON object, except `events`, which prints one per line. `NO_COLOR` is honoured.
-Errors are one sentence on stderr; `--debug` adds the traceback.
+Every verb prints on stderr which folder it uses, and why that one. In a terminal it prints tables
+with relative times; in a pipe one line per item, columns separated by tabs, times as ISO 8601; with
+`--json` one JSON object, except `events`, which prints one per line. `NO_COLOR` is honoured. Errors
+are one sentence on stderr; `--debug` adds the traceback.
 
 | exit code | meaning |
 |---|---|
-| 0 | done |
-| 1 | failed |
+| 0 | success |
+| 1 | failure |
 | 2 | wrong use |
 | 75 | a person is needed |
 | 130 | interrupted |

@@ -1,11 +1,9 @@
-"""``docs/reference/events.md``: what can happen in a run, as programs are told of it."""
+"""``docs/reference/events.md``: the events of a run, as programs receive them."""
 
 from __future__ import annotations
 
-from typing import get_args
-
 from docs.generate import sources
-from maestro_hive.maestro.state.events import Event, RunEvent
+from maestro_hive.maestro.state.events import EVENT_TYPES, RunEvent
 
 _HEAD = """\
 # The events of a run
@@ -21,11 +19,11 @@ made from the code by `make docs`, and a test compares the two.
 
 def write() -> str:
     """Return the page."""
-    shared = {each.name for each in sources.attributes(Event)}
-    lines = [_HEAD, f"{sources.documentation(Event)}\n\n"]
-    lines += [f"- `{each.text}`\n" for each in sources.attributes(Event)]
+    shared = {each.name for each in sources.attributes(RunEvent)}
+    lines = [_HEAD, f"{sources.documentation(RunEvent)}\n\n"]
+    lines += [f"- `{each.text}`\n" for each in sources.attributes(RunEvent)]
     lines.append("\n| event | in JSON | means | and has |\n|---|---|---|---|\n")
-    for kind in get_args(RunEvent):
+    for kind in EVENT_TYPES:
         own = [each.text for each in sources.attributes(kind) if each.name not in shared]
         shown = ", ".join(f"`{_in_a_table(text)}`" for text in own if not text.startswith("which"))
         means = " ".join(sources.documentation(kind).split())

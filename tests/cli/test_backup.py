@@ -14,7 +14,7 @@ import pytest
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePersistence
-from tests.cli.processes import complaint, executed, filled, maestro
+from tests.cli.processes import complaint, execute_steps, filled, maestro
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_backup_has_everything(folder: Path, tmp_path: Path) -> None:
-    executed(folder, "build", "design")
+    execute_steps(folder, "build", "design")
     target = tmp_path / "new" / "backup"
     done = maestro("backup", target, "--store", folder)
     assert done.returncode == 0, done
@@ -36,7 +36,7 @@ def test_a_backup_has_everything(folder: Path, tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
     manager = StateManager(target, auto_persist=True)
     assert manager.get_state("k") == "v" * 3000
-    assert manager.restore("kept") is True
+    assert manager.restore("saved") is True
     assert len(manager.get_state("run", "workflows")["completed_tasks"]) == 5
     manager.shutdown()
     assert (target / "runs" / "run" / "execution_state.json").exists()
@@ -44,7 +44,7 @@ def test_a_backup_has_everything(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_backup_has_the_checkpoints_that_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
-    executed(folder, "build", "design")
+    execute_steps(folder, "build", "design")
     elsewhere = tmp_path / "elsewhere"
     (folder / "checkpoints").rename(elsewhere)
     target = tmp_path / "backup"
@@ -144,7 +144,8 @@ def test_a_backup_of_a_damaged_journal_is_an_error(folder: Path, tmp_path: Path)
 
 KILLED = """
 import os, sys
-from maestro_hive.cli import backup, main
+from maestro_hive.admin import backup
+from maestro_hive.cli import main
 backup._copy = lambda *_: os.kill(os.getpid(), 9)
 main()
 """

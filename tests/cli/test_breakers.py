@@ -66,7 +66,7 @@ def test_an_open_breaker_is_listed_with_why_and_for_how_long(
     assert line.startswith("anthropic\topen\t3\t")
     assert "1 min " in line
     seen = in_terminal("breakers", "--store", folder, NO_COLOR="1")
-    assert "comes back" in seen.text
+    assert "probe in" in seen.text
 
 
 def test_a_reset_lets_the_calls_of_a_running_process_through(
@@ -85,7 +85,7 @@ def test_a_reset_lets_the_calls_of_a_running_process_through(
     assert breaker.state == "open"
 
 
-def test_a_probe_that_was_under_way_at_the_reset_has_no_say(folder: Path) -> None:
+def test_the_result_of_a_probe_that_had_started_before_the_reset_is_ignored(folder: Path) -> None:
     store = SqliteStore(folder)
     breaker = CircuitBreaker(1, 0, name="anthropic", store=store)
     fail(breaker, 1)
@@ -104,7 +104,7 @@ def test_an_opened_one_stops_the_calls_of_a_running_process(
     breaker.acquire().release()
     done = maestro("breakers", "open", "anthropic", "--for", "2h", "--store", folder)
     assert "open for 2 h" in done.stdout
-    with pytest.raises(CircuitBreakerOpen, match="somebody's decision"):
+    with pytest.raises(CircuitBreakerOpen, match="opened by hand"):
         breaker.acquire()
     assert 7100 < listed(folder)[0]["remaining_seconds"] <= 7200
 
@@ -142,13 +142,13 @@ def test_another_process_sees_it_at_its_next_call(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["reset", "open"])
-def test_an_unknown_name_is_told_the_known_ones(
+def test_an_unknown_name_is_an_error_with_the_known_ones(
     folder: Path, breaker: CircuitBreaker, verb: str
 ) -> None:
     fail(breaker, 1)
-    said = complaint(maestro("breakers", verb, "antropic", "--store", folder), 2)
-    assert "'antropic'" in said
-    assert "anthropic." in said
+    message = complaint(maestro("breakers", verb, "antropic", "--store", folder), 2)
+    assert "'antropic'" in message
+    assert "anthropic." in message
     assert [each["name"] for each in listed(folder)] == ["anthropic"]
 
 
@@ -166,6 +166,6 @@ def test_wrong_use_is_refused(folder: Path, arguments: list[str]) -> None:
 
 
 def test_a_name_that_no_breaker_can_have_is_refused(folder: Path) -> None:
-    said = complaint(maestro("breakers", "open", "a\x1b[31m", "--new", "--store", folder), 2)
-    assert "\x1b" not in said
+    message = complaint(maestro("breakers", "open", "a\x1b[31m", "--new", "--store", folder), 2)
+    assert "\x1b" not in message
     assert listed(folder) == []

@@ -18,10 +18,13 @@ from tests.cli.processes import (
     Done,
     answer,
     complaint,
-    executed,
+    copy_of,
+    execute_steps,
     filled,
     in_terminal,
+    in_terminal_process,
     maestro,
+    maestro_process,
 )
 
 if TYPE_CHECKING:
@@ -32,9 +35,11 @@ STEPS = ("design", "implement", "review")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    folder = filled(tmp_path / "state")
-    executed(folder, "build", *STEPS)
-    return folder
+    return copy_of(_with_checkpoints, tmp_path / "state")
+
+
+def _with_checkpoints(folder: Path) -> None:
+    execute_steps(filled(folder), "build", *STEPS)
 
 
 def checkpoints(folder: Path, *arguments: str | Path, **changes: str) -> Done:
@@ -84,7 +89,7 @@ def test_they_are_found_where_the_environment_says(folder: Path, tmp_path: Path)
     assert found.stdout.count("\n") == 3
 
 
-def test_they_can_be_looked_at_although_the_journal_is_gone(folder: Path) -> None:
+def test_they_can_be_read_although_the_journal_is_gone(folder: Path) -> None:
     (folder / "journal.db").unlink()
     assert checkpoints(folder, "list").stdout.count("\n") == 3
     assert checkpoints(folder, "verify").returncode == 0
@@ -106,17 +111,17 @@ def test_one_is_shown_with_its_steps(folder: Path) -> None:
     assert memory == {"design": "done", "implement": "done"}
 
 
-def test_an_id_that_is_not_there_is_told_what_is(folder: Path) -> None:
-    said = complaint(checkpoints(folder, "show", "after-lunch"))
-    assert "'after-lunch'" in said
-    assert "after-review" in said
+def test_an_unknown_id_is_an_error_with_the_known_ones(folder: Path) -> None:
+    message = complaint(checkpoints(folder, "show", "after-lunch"))
+    assert "'after-lunch'" in message
+    assert "after-review" in message
 
 
 def test_an_id_that_two_runs_have_needs_the_run(folder: Path) -> None:
-    executed(folder, "other", "design")
-    said = complaint(checkpoints(folder, "show", "after-design"))
-    assert "build, other" in said
-    assert "--run" in said
+    execute_steps(folder, "other", "design")
+    message = complaint(checkpoints(folder, "show", "after-design"))
+    assert "build, other" in message
+    assert "--run" in message
     found = answer(checkpoints(folder, "show", "after-design", "--run", "other", "--json"))
     assert found["checkpoint"]["run"] == "other"
 
@@ -130,7 +135,7 @@ def test_one_made_of_other_data_is_shown_too(folder: Path) -> None:
     assert checkpoints(folder, "verify").returncode == 0
 
 
-def test_what_a_model_wrote_cannot_command_the_terminal(folder: Path) -> None:
+def test_what_a_model_wrote_cannot_control_the_terminal(folder: Path) -> None:
     with StatePersistence(ExecutionConfig.in_folder(folder), "build") as persistence:
         persistence.update_state(phase="\x1b]0;owned\x07\x1b[2J")
         persistence.checkpoint("evil")
@@ -143,10 +148,10 @@ def test_what_a_model_wrote_cannot_command_the_terminal(folder: Path) -> None:
 # --- verify ---
 
 
-def test_whole_ones_are_verified(folder: Path) -> None:
+def test_valid_ones_are_verified(folder: Path) -> None:
     done = checkpoints(folder, "verify")
     assert done.returncode == 0
-    assert [line.split("\t")[2] for line in done.stdout.splitlines()] == ["whole"] * 3
+    assert [line.split("\t")[2] for line in done.stdout.splitlines()] == ["valid"] * 3
 
 
 def test_a_damaged_one_is_named_and_left_where_it_is(folder: Path) -> None:
@@ -155,7 +160,7 @@ def test_a_damaged_one_is_named_and_left_where_it_is(folder: Path) -> None:
     done = checkpoints(folder, "verify", "build")
     assert done.returncode == 1
     verdicts = {line.split("\t")[0]: line.split("\t")[2:] for line in done.stdout.splitlines()}
-    assert verdicts["after-design"][0] == "whole"
+    assert verdicts["after-design"][0] == "valid"
     assert verdicts["after-implement"][0] == "damaged"
     assert str(path) in verdicts["after-implement"][1]
     assert path.exists()
@@ -221,7 +226,7 @@ def shop(folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_values_of_a_class_in_main_are_whole_shown_compared_and_restored(folder: Path) -> None:
+def test_values_of_a_class_in_main_are_verified_shown_compared_and_restored(folder: Path) -> None:
     assert shop(folder) == ["selling 1", "selling 2"]
     assert checkpoints(folder, "verify").returncode == 0
     found = answer(checkpoints(folder, "show", "sold-1", "--json"))["checkpoint"]["contents"]
@@ -253,7 +258,7 @@ def test_doctor_knows_runs_of_a_class_in_main(folder: Path) -> None:
     copy.unlink()
     words = ("doctor", "--json", "--store", folder)
     assert "write the missing copy of run 'shop'" in answer(maestro(*words))["repairs"][0]
-    assert answer(maestro(*words, "--fix"))["fixed"]
+    assert answer(maestro(*words, "--fix"))["repaired"]
     assert copy.exists()
     assert shop(folder) == []
 
@@ -266,7 +271,7 @@ def differences(folder: Path, first: str, second: str) -> set[tuple[str, str, st
     return {(each["part"], each["change"], each["name"]) for each in found}
 
 
-def test_what_was_added_from_one_to_another_is_told(folder: Path) -> None:
+def test_what_was_added_from_one_to_another_is_shown(folder: Path) -> None:
     assert differences(folder, "after-design", "after-review") == {
         ("field", "changed", "completed_tasks"),
         ("step", "added", "developer/implement"),
@@ -301,30 +306,28 @@ def test_the_same_ones_do_not_differ(folder: Path) -> None:
 # --- restore ---
 
 
-def test_a_restore_says_what_will_run_again_and_asks(folder: Path) -> None:
+def test_a_restore_prints_what_will_run_again_and_asks(folder: Path) -> None:
     words = ("checkpoints", "restore", "build", "after-design", "--store", folder)
-    said_no = in_terminal(*words, typed={"[y/N]": "n\r"})
-    assert said_no.returncode == 1
-    assert "2 (implement, review)" in said_no.text
-    assert "nothing was changed" in said_no.text
+    refused = in_terminal_process(*words, typed={"[y/N]": "n\r"})
+    assert refused.returncode == 1
+    assert "2 (implement, review)" in refused.text
+    assert "nothing was changed" in refused.text
     assert completed_steps(folder) == list(STEPS)
-    said_yes = in_terminal(*words, typed={"[y/N]": "y\r"})
-    assert said_yes.returncode == 0
+    agreed = in_terminal_process(*words, typed={"[y/N]": "y\r"})
+    assert agreed.returncode == 0
     assert completed_steps(folder) == ["design"]
 
 
 @pytest.mark.parametrize("keys, code", [("\x03", 130), ("\x04", 1)])
-def test_who_leaves_while_being_asked_has_changed_nothing(
-    folder: Path, keys: str, code: int
-) -> None:
+def test_leaving_the_question_changes_nothing(folder: Path, keys: str, code: int) -> None:
     words = ("checkpoints", "restore", "build", "after-design", "--store", folder)
-    seen = in_terminal(*words, typed={"[y/N]": keys})
+    seen = in_terminal_process(*words, typed={"[y/N]": keys})
     assert seen.returncode == code
     assert "Traceback" not in seen.text
     assert completed_steps(folder) == list(STEPS)
 
 
-def test_where_nobody_can_be_asked_it_must_be_said_beforehand(folder: Path) -> None:
+def test_without_a_terminal_yes_is_required(folder: Path) -> None:
     done = checkpoints(folder, "restore", "build", "after-design")
     assert done.returncode == 2
     assert "--yes" in done.stderr
@@ -355,10 +358,11 @@ def test_a_later_checkpoint_can_be_restored_after_an_earlier_one(folder: Path) -
     assert completed_steps(folder) == list(STEPS)
 
 
-def test_a_run_that_somebody_executes_is_refused_with_the_holders_name(folder: Path) -> None:
+def test_a_run_that_a_process_executes_is_refused_and_its_holder_named(folder: Path) -> None:
     with StatePersistence(ExecutionConfig.in_folder(folder), "build"):
-        said = complaint(checkpoints(folder, "restore", "build", "after-design", "--yes"))
-    assert f"process {os.getpid()}" in said
+        words = ("restore", "build", "after-design", "--yes", "--store", folder)
+        message = complaint(maestro_process("checkpoints", *words))
+    assert f"process {os.getpid()}" in message
     assert completed_steps(folder) == list(STEPS)
 
 
@@ -374,8 +378,8 @@ def test_a_run_whose_journal_is_gone_is_restored_into_a_new_one(
 
 def test_a_damaged_checkpoint_is_not_restored(folder: Path) -> None:
     damage(file_of(folder, "after-design"))
-    said = complaint(checkpoints(folder, "restore", "build", "after-design", "--yes"))
-    assert "SHA-256" in said
+    message = complaint(checkpoints(folder, "restore", "build", "after-design", "--yes"))
+    assert "SHA-256" in message
     assert completed_steps(folder) == list(STEPS)
 
 
@@ -383,8 +387,8 @@ def test_one_of_another_run_or_of_none_is_not_restored(folder: Path) -> None:
     complaint(checkpoints(folder, "restore", "run", "after-design", "--yes"))
     manager = CheckpointManager(folder / "checkpoints")
     made = manager.create_checkpoint("flow", WorkflowState("flow", data={"answer": 42}))
-    said = complaint(checkpoints(folder, "restore", "flow", made.checkpoint_id, "--yes"))
-    assert "not a copy of a run" in said
+    message = complaint(checkpoints(folder, "restore", "flow", made.checkpoint_id, "--yes"))
+    assert "not a copy of a run" in message
     runs: dict[str, Any] = answer(maestro("doctor", "--json", "--store", folder))
     assert runs["runs"] == 2
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.plays import asks, workflow
-from tests.cli.processes import in_terminal
+from tests.cli.processes import in_terminal_process
+from tests.cli.sample_runs import asks, workflow
 
 BASH = shutil.which("bash") or ""
-_LINE_TO_ECHO = "\x01echo [\x05]\r"  # to its beginning, to its end
 
 pytestmark = pytest.mark.skipif(not BASH, reason="there is no bash here")
 
@@ -25,40 +24,42 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-@pytest.mark.parametrize(
-    "typed, line",
-    [
-        ("maestro show tenant:42\t", "maestro show tenant:42:alpha"),
-        ("maestro show tenant:42:\t", "maestro show tenant:42:alpha"),
-        ("maestro show te\t", "maestro show tenant:4"),
-        ("maestro show tenant:\t3\t", "maestro show tenant:43"),
-        ("maestro show pl\t", "maestro show plain"),
-        ("maestro answer tenant:43 go --ear\t", "maestro answer tenant:43 go --early"),
-        ("maestro purge tenant:43 pl\t", "maestro purge tenant:43 plain"),
-        ("maestro brea\tres\t", "maestro breakers reset"),
-    ],
-)
+LINES = {
+    "maestro show tenant:42\t": "maestro show tenant:42:alpha",
+    "maestro show tenant:42:\t": "maestro show tenant:42:alpha",
+    "maestro show te\t": "maestro show tenant:4",
+    "maestro show tenant:\t3\t": "maestro show tenant:43",
+    "maestro show pl\t": "maestro show plain",
+    "maestro answer tenant:43 go --ear\t": "maestro answer tenant:43 go --early",
+    "maestro purge tenant:43 pl\t": "maestro purge tenant:43 plain",
+    "maestro brea\tres\t": "maestro breakers reset",
+}
+
+
 @pytest.mark.parametrize("breaks", ["default", "without the colon"])
-def test_a_run_id_with_colons_is_completed(
-    folder: Path, typed: str, line: str, breaks: str
-) -> None:
+def test_run_ids_with_colons_are_completed(folder: Path, breaks: str) -> None:
+    """One session of bash, in which each line is completed and then echoed with its number."""
     begin = 'eval "$(maestro completion bash)"; '
+    lines = dict(LINES)
     if breaks != "default":
         begin += "COMP_WORDBREAKS=${COMP_WORDBREAKS//:}; "
-    seen = in_terminal(
+        lines = {typed: line for typed, line in LINES.items() if ":" in typed}
+    typed, awaited = {"$ ": f"{begin}echo rea''dy\r"}, "ready"
+    for number, (keys, line) in enumerate(lines.items()):
+        typed[awaited] = f"{keys}\x01echo {number}[\x05]\r"  # to its beginning, to its end
+        awaited = f"{number}[{line}"
+    typed[awaited] = "exit\r"
+    seen = in_terminal_process(
         "--norc",
         "--noprofile",
         "-i",
         command=[BASH],
         columns=200,
-        typed={
-            "$ ": f"{begin}echo rea''dy\r",
-            "ready": f"{typed}{_LINE_TO_ECHO}",
-            f"[{line}": "exit\r",
-        },
+        typed=typed,
         PS1="$ ",
         MAESTRO_STATE_DIR=str(folder),
         PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         INPUTRC="/dev/null",
     )
-    assert f"[{line} ]" in seen.text or f"[{line}]" in seen.text, seen.text
+    for number, line in enumerate(lines.values()):
+        assert f"{number}[{line} ]" in seen.text or f"{number}[{line}]" in seen.text, seen.text

@@ -1,4 +1,4 @@
-"""``maestro doctor``: what it finds, what it mends, and where it can still look."""
+"""``maestro doctor``: what it finds, what it repairs, and where it can still read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.admin import doctor as doctor_module
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
-from tests.cli.processes import Done, answer, complaint, executed, filled, maestro
+from tests.cli.processes import Done, answer, complaint, execute_steps, filled, maestro
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,18 +51,18 @@ def files_in(folder: Path) -> dict[str, tuple[int, float]]:
 # --- a good folder ---
 
 
-def test_a_good_folder_is_sound(folder: Path) -> None:
+def test_a_good_folder_is_valid(folder: Path) -> None:
     done = doctor(folder)
     assert done.returncode == 0, done
     assert f"state folder  {folder}\n" in done.stdout
     assert "runs          1\n" in done.stdout
     assert "--fix" not in done.stdout
-    assert done.stdout.endswith("everything that could be checked is sound\n")
+    assert done.stdout.endswith("everything that was checked is valid\n")
 
 
 def test_its_json_has_the_documented_keys(folder: Path) -> None:
     found = examined(folder)
-    assert (found["folder"], found["runs"], found["wrong"]) == (str(folder), 1, [])
+    assert (found["folder"], found["runs"], found["problems"]) == (str(folder), 1, [])
     assert found.keys() == {
         "store",
         "folder",
@@ -75,22 +76,22 @@ def test_its_json_has_the_documented_keys(folder: Path) -> None:
         "journal_bytes",
         "held",
         "unfinished",
-        "unseen",
-        "wrong",
+        "warnings",
+        "problems",
         "repairs",
-        "fixed",
+        "repaired",
     }
-    assert (found["format"], found["repairs"], found["fixed"]) == (1, [], [])
+    assert (found["format"], found["repairs"], found["repaired"]) == (1, [], [])
 
 
-def test_looking_changes_and_leaves_nothing(folder: Path) -> None:
+def test_examining_changes_and_leaves_nothing(folder: Path) -> None:
     doctor(folder)
     before = files_in(folder)
     assert doctor(folder).returncode == 0
     assert files_in(folder).keys() == before.keys()
 
 
-def test_a_folder_in_use_is_looked_at_without_harm(folder: Path) -> None:
+def test_a_folder_in_use_is_examined_without_harm(folder: Path) -> None:
     manager = StateManager(folder, auto_persist=True)
     manager.set_state("j", 1)
     assert doctor(folder).returncode == 0
@@ -99,10 +100,10 @@ def test_a_folder_in_use_is_looked_at_without_harm(folder: Path) -> None:
     manager.shutdown()
 
 
-def test_mending_a_folder_that_needs_none_does_nothing(folder: Path) -> None:
+def test_repairing_a_folder_that_needs_none_does_nothing(folder: Path) -> None:
     done = doctor(folder, "--fix")
     assert done.returncode == 0
-    assert "\ndone " not in done.stdout
+    assert "\nrepaired " not in done.stdout
 
 
 # --- damage ---
@@ -117,7 +118,7 @@ def test_a_damaged_page_of_the_journal_is_named(folder: Path, *, as_json: bool) 
     journal.write_bytes(text)
     done = doctor(folder, *(["--json"] if as_json else []))
     assert done.returncode == 1, done
-    shown = json.loads(done.stdout)["wrong"] if as_json else [done.stdout]
+    shown = json.loads(done.stdout)["problems"] if as_json else [done.stdout]
     assert str(journal) in shown[0]
     assert "Traceback" not in done.stderr
 
@@ -131,17 +132,17 @@ def test_a_journal_that_is_none_is_named(folder: Path) -> None:
     assert "damaged" in message
 
 
-@pytest.mark.parametrize("name", ["runs/run/execution_state.json", "checkpoints/kept.json"])
+@pytest.mark.parametrize("name", ["runs/run/execution_state.json", "checkpoints/saved.json"])
 def test_a_damaged_document_is_named(folder: Path, name: str) -> None:
     path = folder / name
     path.write_bytes(path.read_bytes()[:-20])
     done = doctor(folder)
     assert done.returncode == 1
-    assert f"wrong         {path}" in done.stdout
-    assert done.stdout.endswith("not sound\n")
+    assert f"problem       {path}" in done.stdout
+    assert done.stdout.endswith("there are problems\n")
 
 
-def test_what_was_set_aside_is_still_told_of_and_kept(folder: Path) -> None:
+def test_what_was_renamed_as_damaged_is_still_a_problem_and_not_deleted(folder: Path) -> None:
     path = folder / "runs" / "run" / "execution_state.json"
     path.rename(f"{path}.damaged-1")
     done = doctor(folder, "--fix")
@@ -153,35 +154,35 @@ def test_what_was_set_aside_is_still_told_of_and_kept(folder: Path) -> None:
 # --- rights ---
 
 
-def test_what_is_open_to_others_is_wrong_until_it_is_mended(folder: Path) -> None:
+def test_what_is_open_to_others_is_a_problem_until_it_is_repaired(folder: Path) -> None:
     folder.chmod(0o755)
     (folder / "runs" / "run" / "execution_state.json").chmod(0o644)
     (folder / "journal.db").chmod(0o640)
     found = examined(folder, code=1)
-    wrong = "\n".join(found["wrong"])
+    wrong = "\n".join(found["problems"])
     for name in ("mode 0755", "execution_state.json is open", "journal.db is open"):
         assert name in wrong
     assert f"make {folder} private" in found["repairs"]
     found = examined(folder, "--fix")
-    assert len(found["fixed"]) >= 2
-    assert found["wrong"] == []
+    assert len(found["repaired"]) >= 2
+    assert found["problems"] == []
     for path in (folder, *folder.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, path
     assert examined(folder)["repairs"] == []
 
 
-def test_a_link_is_named_and_what_it_leads_to_is_left_alone(folder: Path, tmp_path: Path) -> None:
+def test_a_link_is_named_and_its_target_is_not_changed(folder: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     mine.chmod(0o644)
     (folder / "runs" / "link.json").symlink_to(mine)
     found = examined(folder, "--fix", code=1)
-    assert any("link.json is a symbolic link" in line for line in found["wrong"])
+    assert any("link.json is a symbolic link" in line for line in found["problems"])
     assert mine.stat().st_mode & 0o777 == 0o644
 
 
 def in_a_project(folder: Path) -> dict[Path, int]:
-    """Put files of somebody else into a state folder, also into the folders that we share."""
+    """Put files of another program into a state folder, also into folders that both use."""
     names = {
         "deploy.sh": 0o755,
         "journal.md": 0o644,
@@ -206,7 +207,7 @@ def test_what_a_project_has_in_its_folder_is_left_as_it_is(folder: Path) -> None
     mine = in_a_project(folder)
     (folder / "runs").chmod(0o750)
     found = examined(folder, "--fix")
-    assert found["wrong"] == []
+    assert found["problems"] == []
     assert {path: path.stat().st_mode for path in mine} == mine
     assert (folder / "runs").stat().st_mode & 0o777 == 0o700
 
@@ -216,7 +217,7 @@ def test_what_others_own_in_a_project_is_not_given_to_anybody(folder: Path) -> N
     mine = list(in_a_project(folder))
     for path in mine:
         os.chown(path, 12345, -1)
-    assert examined(folder, "--fix")["wrong"] == []
+    assert examined(folder, "--fix")["problems"] == []
     assert {path.stat().st_uid for path in mine} == {12345}
 
 
@@ -227,7 +228,7 @@ def test_files_behind_a_link_are_left_as_they_are(folder: Path, tmp_path: Path) 
     copy.chmod(0o644)
     (folder / "runs").symlink_to(elsewhere)
     found = examined(folder, "--fix", code=1)
-    assert any("runs is a symbolic link" in line for line in found["wrong"])
+    assert any("runs is a symbolic link" in line for line in found["problems"])
     assert copy.stat().st_mode & 0o777 == 0o644
 
 
@@ -247,8 +248,8 @@ def test_a_folder_that_all_users_share_is_named_and_stays_theirs(
 def test_a_file_that_the_owner_cannot_use_is_given_back(folder: Path) -> None:
     path = folder / "runs" / "run" / "execution_state.json"
     os.chown(path, 12345, -1)
-    assert any("user 12345" in line for line in examined(folder, code=1)["wrong"])
-    assert examined(folder, "--fix")["wrong"] == []
+    assert any("user 12345" in line for line in examined(folder, code=1)["problems"])
+    assert examined(folder, "--fix")["problems"] == []
     assert path.stat().st_uid == os.geteuid()
 
 
@@ -276,7 +277,7 @@ def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_who_holds_a_run_is_told(folder: Path, holder: subprocess.Popen[str]) -> None:
+def test_the_holder_of_a_run_is_shown(folder: Path, holder: subprocess.Popen[str]) -> None:
     found = examined(folder)
     (held,) = found["held"]
     assert (held["name"], held["pid"]) == ("run/long", holder.pid)
@@ -284,14 +285,14 @@ def test_who_holds_a_run_is_told(folder: Path, holder: subprocess.Popen[str]) ->
     assert f"run/long by process {holder.pid} on " in doctor(folder).stdout
 
 
-def test_a_held_run_stays_held_when_the_folder_is_mended(
+def test_a_held_run_stays_held_when_the_folder_is_repaired(
     folder: Path, holder: subprocess.Popen[str]
 ) -> None:
-    assert examined(folder, "--fix")["fixed"] == []
+    assert examined(folder, "--fix")["repaired"] == []
     assert [held["pid"] for held in examined(folder)["held"]] == [holder.pid]
 
 
-def test_what_the_dead_held_is_freed_and_their_unfinished_runs_are_named(
+def test_leases_of_dead_processes_are_released_and_their_unfinished_runs_named(
     folder: Path, holder: subprocess.Popen[str]
 ) -> None:
     holder.send_signal(signal.SIGKILL)
@@ -300,16 +301,18 @@ def test_what_the_dead_held_is_freed_and_their_unfinished_runs_are_named(
     assert found["held"] == []
     assert [run["run"] for run in found["unfinished"]] == ["long"]
     assert any(f"process {holder.pid}" in line for line in found["repairs"])
-    assert "unfinished    long (pending): nobody executes it" in doctor(folder).stdout
-    fixed = examined(folder, "--fix")["fixed"]
-    assert any("run/long was held" in line and "freed" in line for line in fixed)
+    assert "not finished  long (pending): no process executes it" in doctor(folder).stdout
+    fixed = examined(folder, "--fix")["repaired"]
+    assert any("run/long was held" in line and "released" in line for line in fixed)
     assert examined(folder)["repairs"] == []
 
 
-# --- what can be mended ---
+# --- what can be repaired ---
 
 
-def test_files_that_a_killed_process_left_are_deleted_and_younger_ones_kept(folder: Path) -> None:
+def test_files_that_a_killed_process_left_are_deleted_and_younger_ones_are_not(
+    folder: Path,
+) -> None:
     old = folder / "runs" / "run" / ".execution_state.json.0123456789abcdef.tmp"
     young = folder / ".mine.fedcba9876543210.tmp"
     other = folder / "runs" / "run" / ".not-ours.tmp"
@@ -319,7 +322,7 @@ def test_files_that_a_killed_process_left_are_deleted_and_younger_ones_kept(fold
         os.utime(path, (time.time() - 10_000,) * 2)
     assert examined(folder)["repairs"] == ["delete 1 file that killed processes left"]
     assert old.exists()
-    assert any(str(old) in line for line in examined(folder, "--fix")["fixed"])
+    assert any(str(old) in line for line in examined(folder, "--fix")["repaired"])
     assert (old.exists(), young.exists(), other.exists()) == (False, True, True)
 
 
@@ -330,18 +333,20 @@ def test_values_that_nothing_refers_to_are_deleted(folder: Path) -> None:
     store.close()
     (repair,) = examined(folder)["repairs"]
     assert "delete 5 stored values" in repair
-    assert examined(folder, "--fix")["fixed"] == ["deleted 5 stored values that nothing refers to"]
+    assert examined(folder, "--fix")["repaired"] == [
+        "deleted 5 stored values that nothing refers to"
+    ]
     assert examined(folder)["repairs"] == []
 
 
 def test_a_missing_copy_is_written(folder: Path) -> None:
-    executed(folder, "build", "design")
+    execute_steps(folder, "build", "design")
     copy = folder / "runs" / "build" / "execution_state.json"
     copy.unlink()
     assert examined(folder)["repairs"] == [
         "write the missing copy of run 'build' (execution_state.json)"
     ]
-    assert examined(folder, "--fix")["fixed"] == [
+    assert examined(folder, "--fix")["repaired"] == [
         "run 'build' had no execution_state.json: written"
     ]
     assert copy.exists()
@@ -369,10 +374,10 @@ def read_only(folder: Path) -> Iterator[Path]:
 
 @needs_mount
 @pytest.mark.parametrize("fix", [False, True])
-def test_a_read_only_folder_is_looked_at_all_the_same(read_only: Path, *, fix: bool) -> None:
+def test_a_read_only_folder_is_examined_all_the_same(read_only: Path, *, fix: bool) -> None:
     found = examined(read_only, *(["--fix"] if fix else []))
-    assert (found["runs"], found["wrong"]) == (1, [])
-    (unseen,) = found["unseen"]
+    assert (found["runs"], found["problems"]) == (1, [])
+    (unseen,) = found["warnings"]
     assert "cannot be opened for writing" in unseen
 
 
@@ -384,7 +389,7 @@ def test_damage_is_found_in_a_read_only_folder(folder: Path) -> None:
     mounted(folder, "--bind", str(folder))
     try:
         mounted(folder, "-o", "remount,ro,bind")
-        assert any("journal.db" in line for line in examined(folder, code=1)["wrong"])
+        assert any("journal.db" in line for line in examined(folder, code=1)["problems"])
     finally:
         subprocess.run(["umount", str(folder)], check=True)
 
@@ -409,7 +414,7 @@ def test_the_log_of_a_killed_process_is_read_in_a_read_only_folder(folder: Path)
     finally:
         subprocess.run(["umount", str(folder)], check=True)
     seen_all = found["runs"] == 2
-    assert seen_all or any("journal.db-wal cannot be read" in line for line in found["unseen"])
+    assert seen_all or any("journal.db-wal cannot be read" in line for line in found["warnings"])
 
 
 def fill(path: Path) -> None:
@@ -420,7 +425,7 @@ def fill(path: Path) -> None:
 
 
 @needs_mount
-def test_a_full_disk_is_named_and_the_folder_looked_at(folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_the_folder_examined(folder: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", small], check=True)
@@ -430,14 +435,14 @@ def test_a_full_disk_is_named_and_the_folder_looked_at(folder: Path, tmp_path: P
         (small / "filler").chmod(0o600)
         found = examined(small, code=1)
         assert found["runs"] == 1
-        assert any("has only" in line for line in found["wrong"])
+        assert any("has only" in line for line in found["problems"])
         assert examined(small, "--fix", code=1)["runs"] == 1
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
-def test_a_folder_without_the_right_to_write_is_looked_at(folder: Path) -> None:
+def test_a_folder_without_write_permission_is_examined(folder: Path) -> None:
     folder.chmod(0o500)
     try:
         assert examined(folder)["runs"] == 1
@@ -445,18 +450,19 @@ def test_a_folder_without_the_right_to_write_is_looked_at(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def test_a_folder_that_is_synchronised_is_wrong_and_looked_at(folder: Path) -> None:
+def test_a_folder_that_is_synchronised_is_a_problem_and_examined(folder: Path) -> None:
     (folder.parent / ".stfolder").mkdir()
     found = examined(folder, code=1)
-    assert any("synchronised by Syncthing" in line for line in found["wrong"])
+    assert any("synchronised by Syncthing" in line for line in found["problems"])
     assert found["runs"] == 1
 
 
-def test_a_process_that_is_stopped_inside_a_write_does_not_keep_it_from_looking(
-    folder: Path,
+def test_a_process_that_is_stopped_inside_a_write_does_not_block_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(doctor_module, "_BUSY_SECONDS", 0.1)
     with (folder / "journal.lock").open("r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = examined(folder)
     assert found["runs"] == 1
-    assert any("inside a write" in line for line in found["unseen"])
+    assert any("inside a write" in line for line in found["warnings"])

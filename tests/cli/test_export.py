@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.engine.copies import KIND
 from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution import PersonaExecutor, StatePersistence
-from tests.cli.plays import (
+from tests.cli.processes import answer, complaint, environment, maestro
+from tests.cli.sample_runs import (
     RUN,
     Page,
+    active_run,
     asks,
     ends,
     entry,
     executed,
     quick,
-    under_way,
     workflow,
 )
-from tests.cli.processes import answer, complaint, environment, maestro
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,11 @@ def file(tmp_path: Path, old: Path) -> Path:
 
 
 def shown(folder: Path, run: str = RUN) -> Any:
-    return answer(maestro("show", run, "--json", "--store", folder))["run"]
+    """Return a run; its events without their numbers, which are higher after an import."""
+    shown = answer(maestro("show", run, "--json", "--store", folder))["run"]
+    for event in shown["latest_events"]:
+        del event["seq"], event["run_id"]
+    return shown
 
 
 def names_in(folder: Path) -> list[str]:
@@ -71,11 +75,11 @@ def names_in(folder: Path) -> list[str]:
 def test_a_run_is_the_same_in_another_folder(old: Path, new: Path, file: Path) -> None:
     done = maestro("import", file, "--store", new)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"run 'run-1' is in {new}, as of ")
+    assert done.stdout.startswith(f"run 'run-1' was imported into {new}, as of ")
     assert shown(new) == shown(old)
 
 
-def test_kept_steps_are_not_run_again_and_failed_ones_are(new: Path, file: Path) -> None:
+def test_completed_steps_are_not_run_again_and_failed_ones_are(new: Path, file: Path) -> None:
     assert maestro("import", file, "--store", new).returncode == 0
     ran = []
 
@@ -89,12 +93,12 @@ def test_kept_steps_are_not_run_again_and_failed_ones_are(new: Path, file: Path)
         return current().feedback
 
     with PersonaExecutor(quick(new), "developer", workflow_id=RUN) as executor:
-        kept = asyncio.run(executor.execute(again, "implement", "page"))
-        mended = asyncio.run(executor.options(retry=True).execute(look, "review"))
-    assert kept.final_output == {"made": "page"}
-    assert kept.total_tokens_used == 2400
+        completed = asyncio.run(executor.execute(again, "implement", "page"))
+        reviewed = asyncio.run(executor.options(retry=True).execute(look, "review"))
+    assert completed.final_output == {"made": "page"}
+    assert completed.total_tokens_used == 2400
     assert ran == ["look"]
-    assert mended.final_output == ["Attempt 3 failed: UNKNOWN: no\nway"]
+    assert reviewed.final_output == ["Attempt 3 failed: UNKNOWN: no\nway"]
 
 
 def test_a_run_may_get_another_id(old: Path, file: Path) -> None:
@@ -132,10 +136,10 @@ def test_large_values_and_classes_of_the_program_come_along(tmp_path: Path, new:
         raise AssertionError
 
     with PersonaExecutor(quick(new), "developer", workflow_id=RUN) as executor:
-        kept = asyncio.run(executor.execute(never, "draw", 4))
+        completed = asyncio.run(executor.execute(never, "draw", 4))
         assert executor.state_persistence is not None
         assert executor.state_persistence.state.artifacts == {"page": Page("home")}
-    assert kept.final_output == [Page("x" * 3000)] * 4
+    assert completed.final_output == [Page("x" * 3000)] * 4
 
 
 def test_a_workflow_and_what_it_waits_for_come_along(tmp_path: Path, new: Path) -> None:
@@ -143,7 +147,7 @@ def test_a_workflow_and_what_it_waits_for_come_along(tmp_path: Path, new: Path) 
     child = entry(EntryKind.CHILD_STARTED, run_id="part", workflow="part")
     workflow(old, "asking", "waiting", child, asks())
     exported = maestro("export", "asking", file, "--store", old)
-    assert "it has 1 child run: export them, too" in exported.stderr
+    assert "it has 1 child run: export them separately" in exported.stderr
     assert maestro("import", file, "--store", new).returncode == 0
     (run,) = answer(maestro("runs", "--json", "--store", new))["runs"]
     assert (run["workflow"], run["status"]) == ("build", "waiting")
@@ -165,9 +169,9 @@ def test_a_run_that_was_imported_can_be_exported_again(
 
 def test_a_live_run_is_exported_as_of_now_and_goes_on(tmp_path: Path, new: Path) -> None:
     old, file = tmp_path / "old", tmp_path / "run.json"
-    with under_way(old) as process:
+    with active_run(old) as process:
         assert maestro("export", RUN, file, "--store", old).returncode == 0
-        process.go_on("done")
+        process.finish("done")
     assert [step["status"] for step in shown(old)["steps"]] == ["success"]
     assert maestro("import", file, "--store", new).returncode == 0
     assert [step["status"] for step in shown(new)["steps"]] == ["stopped"]
@@ -176,9 +180,9 @@ def test_a_live_run_is_exported_as_of_now_and_goes_on(tmp_path: Path, new: Path)
 def test_a_file_that_is_there_is_kept_unless_forced(old: Path, tmp_path: Path) -> None:
     file = tmp_path / "precious"
     file.write_text("precious")
-    said = complaint(maestro("export", RUN, file, "--store", old), code=2)
-    assert "is there already" in said
-    assert "--force" in said
+    message = complaint(maestro("export", RUN, file, "--store", old), code=2)
+    assert "exists already" in message
+    assert "--force" in message
     assert file.read_text() == "precious"
     assert maestro("export", RUN, file, "--force", "--store", old).returncode == 0
     documents.unseal(file.read_bytes(), KIND, "file")
@@ -188,7 +192,7 @@ def test_the_file_is_its_owners_alone(file: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_cannot_be_exported_is_told_in_a_sentence(tmp_path: Path, old: Path) -> None:
+def test_what_cannot_be_exported_is_one_sentence(tmp_path: Path, old: Path) -> None:
     target = tmp_path / "x.json"
     complaint(maestro("export", "run-2", target, "--store", old), code=2)
     complaint(maestro("export", RUN, "--store", old), code=2)
@@ -203,21 +207,21 @@ def test_what_cannot_be_exported_is_told_in_a_sentence(tmp_path: Path, old: Path
 
 def test_an_id_that_is_taken_is_refused(old: Path, file: Path) -> None:
     before = shown(old)
-    said = complaint(maestro("import", file, "--store", old), code=2)
-    assert "there is a run 'run-1' already" in said
-    assert "--as" in said
-    assert "maestro purge run-1" in said
+    message = complaint(maestro("import", file, "--store", old), code=2)
+    assert "there is a run 'run-1' already" in message
+    assert "--as" in message
+    assert "maestro purge run-1" in message
     assert shown(old) == before
 
 
 def test_an_id_of_which_only_copies_are_left_is_refused(new: Path, file: Path) -> None:
     with StatePersistence(quick(new), RUN) as persistence:
         persistence.mark_task_completed("mine")
-        persistence.checkpoint("kept")
+        persistence.checkpoint("saved")
     for name in ("journal.db", "journal.db-wal", "journal.db-shm"):
         (new / name).unlink(missing_ok=True)
-    said = complaint(maestro("import", file, "--store", new), code=2)
-    assert f"already, in {new / 'runs' / RUN};" in said
+    message = complaint(maestro("import", file, "--store", new), code=2)
+    assert f"already, in {new / 'runs' / RUN};" in message
     assert names_in(new) == []
 
 
@@ -241,9 +245,9 @@ def damaged(text: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", damaged(documents.seal(KIND, {})))
 def test_a_damaged_file_changes_nothing(new: Path, file: Path, kind: str) -> None:
     file.write_bytes(damaged(file.read_bytes())[kind])
-    said = complaint(maestro("import", file, "--store", new))
-    assert "cannot be trusted" in said
-    assert str(file) in said
+    message = complaint(maestro("import", file, "--store", new))
+    assert "cannot be trusted" in message
+    assert str(file) in message
     assert not new.exists()
 
 
@@ -282,11 +286,12 @@ def test_a_file_with_wrong_facts_and_the_right_checksum_is_refused(
 def test_a_file_of_a_newer_version_is_refused(
     new: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "DOCUMENT_FORMAT", documents.DOCUMENT_FORMAT + 1)
     body = json.loads(file.read_text())["document"]
-    file.write_bytes(documents.seal(KIND, {"run": body["run"]}))
-    said = complaint(maestro("import", file, "--store", new))
-    assert "install the maestro-hive that wrote it, or a newer one" in said
+    with monkeypatch.context() as newer:
+        newer.setattr(documents, "DOCUMENT_FORMAT", documents.DOCUMENT_FORMAT + 1)
+        file.write_bytes(documents.seal(KIND, {"run": body["run"]}))
+    message = complaint(maestro("import", file, "--store", new))
+    assert "install the maestro-hive that wrote it, or a newer one" in message
     assert not new.exists()
 
 
@@ -298,16 +303,16 @@ def test_a_file_that_is_not_there_is_wrong_use(tmp_path: Path, new: Path) -> Non
 
 _KILLED = """
 import os, signal, sys
-from maestro_hive.maestro.state.sqlite.entries import Entries
+from maestro_hive.maestro.state.sqlite.entries import EntryWriter
 from maestro_hive.cli import main
-place, placed = Entries._place, 0
-def kill_in_the_middle(self, db, hold, entry):
+place, placed = EntryWriter._place, 0
+def kill_in_the_middle(*arguments, **options):
     global placed
     placed += 1
     if placed == int(os.environ["KILL_AT"]):
         os.kill(os.getpid(), signal.SIGKILL)
-    return place(self, db, hold, entry)
-Entries._place = kill_in_the_middle
+    return place(*arguments, **options)
+EntryWriter._place = kill_in_the_middle
 main()
 """
 
@@ -326,12 +331,12 @@ def test_an_import_that_is_killed_leaves_nothing_in_the_way(new: Path, file: Pat
     assert [step["status"] for step in shown(new)["steps"]] == ["success", "failed"]
 
 
-def test_a_run_that_somebody_begins_just_now_is_not_replaced(new: Path, file: Path) -> None:
+def test_a_run_that_another_process_starts_just_now_is_not_replaced(new: Path, file: Path) -> None:
     store = SqliteStore(new)
     store.acquire_run(RUN)
-    said = complaint(maestro("import", file, "--store", new))
+    message = complaint(maestro("import", file, "--store", new))
     store.close()
-    assert f"is being executed by process {os.getpid()}" in said
+    assert f"is being executed by process {os.getpid()}" in message
 
 
 def test_the_disk_that_is_full_leaves_no_half_a_run(new: Path, file: Path) -> None:

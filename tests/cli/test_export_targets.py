@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.plays import RUN, executed
 from tests.cli.processes import COMMAND, complaint, environment, maestro
+from tests.cli.sample_runs import RUN, executed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +38,8 @@ def test_what_is_no_file_is_never_replaced(
     if kind == "link":
         other.write_text("precious")
     before = target.lstat().st_ino
-    said = complaint(maestro("export", RUN, target, *force, "--store", old), code=2)
-    assert "left alone" in said
+    message = complaint(maestro("export", RUN, target, *force, "--store", old), code=2)
+    assert "is not replaced" in message
     assert target.lstat().st_ino == before
     assert not other.exists() or other.read_text() == "precious"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
-from tests.cli.plays import asks, ends, executed, under_way, workflow
 from tests.cli.processes import answer, complaint, in_terminal, maestro
+from tests.cli.sample_runs import active_run, asks, ends, execute, workflow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,7 @@ def test_json_has_the_same_and_more(tmp_path: Path) -> None:
     assert (until - since).total_seconds() == 3600
 
 
-def test_a_run_that_waits_says_for_what(tmp_path: Path) -> None:
+def test_a_waiting_run_shows_for_what(tmp_path: Path) -> None:
     workflow(tmp_path, "asking", "waiting", asks("approve"), asks("amount"))
     assert maestro("runs", "--store", tmp_path).stdout.rstrip().endswith("\tapprove, amount")
 
@@ -66,7 +66,7 @@ def test_a_run_that_waits_says_for_what(tmp_path: Path) -> None:
 def test_a_run_is_running_while_its_process_lives_and_stopped_when_it_was_killed(
     tmp_path: Path,
 ) -> None:
-    with under_way(tmp_path, "run-1", of_workflow=True) as process:
+    with active_run(tmp_path, "run-1", of_workflow=True) as process:
         (run,) = listed(tmp_path)
         assert run["status"] == "running"
         assert run["holder"]["pid"] == process.pid
@@ -77,11 +77,11 @@ def test_a_run_is_running_while_its_process_lives_and_stopped_when_it_was_killed
         assert listed(tmp_path, "--status", "running") == []
 
 
-def test_a_run_without_a_workflow_is_running_while_somebody_has_it_open(tmp_path: Path) -> None:
-    executed(tmp_path, "left")
-    with under_way(tmp_path, "live") as process:
+def test_a_run_without_a_workflow_is_running_while_a_process_has_it_open(tmp_path: Path) -> None:
+    execute(tmp_path, "left")
+    with active_run(tmp_path, "live") as process:
         assert statuses(tmp_path) == {"live": "running", "left": "pending"}
-        process.go_on()
+        process.finish()
     assert statuses(tmp_path) == {"live": "pending", "left": "pending"}
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_listed_is_counted(tmp_path: Path) -> None:
     assert answer(maestro("runs", "--limit", "1", "--json", "--store", tmp_path))["total"] == 5
 
 
-def test_a_folder_without_runs_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_runs_is_reported_as_such(tmp_path: Path) -> None:
     SqliteStore(tmp_path / "state").close()
     done = maestro("runs", "--store", tmp_path / "state")
     assert (done.returncode, done.stdout) == (0, "")
@@ -122,7 +122,7 @@ def test_a_folder_without_runs_says_so(tmp_path: Path) -> None:
     assert listed(tmp_path / "state") == []
 
 
-def test_wrong_use_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_wrong_use_is_one_sentence(tmp_path: Path) -> None:
     assert "journal.db" in complaint(maestro("runs", "--store", tmp_path / "nothing"))
     assert not (tmp_path / "nothing").exists()
     complaint(maestro("runs", "--limit", "-1", "--store", tmp_path), code=2)
@@ -134,7 +134,7 @@ def test_a_terminal_shows_a_table_with_relative_times(tmp_path: Path) -> None:
     seen = in_terminal("runs", "--store", tmp_path, NO_COLOR="1")
     assert seen.returncode == 0
     heading, line = seen.text.splitlines()[1:3]
-    assert heading.split() == ["run", "workflow", "status", "begun", "updated", "waits", "for"]
+    assert heading.split() == ["run", "workflow", "status", "started", "updated", "waits", "for"]
     assert line.split()[:3] == ["asking", "build", "waiting"]
     assert "ago" in line or "now" in line
 
@@ -160,10 +160,7 @@ def test_ten_thousand_runs_are_listed_quickly(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     rows = [(f"run-{number}", number, number) for number in range(10_000)]
     runs = "(name, workflow, status, created_at, updated_at) VALUES (?, 'w', 'running', ?, ?)"
-    leases = (
-        "(name, holder, host, pid, since, boot, expires)"
-        " VALUES (?, 'dead', 'h', 1, 1, 'b', 1)"
-    )
+    leases = "(name, holder, host, pid, since, boot, expires) VALUES (?, 'dead', 'h', 1, 1, 'b', 1)"
 
     def fill(db: Any) -> None:
         db.executemany(f"INSERT INTO runs {runs}", rows)

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.unified_execution import PersonaExecutor, UnrecoverableError
-from tests.cli.plays import (
+from tests.cli.processes import answer, complaint, copy_of, in_terminal, maestro
+from tests.cli.sample_runs import (
     RUN,
     Page,
+    active_run,
     asks,
     ends,
     entry,
     executed,
     never_works,
     quick,
-    under_way,
     workflow,
 )
-from tests.cli.processes import answer, complaint, in_terminal, maestro
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +57,7 @@ def test_a_run_shows_its_steps_and_personas(tmp_path: Path) -> None:
     assert done == {
         "step": 1,
         "name": "implement",
+        "label": "implement",
         "persona": "developer",
         "status": "success",
         "attempts": 2,
@@ -82,12 +83,12 @@ def test_steps_are_lines_that_can_be_cut(tmp_path: Path) -> None:
 def test_a_failed_run_shows_its_error_and_how_to_try_again(tmp_path: Path) -> None:
     error = {"type": "KeyError", "message": "'x'", "traceback": "Traceback\n  File 'a.py'\n"}
     workflow(tmp_path, "bad", "failed", ends("failed", error=error))
-    said = text(tmp_path, "bad")
-    assert "workflow:      build" in said
-    assert "status:        failed" in said
-    assert "error:         KeyError: 'x'" in said
-    assert "    Traceback\n      File 'a.py'\n" in said
-    assert f"to try again: maestro retry bad --store {tmp_path}" in said
+    shown_text = text(tmp_path, "bad")
+    assert "workflow:      build" in shown_text
+    assert "status:        failed" in shown_text
+    assert "error:         KeyError: 'x'" in shown_text
+    assert "    Traceback\n      File 'a.py'\n" in shown_text
+    assert f"to retry: maestro retry bad --store {tmp_path}" in shown_text
     assert shown(tmp_path, "bad")["error"] == error
 
 
@@ -102,10 +103,10 @@ def test_a_finished_run_shows_what_it_was_given_and_gave(tmp_path: Path) -> None
 
 def test_a_run_that_waits_shows_the_command_that_answers(tmp_path: Path) -> None:
     workflow(tmp_path, "asking", "waiting", asks("the plan"), asks("amount"))
-    said = text(tmp_path, "asking")
-    assert "waits for amount (anything) since " in said
-    assert f": maestro answer asking 'the plan' VALUE --store {tmp_path}\n" in said
-    assert f": maestro answer asking amount VALUE --store {tmp_path}\n" in said
+    shown_text = text(tmp_path, "asking")
+    assert "waiting for amount (anything) since " in shown_text
+    assert f": maestro answer asking 'the plan' VALUE --store {tmp_path}\n" in shown_text
+    assert f": maestro answer asking amount VALUE --store {tmp_path}\n" in shown_text
     chosen = maestro("show", "asking", MAESTRO_STATE_DIR=str(tmp_path))
     assert ": maestro answer asking amount VALUE\n" in chosen.stdout
 
@@ -118,15 +119,15 @@ def test_a_run_that_waits_shows_the_command_that_answers(tmp_path: Path) -> None
         ({"type": "tomorrow"}, "of a kind that this version does not know"),
     ],
 )
-def test_which_kind_of_answer_is_expected_is_told(
+def test_which_kind_of_answer_is_expected_is_shown(
     tmp_path: Path, shape: dict[str, Any], words: str
 ) -> None:
     question = entry(EntryKind.WAIT_STARTED, name="go", what="answer", shape=shape)
     workflow(tmp_path, "asking", "waiting", question)
-    assert f"waits for go ({words}) since " in text(tmp_path, "asking")
+    assert f"waiting for go ({words}) since " in text(tmp_path, "asking")
 
 
-def test_an_answer_that_nobody_took_so_far_is_told(tmp_path: Path) -> None:
+def test_an_answer_in_the_inbox_is_shown(tmp_path: Path) -> None:
     workflow(tmp_path, "asking", "waiting", asks("approve"))
     assert maestro("answer", "asking", "approve", "yes", "--store", tmp_path).returncode == 0
     (wait,) = shown(tmp_path, "asking")["waits_for"]
@@ -134,10 +135,10 @@ def test_an_answer_that_nobody_took_so_far_is_told(tmp_path: Path) -> None:
     assert "approve is answered" in text(tmp_path, "asking")
 
 
-def test_a_live_run_shows_who_executes_it_and_a_killed_one_that_it_is_stopped(
+def test_an_active_run_shows_its_process_and_a_killed_one_that_it_is_stopped(
     tmp_path: Path,
 ) -> None:
-    with under_way(tmp_path) as process:
+    with active_run(tmp_path) as process:
         run = shown(tmp_path, RUN)
         assert (run["status"], run["holder"]["pid"]) == ("running", process.pid)
         assert [step["status"] for step in run["steps"]] == ["running"]
@@ -152,18 +153,18 @@ def test_a_live_run_shows_who_executes_it_and_a_killed_one_that_it_is_stopped(
 
 def test_children_forks_and_parents_are_shown(tmp_path: Path) -> None:
     workflow(tmp_path, "part", "success", ends("success"), name="part")
-    begun = entry(EntryKind.RUN_STARTED, workflow="build", parent="big", forked_from="old")
+    started = entry(EntryKind.RUN_STARTED, workflow="build", parent="big", forked_from="old")
     children = [
         entry(EntryKind.CHILD_STARTED, run_id=name, workflow="part") for name in ("part", "gone")
     ]
-    workflow(tmp_path, "whole", "success", begun, *children, ends("success"))
+    workflow(tmp_path, "whole", "success", started, *children, ends("success"))
     run = shown(tmp_path, "whole")
     assert (run["parent"], run["forked_from"]) == ("big", "old")
     assert run["children"] == [
         {"run_id": "part", "workflow": "part", "status": "success"},
         {"run_id": "gone", "workflow": "part", "status": None},
     ]
-    assert "gone\tpart\tnot there" in text(tmp_path, "whole")
+    assert "gone\tpart\tpurged" in text(tmp_path, "whole")
 
 
 def test_a_value_of_a_class_that_only_its_program_knows_is_shown_as_json(tmp_path: Path) -> None:
@@ -187,6 +188,10 @@ def test_a_value_of_a_class_that_only_its_program_knows_is_shown_as_json(tmp_pat
 @pytest.fixture
 def long(tmp_path: Path) -> Path:
     """Return a folder with a run of 10,000 steps, of which one failed early."""
+    return copy_of(_long_run, tmp_path)
+
+
+def _long_run(folder: Path) -> None:
     facts: dict[str, Any] = {"name": "step", "persona": "developer"}
     entries = []
     for number in range(1, 10_001):
@@ -197,27 +202,26 @@ def long(tmp_path: Path) -> Path:
             entries.append(entry(EntryKind.ATTEMPT_FAILED, **at, **failed))
         else:
             entries.append(entry(EntryKind.STEP_COMPLETED, {"n": number}, **at))
-    workflow(tmp_path, "long", "success", *entries, ends("success"))
-    return tmp_path
+    workflow(folder, "long", "success", *entries, ends("success"))
 
 
-def test_of_a_long_run_the_last_steps_are_shown_and_those_that_are_not_done(long: Path) -> None:
+def test_of_a_long_run_the_last_steps_are_shown_and_those_not_completed(long: Path) -> None:
     started = time.monotonic()
     done = maestro("show", "long", "--store", long)
     took = time.monotonic() - started
     numbers = [line.split("\t")[0] for line in done.stdout.splitlines() if "\tdeveloper\t" in line]
     assert numbers == ["7", *map(str, range(9951, 10_001))]
-    assert "… and 9,949 steps more, done and not shown: --all" in done.stderr
+    assert "… and 9,949 completed steps more: --all" in done.stderr
     assert took < 3  # 0.4 on a machine that is not busy
     assert len(shown(long, "long")["steps"]) == 51
     assert shown(long, "long")["total_steps"] == 10_000
     assert len(shown(long, "long", "--all")["steps"]) == 10_000
 
 
-def test_steps_of_one_name_are_told_apart_by_their_order(long: Path) -> None:
+def test_steps_of_one_name_are_numbered_in_their_order(long: Path) -> None:
     for words in (["9999"], ["step#9999"]):
         step = shown(long, "long", *words)
-        assert (step["step"], step["name"], step["output"]) == (9999, "step#9999", {"n": 9999})
+        assert (step["step"], step["label"], step["output"]) == (9999, "step#9999", {"n": 9999})
     assert shown(long, "long", "step")["step"] == 1
 
 
@@ -242,16 +246,18 @@ def test_a_step_shows_its_attempts_and_all_that_belongs_to_it(tmp_path: Path) ->
 
 
 def test_a_step_is_printed_with_its_tracebacks(tmp_path: Path) -> None:
-    said = text(executed(tmp_path), RUN, "implement")
-    assert "step 1 implement of run run-1\n" in said
-    assert "\nattempt 1: failed, begun " in said
-    assert ", 1,200 tokens, again after 1 ms\n  TimeoutError: too slow\n    Traceback" in said
-    assert 'memory of developer\n  {"tried": 2}\n' in said
-    assert "history of developer (2 items)\n" in said
+    shown_text = text(executed(tmp_path), RUN, "implement")
+    assert "step 1 implement of run run-1\n" in shown_text
+    assert "\nattempt 1: failed, started " in shown_text
+    assert (
+        ", 1,200 tokens, retried after 1 ms\n  TimeoutError: too slow\n    Traceback" in shown_text
+    )
+    assert 'memory of developer\n  {"tried": 2}\n' in shown_text
+    assert "history of developer (2 items)\n" in shown_text
 
 
-def test_feedback_is_what_the_next_attempt_is_told(tmp_path: Path) -> None:
-    told: list[list[str]] = []
+def test_feedback_is_what_the_next_attempt_is_given(tmp_path: Path) -> None:
+    received: list[list[str]] = []
     started = asyncio.Event()
 
     async def fails_twice() -> None:
@@ -261,7 +267,7 @@ def test_feedback_is_what_the_next_attempt_is_told(tmp_path: Path) -> None:
         await asyncio.Event().wait()
 
     async def look() -> None:
-        told.append(list(current().feedback))
+        received.append(list(current().feedback))
 
     async def stop_in_the_third_attempt() -> None:
         with PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor:
@@ -283,7 +289,7 @@ def test_feedback_is_what_the_next_attempt_is_told(tmp_path: Path) -> None:
     )
     with PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor:
         asyncio.run(executor.execute(look, "review"))
-    assert told == [step["feedback"]]
+    assert received == [step["feedback"]]
 
 
 def test_after_a_retry_the_attempts_before_it_are_still_shown(tmp_path: Path) -> None:
@@ -305,34 +311,34 @@ def test_a_long_value_is_cut_for_people_only(tmp_path: Path) -> None:
     with PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor:
         asyncio.run(executor.execute(long_text, "write"))
     assert len(shown(tmp_path, RUN, "write")["output"]) == 50_000
-    said = text(tmp_path, RUN, "write")
-    assert "(50,002 characters; --json shows all)" in said
-    assert len(said) < 4000
+    shown_text = text(tmp_path, RUN, "write")
+    assert "(50,002 characters; --json shows all)" in shown_text
+    assert len(shown_text) < 4000
 
 
 # --- wrong use -----------------------------------------------------------------------------------
 
 
-def test_a_mistyped_run_is_told_from_those_that_are_there(tmp_path: Path) -> None:
+def test_a_mistyped_run_is_an_error_with_similar_ones(tmp_path: Path) -> None:
     for name in ("checkout-42", "checkout-43", "deploy"):
         workflow(tmp_path, name, "success")
-    said = complaint(maestro("show", "chekout-42", "--store", tmp_path), code=2)
-    assert "There is no run 'chekout-42'" in said
-    assert "Did you mean 'checkout-42' or 'checkout-43'?" in said
+    message = complaint(maestro("show", "chekout-42", "--store", tmp_path), code=2)
+    assert "There is no run 'chekout-42'" in message
+    assert "Did you mean 'checkout-42' or 'checkout-43'?" in message
     assert "'deploy'" in complaint(maestro("show", "dep", "--store", tmp_path), code=2)
     assert "'maestro runs' lists them" in complaint(
         maestro("show", "x", "--store", tmp_path), code=2
     )
 
 
-def test_a_mistyped_step_is_told_from_those_that_are_there(tmp_path: Path) -> None:
+def test_a_mistyped_step_is_an_error_with_similar_ones(tmp_path: Path) -> None:
     executed(tmp_path)
-    said = complaint(maestro("show", RUN, "implemnt", "--store", tmp_path), code=2)
-    assert "has no step 'implemnt'; it has: implement" in said
+    message = complaint(maestro("show", RUN, "implemnt", "--store", tmp_path), code=2)
+    assert "has no step 'implemnt'; it has: implement" in message
     assert "implement, review" in complaint(maestro("show", RUN, "9", "--store", tmp_path), code=2)
 
 
-def test_looking_creates_nothing(tmp_path: Path) -> None:
+def test_showing_creates_nothing(tmp_path: Path) -> None:
     complaint(maestro("show", "x", "--store", tmp_path / "nothing"))
     assert not (tmp_path / "nothing").exists()
 
@@ -343,13 +349,13 @@ def test_looking_creates_nothing(tmp_path: Path) -> None:
 def test_a_terminal_shows_a_table_that_fits(tmp_path: Path) -> None:
     seen = in_terminal("show", RUN, "--store", executed(tmp_path), columns=100, NO_COLOR="1")
     assert seen.returncode == 0
-    (line,) = [line for line in seen.text.splitlines() if "review" in line]
+    (line,) = [line for line in seen.text.splitlines() if line.split()[1:2] == ["review"]]
     assert line.split()[:4] == ["2", "review", "developer", "failed"]
     assert "3 (3 failed)" in line
     assert "\x1b" not in seen.text.replace("\x1b[2m", "").replace("\x1b[0m", "")
 
 
-def test_text_of_a_task_cannot_command_a_terminal(tmp_path: Path) -> None:
+def test_text_of_a_task_cannot_control_a_terminal(tmp_path: Path) -> None:
     async def evil() -> None:
         raise ValueError("\x1b]0;gotcha\x07")
 

@@ -1,4 +1,4 @@
-"""What goes in and out: closed streams, bytes that are no text, characters that command terminals."""
+"""What goes in and out: closed streams, bytes that are no text, characters that control terminals."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.plays import asks, ends, workflow
 from tests.cli.processes import COMMAND, environment, in_terminal, maestro
+from tests.cli.sample_runs import asks, ends, workflow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +27,18 @@ def folder(tmp_path: Path) -> Path:
 # --- closed streams ---
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("words", ["runs", "answer asking approve", "cancel asking", "--help"])
+ALL = "<&- >&- 2>&-"
+
+
+@pytest.mark.parametrize(
+    "words, closed",
+    [
+        *(("runs", closed) for closed in ("<&-", ">&-", "2>&-", "<&- >&-", ALL)),
+        *(("answer asking approve", closed) for closed in ("<&-", "2>&-", ALL)),
+        *(("cancel asking", closed) for closed in ("<&-", ">&-")),
+        *(("--help", closed) for closed in (">&-", ALL)),
+    ],
+)
 def test_a_stream_that_is_closed_is_an_empty_one(folder: Path, words: str, closed: str) -> None:
     command = ["bash", "-c", f'exec "$@" {closed}', "bash", *COMMAND, *words.split()]
     done = subprocess.run(
@@ -42,7 +52,7 @@ def test_a_stream_that_is_closed_is_an_empty_one(folder: Path, words: str, close
     )
     assert done.returncode == (0 if words in ("runs", "--help") else 2), done
     assert "Traceback" not in done.stderr
-    assert "mistake" not in done.stderr
+    assert "internal error" not in done.stderr
     if words == "runs":
         assert bool(done.stdout) == (">&-" not in closed.split())
 
@@ -56,14 +66,14 @@ def test_bytes_that_are_no_text_are_wrong_use(words: list[str | bytes]) -> None:
     assert done.returncode == 2
     assert done.stderr.decode().startswith("maestro: ")
     assert b"UTF-8" in done.stderr
-    assert b"mistake" not in done.stderr
+    assert b"internal error" not in done.stderr
 
 
 # --- what is printed ---
 
 
 @pytest.mark.parametrize("words", [["show", "done"], ["events", "evil"], ["runs"]])
-def test_json_commands_no_terminal_and_means_the_same(folder: Path, words: list[str]) -> None:
+def test_json_controls_no_terminal_and_means_the_same(folder: Path, words: list[str]) -> None:
     workflow(folder, "evil", "failed", ends("failed", error={"type": HOSTILE, "message": HOSTILE}))
     workflow(folder, "asks", "waiting", asks(HOSTILE))
     done = maestro(*words, "--json", "--store", folder)

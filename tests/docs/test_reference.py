@@ -14,7 +14,7 @@ import pytest
 
 from docs.generate import api_page, pictures, sources
 from docs.generate.pages import PAGES, PICTURES, ROOT
-from maestro_hive.cli.verbs import VERBS
+from maestro_hive.cli.app import VERBS
 
 
 @pytest.mark.parametrize("name", PAGES)

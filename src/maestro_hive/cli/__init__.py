@@ -1,7 +1,7 @@
-"""The ``maestro`` command: parse, call one function, print.
+"""The ``maestro`` command: parse, call one function of ``admin`` or ``hive.control``, print.
 
-``verbs`` lists the verbs and ``frame`` has what they share; each verb is a file of its own, loaded
-when it is used, so that ``maestro --version`` loads no database.
+``app`` lists the verbs and ``command`` has what they share; the verbs are loaded when they are
+used, so that ``maestro --version`` loads no database.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from maestro_hive.cli.root import cli
+    from maestro_hive.cli.app import cli
 
 __all__ = ["cli", "main"]
 
-__getattr__, __dir__ = load_lazily(__name__, globals(), {"maestro_hive.cli.root": ("cli",)})
+__getattr__, __dir__ = load_lazily(__name__, globals(), {"maestro_hive.cli.app": ("cli",)})
 
 
 def main() -> None:
     """Run the command and exit with its code."""
     try:
-        from maestro_hive.cli.root import run  # noqa: PLC0415 - inside, for Ctrl+C while loading
+        from maestro_hive.cli.app import run  # noqa: PLC0415 - inside, for Ctrl+C while loading
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

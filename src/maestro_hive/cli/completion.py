@@ -1,4 +1,4 @@
-"""``maestro completion``, and what is completed: names that lie in the state folder."""
+"""``maestro completion``, and completing the names of runs, breakers and checkpoints."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from maestro_hive.cli.call import Call, checkpoint_folders, choose_folder
-from maestro_hive.cli.frame import verb
+from maestro_hive.cli.command import Call, verb
 from maestro_hive.kernel.errors import MaestroError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from maestro_hive.maestro.state.store import Reader
 
 #: More would not fit on a screen.
 _MOST = 100
 
-_RUNS = "SELECT name FROM runs WHERE substr(name, 1, length(?1)) = ?1 ORDER BY id DESC LIMIT ?2"
-_BREAKERS = (
-    "SELECT key FROM documents WHERE namespace = 'circuit_breakers'"
-    " AND substr(key, 1, length(?1)) = ?1 ORDER BY key LIMIT ?2"
-)
-
-#: Bash takes a colon for the end of a word, and run ids may have some: what it took apart is put
-#: together again for click, and what stands before the last colon is taken off what click offers.
+#: Bash splits words at colons, and run ids may have some: the parts are joined again for click, and
+#: what is before the last colon is removed from the completions.
 _WITH_COLONS = r"""
 _maestro_completion_with_colons() {
     local line=$COMP_LINE words=() cword=0 i word before
@@ -61,58 +57,56 @@ complete -o nosort -F _maestro_completion_with_colons maestro
     """,
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def command(_: Call, shell: str) -> None:
+def completion_command(_: Call, shell: str) -> None:
     """Print the completion script for a shell.
 
-    Put it where your shell looks for such scripts, and start a new shell. Verbs, options, run ids
-    and names of breakers are then completed by the tab key.
+    Put it where your shell finds such scripts, and start a new shell. The tab key then completes
+    verbs, options, and the names of runs, breakers and checkpoints.
     """
     from click.shell_completion import get_completion_class  # noqa: PLC0415 - needed here only
 
-    from maestro_hive.cli.root import cli  # noqa: PLC0415 - the root loads this module
-
     made = get_completion_class(shell)
     assert made is not None
-    script = made(cli, {}, "maestro", "_MAESTRO_COMPLETE").source()
+    root = click.get_current_context().find_root().command
+    script = made(root, {}, "maestro", "_MAESTRO_COMPLETE").source()
     click.echo(f"{script}{_WITH_COLONS}" if shell == "bash" else script)
 
 
 def run_ids(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Complete a run id; the newest runs, as many as one can look through."""
-    return _found(ctx, _RUNS, incomplete)
+    """Complete a run id, from the newest runs."""
+    from maestro_hive.admin import runs  # noqa: PLC0415 - only when completing
+
+    return _read(ctx, lambda reader: runs.run_ids(reader, incomplete, _MOST))
 
 
 def breaker_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Complete the name of a circuit breaker."""
-    return _found(ctx, _BREAKERS, incomplete)
+    from maestro_hive.admin import breakers  # noqa: PLC0415 - only when completing
+
+    return _read(ctx, lambda reader: breakers.breaker_names(reader, incomplete, _MOST))
 
 
 def checkpoint_ids(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Complete the id of a checkpoint."""
-    from maestro_hive.cli.checkpoint_files import all_checkpoints  # noqa: PLC0415 - as above
+    from maestro_hive.admin.checkpoints import list_checkpoints  # noqa: PLC0415 - as above
 
-    call = ctx.find_object(Call) or Call()
-    folders = checkpoint_folders(choose_folder(call.chosen)[0])
     with contextlib.suppress(MaestroError, OSError):
-        ids = (each.id for each in all_checkpoints(folders))
-        return sorted({each for each in ids if each.startswith(incomplete)})[:_MOST]
+        ids = {each.id for each in list_checkpoints(_folder(ctx))}
+        return sorted(each for each in ids if each.startswith(incomplete))[:_MOST]
     return []
 
 
-def _found(ctx: click.Context, sql: str, incomplete: str) -> list[str]:
+def _read(ctx: click.Context, find: Callable[[Reader], list[str]]) -> list[str]:
+    """Read names, and none if that fails: a message would disturb the typing."""
+    from maestro_hive.admin.folder import reading  # noqa: PLC0415 - only when completing
+
+    with contextlib.suppress(MaestroError, OSError), reading(_folder(ctx)) as reader:
+        return find(reader)
+    return []
+
+
+def _folder(ctx: click.Context) -> Path:
+    from maestro_hive.admin.folder import choose_folder  # noqa: PLC0415 - only when completing
+
     call = ctx.find_object(Call)
-    folder, _ = choose_folder(call.chosen if call else None)
-    return _read(folder / "journal.db", sql, incomplete)
-
-
-def _read(journal: Path, sql: str, incomplete: str) -> list[str]:
-    """Read names as quickly as can be, and say nothing if that fails: somebody is typing."""
-    import apsw  # noqa: PLC0415 - only where something is completed
-
-    with contextlib.suppress(apsw.Error):
-        db = apsw.Connection(str(journal), flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            return [str(row[0]) for row in db.execute(sql, (incomplete, _MOST))]
-        finally:
-            db.close()
-    return []
+    return choose_folder(call.chosen if call else None)[0]

@@ -1,37 +1,52 @@
-"""``maestro show``: one run with its steps, or one step."""
+"""``maestro show`` and ``maestro events``: one run, one step, and what happens in it."""
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+import time
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from maestro_hive.cli import screen, words
+from maestro_hive.admin.details import Ending, EventFeed, run_details, step_details
+from maestro_hive.cli import errors, output
+from maestro_hive.cli.command import verb
 from maestro_hive.cli.completion import run_ids
-from maestro_hive.cli.frame import verb
-from maestro_hive.cli.screen import Styled
-from maestro_hive.cli.standing import STYLES, command_for, expected, find_run
+from maestro_hive.hive.answer_types import describe as describe_shape
+from maestro_hive.maestro.state import events
+from maestro_hive.maestro.state.run_view import to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from maestro_hive.cli.call import Call
+    from maestro_hive.cli.command import Call
+    from maestro_hive.maestro.state.events import RunEvent
+    from maestro_hive.maestro.state.run_view import (
+        AttemptView,
+        RunView,
+        StepDetails,
+        StepView,
+        WaitView,
+    )
+
 #: How many steps are shown of a long run, from its end.
 _MOST_STEPS = 50
-#: How much of a value is shown.
+#: How many characters of a value are shown.
 _MOST_CHARACTERS = 2000
 _MOST_HISTORY = 10
 #: A value that is not longer is shown in one line.
 _ONE_LINE = 90
-_STEP_COLUMNS = ["step", "name", "persona", "status", "tries", "tokens", "took", "last error"]
+_STEP_COLUMNS = ["step", "name", "persona", "status", "attempts", "tokens", "took", "last error"]
 _PIPED_STEP_COLUMNS = [
     *("step", "name", "persona", "status", "attempts", "failures", "interruptions"),
     *("tokens", "took", "last error"),
 ]
-_BAD_ENDS = {"failures": "failed", "interruptions": "killed"}
+#: How often a run that is followed is read.
+_POLL_SECONDS = 0.2
+
+
+# --- show -----------------------------------------------------------------------------------------
 
 
 @verb(
@@ -48,183 +63,206 @@ _BAD_ENDS = {"failures": "failed", "interruptions": "killed"}
 @click.argument("run_id", metavar="RUN", shell_complete=run_ids)
 @click.argument("step", metavar="[STEP]", required=False)
 @click.option("--all", "every", is_flag=True, help="Show every step, however many there are.")
-def command(call: Call, run_id: str, step: str | None, *, every: bool) -> None:
-    """Show a run and its steps, or one step with all that is known of it.
+def show_command(call: Call, run_id: str, step: str | None, *, every: bool) -> None:
+    """Show a run and its steps, or one step in detail.
 
-    A step is named by its number, its name, or name#2 for the second of that name. Of a long run
-    the last steps are shown, and those that are not done. What a run waits for stands above, with
-    the command that answers. Looking changes nothing, and disturbs nobody who executes the run.
+    STEP is a step's number, its name, or name#2 for the second step of that name. Of a long run
+    the last steps are shown, and those that are not completed. A question that the run waits for is
+    shown with the command that answers it. The run is only read, whether it is executed or not.
     """
-    from maestro_hive.cli import run_sheet, step_sheet  # noqa: PLC0415 - not for --help
-
-    with call.reading() as store:
-        run = run_sheet.read(store, find_run(store, run_id))
+    with call.reading() as reader:
         if step is not None:
-            facts = step_sheet.sheet_of(run, *step_sheet.find_step(run, step))
-        else:
-            facts = run_sheet.run_facts(run, None if every else _MOST_STEPS)
+            details = step_details(reader, run_id, step)
+            if call.wants_json:
+                call.print_json(step=to_dict(details))
+            else:
+                _print_step(details)
+            return
+        run = run_details(reader, run_id, most_steps=None if every else _MOST_STEPS)
     if call.wants_json:
-        call.answer(**{"run" if step is None else "step": facts})
-    elif step is None:
-        _print_run(call, facts)
+        call.print_json(run=to_dict(run))
     else:
-        _print_step(facts)
+        _print_run(call, run)
 
 
-# --- a run -----------------------------------------------------------------------------------------
-
-
-def _print_run(call: Call, run: dict[str, Any]) -> None:
-    screen.heading(f"run {run['run_id']}")
+def _print_run(call: Call, run: RunView) -> None:
+    output.heading(f"run {run.run_id}")
     _print_head(run)
-    _print_error(run["error"])
-    for line in _what_to_do(call, run):
-        screen.line(line)
-    _print_value("input", run["input"])
-    _print_value("result", run["result"])
+    _print_traceback(run.error)
+    for line in _next_actions(call, run):
+        output.line(line)
+    _print_value("input", run.input)
+    _print_value("result", run.result)
     _print_steps(run)
-    children = [_child(child) for child in run["children"]]
+    children: list[list[output.Cell]] = [
+        [each.run_id, each.workflow, output.status(each.status or "purged")]
+        for each in run.children
+    ]
     _print_table("children", ["run", "workflow", "status"], children)
-    rows = [_persona(persona) for persona in run["personas"]]
-    _print_table("personas", ["persona", "tokens", "usd", "history"], rows)
+    personas: list[list[output.Cell]] = [
+        [each.persona, each.tokens, f"{each.usd:.4f}", each.history_items] for each in run.personas
+    ]
+    _print_table("personas", ["persona", "tokens", "usd", "history"], personas)
+    _print_events(run.latest_events)
 
 
-def _print_head(run: dict[str, Any]) -> None:
-    holder, step = run["holder"], run["from_step"]
-    origin = run["forked_from"] and f"{run['forked_from']}{f' at step {step}' if step else ''}"
-    who = holder and f"process {holder['pid']} on {holder['host']}, {_moment(holder['since'])}"
+def _print_head(run: RunView) -> None:
+    at_step = f" at step {run.from_step}" if run.from_step else ""
+    holder = run.holder and (
+        f"process {run.holder.pid} on {run.holder.host}, since {output.moment(run.holder.since)}"
+    )
+    fields = run.fields
+    tasks = [
+        f"{len(fields[name])} {word}"
+        for name, word in (("completed_tasks", "completed"), ("pending_tasks", "pending"))
+        if fields[name]
+    ]
     _print_pairs(
-        ("workflow", run["workflow"]),
-        ("status", run["status"]),
-        ("executed by", who),
-        ("parent", run["parent"]),
-        ("forked from", origin),
-        ("begun", _moment(run["started_at"])),
-        ("updated", _moment(run["updated_at"])),
-        ("took", _took(run["took_seconds"])),
-        ("error", _error_line(run["error"])),
-        ("reason", run["reason"]),
+        ("workflow", run.workflow),
+        ("status", run.status),
+        ("executed by", holder),
+        ("parent", run.parent),
+        ("forked from", run.forked_from and f"{run.forked_from}{at_step}"),
+        ("started", output.moment(run.started_at)),
+        ("updated", output.moment(run.updated_at)),
+        ("took", output.took(run.took_seconds)),
+        ("phase", None if fields["phase"] == "initializing" else fields["phase"]),
+        ("tasks", ", ".join(tasks)),
+        ("error", _error_line(run.error)),
+        ("reason", run.reason),
     )
 
 
-def _what_to_do(call: Call, run: dict[str, Any]) -> list[str]:
-    """Return what goes on only if somebody does something, with the command for it."""
-    lines = []
-    for wait in run["waits_for"]:
-        until = f", until {_moment(wait['until'])}" if wait["until"] else ""
-        if wait["answered"]:
-            lines.append(f"{wait['name']} is answered: the run goes on when its program runs")
-        else:
-            answer = command_for(call, "answer", run["run_id"], wait["name"], "VALUE")
-            what = f"{wait['name']} ({expected(wait['shape'])})"
-            lines.append(f"waits for {what} since {_moment(wait['since'])}{until}: {answer}")
-    if run["status"] in ("failed", "cancelled") and run["workflow"]:
-        lines.append(f"to try again: {command_for(call, 'retry', run['run_id'])}")
-    if run["status"] == "stopped":
-        lines.append("nobody executes it: start its program again, and it goes on")
+def _next_actions(call: Call, run: RunView) -> list[str]:
+    """Return what the run needs to continue, with the command for it."""
+    lines = [_waiting(call, run.run_id, wait) for wait in run.waits_for]
+    if run.status in ("failed", "cancelled") and run.workflow:
+        lines.append(f"to retry: {call.command_line('retry', run.run_id)}")
+    if run.status == "stopped":
+        lines.append("not finished, and no process executes it: start its program to resume it")
     return lines
 
 
-def _print_steps(run: dict[str, Any]) -> None:
-    rows = [_step_row(step) for step in run["steps"]]
-    _print_table("steps", _STEP_COLUMNS if screen.is_terminal() else _PIPED_STEP_COLUMNS, rows)
-    hidden = run["total_steps"] - len(run["steps"])
+def _waiting(call: Call, run_id: str, wait: WaitView) -> str:
+    if wait.answered:
+        return f"{wait.name} is answered: the run continues when its program is started"
+    until = f", until {output.moment(wait.until)}" if wait.until else ""
+    answer = call.command_line("answer", run_id, wait.name, "VALUE")
+    what = f"{wait.name} ({expected(wait.shape)})"
+    return f"waiting for {what} since {output.moment(wait.since)}{until}: {answer}"
+
+
+def expected(shape: Any) -> str:
+    """Return which kind of answer a question takes."""
+    try:
+        return describe_shape(shape)
+    except (AttributeError, KeyError, TypeError):
+        return "of a kind that this version does not know"
+
+
+def _print_steps(run: RunView) -> None:
+    columns = _STEP_COLUMNS if output.is_terminal() else _PIPED_STEP_COLUMNS
+    _print_table("steps", columns, [_step_row(step) for step in run.steps])
+    hidden = run.total_steps - len(run.steps)
     if hidden:
-        screen.note(f"… and {words.many(hidden, 'step')} more, done and not shown: --all")
+        output.note(f"… and {output.many(hidden, 'completed step')} more: --all")
 
 
-def _step_row(step: dict[str, Any]) -> list[screen.Cell]:
-    """Return a line of the table; a terminal is not wide, and a program wants single numbers."""
-    counts: list[screen.Cell] = [step["attempts"], step["failures"], step["interruptions"]]
+def _step_row(step: StepView) -> list[output.Cell]:
+    """Return a line of the table: short in a terminal, single numbers for a program."""
+    counts: list[output.Cell] = [step.attempts, step.failures, step.interruptions]
     return [
-        step["step"],
-        step["name"],
-        step["persona"],
-        _status(step["status"]),
-        *([_tries(step)] if screen.is_terminal() else counts),
-        step["tokens"],
-        _took(step["took_seconds"]),
-        _shortened(step["last_error"]),
+        step.step,
+        step.label,
+        step.persona,
+        output.status(step.status),
+        *([_attempts(step)] if output.is_terminal() else counts),
+        step.tokens,
+        output.took(step.took_seconds),
+        output.shortened(step.last_error, 100),
     ]
 
 
-def _tries(step: dict[str, Any]) -> str:
-    bad = [f"{step[name]} {word}" for name, word in _BAD_ENDS.items() if step[name]]
-    return f"{step['attempts']} ({', '.join(bad)})" if bad else str(step["attempts"])
+def _attempts(step: StepView) -> str:
+    counts = ((step.failures, "failed"), (step.interruptions, "interrupted"))
+    bad = [f"{count} {word}" for count, word in counts if count]
+    return f"{step.attempts} ({', '.join(bad)})" if bad else str(step.attempts)
 
 
-def _child(child: dict[str, Any]) -> list[screen.Cell]:
-    return [child["run_id"], child["workflow"], _status(child["status"] or "not there")]
+# --- show, of a step ------------------------------------------------------------------------------
 
 
-def _persona(facts: dict[str, Any]) -> list[screen.Cell]:
-    return [facts["persona"], facts["tokens"], f"{facts['usd']:.4f}", facts["history_items"]]
-
-
-# --- a step ----------------------------------------------------------------------------------------
-
-
-def _print_step(step: dict[str, Any]) -> None:
-    screen.heading(f"step {step['step']} {step['name']} of run {step['run_id']}")
+def _print_step(details: StepDetails) -> None:
+    step = details.step
+    output.heading(f"step {step.step} {step.label} of run {details.run_id}")
     _print_pairs(
-        ("persona", step["persona"]),
-        ("status", step["status"]),
-        ("failures", step["failures"]),
-        ("interruptions", step["interruptions"]),
-        ("tokens", f"{step['tokens']:,}"),
-        ("took", _took(step["took_seconds"])),
+        ("persona", step.persona),
+        ("status", step.status),
+        ("failures", step.failures),
+        ("interruptions", step.interruptions),
+        ("tokens", f"{step.tokens:,}"),
+        ("took", output.took(step.took_seconds)),
     )
-    for attempt in step["attempts"]:
+    for attempt in details.attempts:
         _print_attempt(attempt)
-    if step["feedback"]:
-        screen.heading("feedback for the next attempt")
-        for sentence in step["feedback"]:
-            screen.line(indent(sentence, "  "))
-    for name in ("progress", "input", "output"):
-        _print_value(name, step[name])
-    _print_value(f"memory of {step['persona']}", step["memory"])
-    _print_history(step["persona"], step["history"])
+    if details.feedback:
+        output.heading("feedback for the next attempt")
+        for sentence in details.feedback:
+            output.line(indent(sentence, "  "))
+    _print_value("progress", details.progress)
+    _print_value("input", details.input)
+    _print_value("output", details.output)
+    _print_value(f"memory of {step.persona}", details.memory)
+    _print_history(step.persona, details.history)
 
 
-def _print_attempt(attempt: dict[str, Any]) -> None:
-    begun, ended, again = attempt["started_at"], attempt["ended_at"], attempt["retry_in"]
-    failed = attempt["status"] == "retrying"  # which is said of the step, not of this attempt
+def _print_attempt(attempt: AttemptView) -> None:
+    started, ended = attempt.started_at, attempt.ended_at
+    retrying = attempt.status == "retrying"  # the status of the step, not of this attempt
     facts = [
-        "failed" if failed else attempt["status"],
-        f"begun {_moment(begun)}",
-        f"took {_took((ended - begun).total_seconds())}" if ended else None,
-        f"{attempt['tokens']:,} tokens" if attempt["tokens"] else None,
-        "mended" if attempt["healed"] else None,
-        f"again after {_took(again)}" if again is not None else None,
+        "failed" if retrying else attempt.status,
+        f"started {output.moment(started)}",
+        f"took {output.took((ended - started).total_seconds())}" if ended else None,
+        f"{attempt.tokens:,} tokens" if attempt.tokens else None,
+        "repaired" if attempt.healed else None,
+        f"retried after {output.took(attempt.retry_in)}" if attempt.retry_in is not None else None,
     ]
-    screen.heading(f"attempt {attempt['attempt']}: {', '.join(filter(None, facts))}")
-    if attempt["error"]:
-        screen.line(f"  {_error_line(attempt['error'])}")
-        _print_error(attempt["error"])
+    output.heading(f"attempt {attempt.attempt}: {', '.join(filter(None, facts))}")
+    if attempt.error:
+        output.line(f"  {_error_line(attempt.error)}")
+        _print_traceback(attempt.error)
 
 
-def _print_history(persona: str, history: list[Any]) -> None:
+def _print_history(persona: str, history: Sequence[Any]) -> None:
     if history:
         last = history[-_MOST_HISTORY:]
-        count = words.many(len(history), "item")
+        count = output.many(len(history), "item")
         which = count if len(last) == len(history) else f"{count}, the last {len(last)}"
         _print_value(f"history of {persona} ({which})", last)
 
 
-# --- parts -----------------------------------------------------------------------------------------
+# --- show, parts ----------------------------------------------------------------------------------
 
 
 def _print_pairs(*pairs: tuple[str, object]) -> None:
     for name, value in pairs:
         if value not in (None, ""):
-            screen.line(f"{f'{name}:':<15}{words.in_one_line(str(value))}")
+            output.line(f"{f'{name}:':<15}{output.in_one_line(str(value))}")
 
 
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[list[screen.Cell]]) -> None:
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[output.Cell]]) -> None:
     if rows:
-        screen.line()
-        screen.heading(title)
-        screen.table(columns, rows)
+        output.line()
+        output.heading(title)
+        output.table(columns, rows)
+
+
+def _print_events(latest: Sequence[RunEvent]) -> None:
+    if latest:
+        output.line()
+        output.heading("latest events")
+        for event in latest:
+            output.line(_event_line(event))
 
 
 def _print_value(name: str, value: Any) -> None:
@@ -235,32 +273,88 @@ def _print_value(name: str, value: Any) -> None:
         text = json.dumps(value, indent=2, ensure_ascii=False)
     if len(text) > _MOST_CHARACTERS:
         text = f"{text[:_MOST_CHARACTERS]}… ({len(text):,} characters; --json shows all)"
-    screen.heading(name)
-    screen.line(indent(text, "  "))
+    output.heading(name)
+    output.line(indent(text, "  "))
 
 
-def _print_error(error: dict[str, Any] | None) -> None:
+def _print_traceback(error: dict[str, Any] | None) -> None:
     if error and error.get("traceback"):
-        screen.line(indent(error["traceback"].rstrip(), "    "))
+        output.line(indent(error["traceback"].rstrip(), "    "))
 
 
 def _error_line(error: dict[str, Any] | None) -> str | None:
-    return words.in_one_line(f"{error.get('type')}: {error.get('message')}") if error else None
+    return output.in_one_line(f"{error.get('type')}: {error.get('message')}") if error else None
 
 
-def _shortened(text: str | None) -> str | None:
-    return text if text is None or len(text) <= 100 else f"{text[:99]}…"
+# --- events ---------------------------------------------------------------------------------------
 
 
-def _status(status: str) -> Styled:
-    return Styled(status, STYLES.get(status, ""))
+@verb(
+    "events",
+    examples="""
+    maestro events checkout-42                     all events so far
+    maestro events checkout-42 --follow            and those from now on
+    maestro events checkout-42 --after 120         those after entry 120
+    maestro events checkout-42 --follow --json     one JSON object per line
+    """,
+    reads=True,
+)
+@click.argument("run_id", metavar="RUN", shell_complete=run_ids)
+@click.option(
+    "--follow", "-f", is_flag=True, help="Continue until the run ends, or no process executes it."
+)
+@click.option(
+    "--after", metavar="SEQ", type=click.IntRange(min=0), default=0, help="Start after this entry."
+)
+def events_command(call: Call, run_id: str, *, follow: bool, after: int) -> int | None:
+    """Print the events of a run, and follow it.
+
+    Each line is an entry of its journal: its number, when it was recorded, and what it says. With
+    --follow it continues until the run ends or no living process executes it; the exit code is
+    then 0 if it succeeded, 1 if it failed, was cancelled or is not finished, and 75 if it waits for
+    a person, has no answer, and no process executes it. With --json each line is an object with
+    the keys event, seq, at and run_id, and those of its kind.
+    """
+    with call.reading() as reader:
+        feed = EventFeed(reader, run_id)
+        while True:
+            batch = feed.next_batch()
+            wanted = (event for event in batch.events if event.seq > after)
+            _print_feed(wanted, as_json=call.wants_json)
+            if not follow:
+                return None
+            if batch.ending is not None:
+                return _exit_code(run_id, batch.ending)
+            time.sleep(_POLL_SECONDS)
 
 
-def _moment(moment: datetime) -> str:
-    return words.ago(moment, datetime.now(UTC)) if screen.is_terminal() else moment.isoformat()
+def _print_feed(found: Iterable[RunEvent], *, as_json: bool) -> None:
+    if as_json:
+        lines = [output.to_json(events.to_dict(event)) for event in found]
+    else:
+        lines = [_event_line(event) for event in found]
+    if lines:
+        click.echo("\n".join(lines))
 
 
-def _took(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 10 else words.duration(seconds)
+def _event_line(event: RunEvent) -> str:
+    text = output.in_one_line(events.describe(event))
+    if output.is_terminal():
+        return f"{event.seq:>5}  {event.at:%Y-%m-%d %H:%M:%S}  {text}"
+    return f"{event.seq}\t{event.at.isoformat()}\t{text}"
+
+
+_ENDINGS = {
+    Ending.COMPLETED: (errors.SUCCESS, None),
+    Ending.FAILED: (errors.FAILED, None),
+    Ending.NEEDS_PERSON: (errors.PERSON_NEEDED, "needs a person, and no process executes it"),
+    Ending.ANSWERED: (errors.FAILED, "has its answer, and continues when its program is started"),
+    Ending.NOT_FINISHED: (errors.FAILED, "is not finished, and no process executes it"),
+}
+
+
+def _exit_code(run_id: str, ending: Ending) -> int:
+    code, note = _ENDINGS[ending]
+    if note is not None:
+        output.note(f"run {run_id!r} {note}")
+    return code

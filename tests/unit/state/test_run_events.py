@@ -1,4 +1,4 @@
-"""A run's journal, told as events."""
+"""The events of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import subprocess
 import sys
 import textwrap
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.events import (
+    EVENT_TYPES,
     ChildStarted,
     Escalated,
     EventReader,
@@ -71,7 +72,7 @@ def only(events: list[RunEvent], kind: type) -> Any:
     return found
 
 
-def told(*entries: dict[str, Any]) -> list[RunEvent]:
+def events_of(*entries: dict[str, Any]) -> list[RunEvent]:
     """Return the events of entries that are made by hand."""
     journal, reader = Journal(), EventReader(RUN)
     read = [reader.read(journal.add(**entry)) for entry in entries]
@@ -125,14 +126,14 @@ def test_the_events_of_a_step_that_fails_and_then_works(
     )
     assert (failed.retry_in, failed.final, failed.status) == (0.001, False, "retrying")
     assert describe(failed) == (
-        "step implement (developer) attempt 1 failed: TimeoutError: too slow; again in 0.001 s"
+        "step implement (developer) attempt 1 failed: TimeoutError: too slow; retrying in 0.001 s"
     )
     spent = [event for event in events if isinstance(event, Spent)]
     assert [(each.attempt, each.tokens, each.usd) for each in spent] == [
         (1, 1200, 0.25),
         (2, 1200, 0.25),
     ]
-    assert describe(events[-1]) == "step implement (developer) attempt 2 done, and kept"
+    assert describe(events[-1]) == "step implement (developer) attempt 2 completed"
 
 
 async def never_works() -> None:
@@ -164,12 +165,12 @@ def test_rounds_that_fail_and_the_call_for_help(tmp_path: Path, config: Executio
     assert (rounds[0].retry_in, rounds[1].retry_in) == (0.001, None)
     asked = only(events, Escalated)
     assert (asked.name, asked.persona, asked.ticket) == ("draft", "writer", "MD-7")
-    assert describe(asked).startswith("draft (writer) needs help, ticket MD-7: ")
+    assert describe(asked).startswith("step draft (writer) needs help, ticket MD-7: ")
     retried = only(events, Retried)
     assert (retried.step, retried.name, retried.forget) == (1, "draft", False)
     given_up = [each for each in events if isinstance(each, StepFailed) and each.retry_in is None]
     assert [each.round for each in given_up] == [1, 2]
-    assert describe(given_up[0]).endswith("; given up")
+    assert describe(given_up[0]).endswith("; gave up")
 
 
 DIES = """
@@ -190,10 +191,10 @@ def test_an_attempt_that_follows_a_kill_says_so(tmp_path: Path, config: Executio
     with PersonaExecutor(config, "developer", workflow_id=RUN) as executor:
         asyncio.run(executor.execute(works_at_last, "implement"))
     events = events_in(tmp_path / "state")
-    begun = [event for event in events if isinstance(event, StepStarted)]
-    assert [(each.attempt, each.interrupted) for each in begun] == [(1, False), (2, True)]
-    assert describe(begun[1]) == (
-        "step implement (developer) attempt 2 begun; the process of the attempt before it died"
+    started = [event for event in events if isinstance(event, StepStarted)]
+    assert [(each.attempt, each.interrupted) for each in started] == [(1, False), (2, True)]
+    assert describe(started[1]) == (
+        "step implement (developer) attempt 2 started; the process of the previous attempt died"
     )
 
 
@@ -207,8 +208,8 @@ def test_a_polite_stop_is_no_failure(tmp_path: Path, config: ExecutionConfig) ->
                 await work
 
     asyncio.run(scene())
-    begun, stopped = events_in(tmp_path / "state")
-    assert isinstance(begun, StepStarted)
+    started, stopped = events_in(tmp_path / "state")
+    assert isinstance(started, StepStarted)
     assert isinstance(stopped, StepStopped)
     assert stopped.status == "cancelled"
 
@@ -223,8 +224,8 @@ def test_what_is_set_by_hand_and_restored(tmp_path: Path, config: ExecutionConfi
         state.mark_task_completed("docs")
         state.increment_retry("developer")
         state.update_persona_state("developer", {"mood": "good"})
-        state.checkpoint("kept")
-        state.restore("kept")
+        state.checkpoint("before")
+        state.restore("before")
     events = events_in(tmp_path / "state")
     assert names(events)[12:18] == [
         "fields_set",
@@ -236,12 +237,12 @@ def test_what_is_set_by_hand_and_restored(tmp_path: Path, config: ExecutionConfi
     ]
     changed = events[12]
     assert isinstance(changed, FieldsSet)
-    assert changed.fields == ("artifacts", "phase")
+    assert changed.fields == ("phase", "artifacts")
     restored = only(events, Restored)
     assert restored.source is not None
-    assert "kept" in restored.source
+    assert "before" in restored.source
     assert restored.saved_at is not None
-    assert names(events)[18:] == names(events)[:17]  # the copied entries are told again
+    assert names(events)[18:] == names(events)[:17]  # the copied entries follow
     again = events[18]
     assert isinstance(again, StepStarted)
     assert not again.interrupted
@@ -251,7 +252,7 @@ def test_what_is_set_by_hand_and_restored(tmp_path: Path, config: ExecutionConfi
 
 
 def test_a_workflow_that_begins_says_for_whom_or_from_where() -> None:
-    alone, child, fork = told(
+    alone, child, fork = events_of(
         {"kind": EntryKind.RUN_STARTED, "workflow": "build"},
         {"kind": EntryKind.RUN_STARTED, "workflow": "build", "parent": "big"},
         {
@@ -263,13 +264,13 @@ def test_a_workflow_that_begins_says_for_whom_or_from_where() -> None:
     )
     assert isinstance(alone, RunStarted)
     assert (alone.workflow, alone.parent, alone.forked_from) == ("build", None, None)
-    assert describe(alone) == "workflow build begun"
-    assert describe(child) == "workflow build begun, for run big"
-    assert describe(fork) == "workflow build begun, forked from run old at step implement"
+    assert describe(alone) == "workflow build started"
+    assert describe(child) == "workflow build started, child of run big"
+    assert describe(fork) == "workflow build started, forked from run old at step implement"
 
 
 def test_a_workflow_that_ends_says_how() -> None:
-    done, failed, cancelled = told(
+    done, failed, cancelled = events_of(
         {"kind": EntryKind.RUN_ENDED, "status": "success"},
         {
             "kind": EntryKind.RUN_ENDED,
@@ -287,7 +288,7 @@ def test_a_workflow_that_ends_says_how() -> None:
 
 def test_waits_and_children() -> None:
     wait = {"seconds": 90.0, "boot": "b", "boot_seconds": 1.0, "at": 5}
-    asked, for_ever, slept, answered, child = told(
+    asked, for_ever, slept, answered, child = events_of(
         {"kind": EntryKind.WAIT_STARTED, "name": "approve", "what": "answer", "wait": wait},
         {
             "kind": EntryKind.WAIT_STARTED,
@@ -301,11 +302,11 @@ def test_waits_and_children() -> None:
     )
     assert isinstance(asked, WaitStarted)
     assert asked.until == datetime(1970, 1, 1, 0, 1, 31, tzinfo=UTC)
-    assert describe(asked) == "waits for an answer to approve, until 1970-01-01 00:01:31 UTC"
+    assert describe(asked) == "waiting for an answer to approve, until 1970-01-01 00:01:31 UTC"
     assert isinstance(for_ever, WaitStarted)
     assert for_ever.until is None
-    assert describe(for_ever) == "waits for an answer to approve, for ever"
-    assert describe(slept) == "sleeps until 1970-01-01 00:01:33 UTC"
+    assert describe(for_ever) == "waiting for an answer to approve, without a limit"
+    assert describe(slept) == "sleeping until 1970-01-01 00:01:33 UTC"
     assert isinstance(answered, WaitEnded)
     assert describe(answered) == "wait approve ended: answered by ada"
     assert isinstance(child, ChildStarted)
@@ -325,12 +326,12 @@ EVERYTHING: list[dict[str, Any]] = [
 
 
 def test_every_kind_of_entry_is_an_event_and_every_event_comes_up() -> None:
-    events = told(*EVERYTHING)
+    events = events_of(*EVERYTHING)
     assert len(events) == len(EVERYTHING)
-    assert {type(event) for event in events} == set(get_args(RunEvent))
+    assert {type(event) for event in events} == set(EVENT_TYPES)
 
 
-@pytest.mark.parametrize("event", told(*EVERYTHING), ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("event", events_of(*EVERYTHING), ids=lambda event: type(event).__name__)
 def test_an_event_is_json_and_a_line(event: RunEvent) -> None:
     shown = json.loads(json.dumps(to_dict(event)))
     assert shown.keys() == {"event", *(each.name for each in dataclasses.fields(event))}
@@ -342,7 +343,7 @@ def test_an_event_is_json_and_a_line(event: RunEvent) -> None:
     assert "(" + type(event).__name__ not in line
 
 
-def test_a_kind_of_tomorrow_is_passed_over() -> None:
+def test_a_kind_of_a_newer_version_is_ignored() -> None:
     entry = Entry(
         1, max(EntryKind) + 1, 0, 0, 0, codec.encode({"a": 1}).data, None, None, None, None
     )
@@ -350,7 +351,7 @@ def test_a_kind_of_tomorrow_is_passed_over() -> None:
 
 
 def test_a_very_long_message_is_cut_in_a_line() -> None:
-    _, failed = told(
+    _, failed = events_of(
         EVERYTHING[0],
         {
             "kind": EntryKind.ATTEMPT_FAILED,
@@ -364,12 +365,12 @@ def test_a_very_long_message_is_cut_in_a_line() -> None:
     assert len(failed.message) == 5000
 
 
-def test_steps_are_numbered_anew_after_a_restore() -> None:
-    kept = told(
+def test_steps_are_numbered_again_after_a_restore() -> None:
+    completed = events_of(
         EVERYTHING[0],
         {"kind": EntryKind.RESTORED},
         {"kind": EntryKind.ATTEMPT_STARTED, "step": 1, "attempt": 1, "name": "b", "persona": "q"},
         {"kind": EntryKind.STEP_COMPLETED, "step": 1, "attempt": 1},
     )[-1]
-    assert isinstance(kept, StepCompleted)
-    assert (kept.name, kept.persona) == ("b", "q")
+    assert isinstance(completed, StepCompleted)
+    assert (completed.name, completed.persona) == ("b", "q")

@@ -8,7 +8,7 @@ import pytest
 
 from maestro_hive.kernel.errors import CorruptionError, DecodeError, DocumentCorruptError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.projections import FIELDS, RunState, fold
+from maestro_hive.maestro.state.projections import FIELDS, RunState, find_step, fold
 from maestro_hive.maestro.state.records import Entry, EntryKind
 
 
@@ -32,9 +32,9 @@ class Journal:
     ) -> Entry:
         seq = len(self.entries) + 1
         data = None if value is None else codec.encode(value).data
-        told = codec.encode(facts).data if facts else None
+        encoded = codec.encode(facts).data if facts else None
         when = seq * 1_000_000 if at is None else at
-        entry = Entry(seq, kind, step, attempt, when, told, data, None, None, identity)
+        entry = Entry(seq, kind, step, attempt, when, encoded, data, None, None, identity)
         self.entries.append(entry)
         return entry
 
@@ -115,7 +115,7 @@ def test_fields_are_new_containers(journal: Journal) -> None:
     fields["completed_tasks"].append("u")
     assert state.persona_states == {"a": {"n": 1}}
     assert state.artifacts == {"f": 1}
-    assert list(state.completed) == ["t"]
+    assert list(state.completed_tasks) == ["t"]
 
 
 # --- steps ---------------------------------------------------------------------------------------
@@ -134,13 +134,13 @@ def begin(journal: Journal, attempt: int = 1, step: int = 1) -> Entry:
     )
 
 
-def test_a_kept_step_is_found_by_its_identity(journal: Journal) -> None:
+def test_a_completed_step_is_found_by_its_identity(journal: Journal) -> None:
     begin(journal)
-    kept = journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1, value="result")
+    completed = journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1, value="result")
     state = journal.state()
     step = state.by_identity[b"\x01" * 32]
     assert step is state.steps[1]
-    assert step.completed is kept
+    assert step.completed is completed
     assert (step.starts, step.failures, step.interruptions) == (1, 0, 0)
     assert step.open_attempt == 0
 
@@ -187,7 +187,7 @@ def test_a_failure_that_names_no_round_was_in_the_first(journal: Journal) -> Non
     assert journal.state().steps[1].failures_in(1) == 1
 
 
-def test_deaths_before_a_step_was_kept_stay_counted(
+def test_interruptions_before_a_step_completed_stay_counted(
     journal: Journal,
 ) -> None:
     begin(journal, 1)  # and the process dies
@@ -223,12 +223,14 @@ def test_a_step_under_way_when_it_was_retried_is_not_interrupted(journal: Journa
     assert (step.open_attempt, step.interruptions) == (0, 0)
 
 
-def test_a_kept_step_is_retried_only_if_its_result_is_to_be_forgotten(journal: Journal) -> None:
+def test_a_completed_step_is_retried_only_if_its_result_is_to_be_forgotten(
+    journal: Journal,
+) -> None:
     begin(journal)
-    kept = journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1)
+    completed = journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1)
     journal.add(EntryKind.RETRIED, identity=b"\x01" * 32)
     step = journal.state().steps[1]
-    assert (step.completed, step.starts, step.interruptions) == (kept, 1, 0)
+    assert (step.completed, step.starts, step.interruptions) == (completed, 1, 0)
     journal.add(EntryKind.RETRIED, identity=b"\x01" * 32, forget=True)
     step = journal.state().steps[1]
     assert (step.completed, step.starts, step.interruptions, step.log) == (None, 0, 0, [])
@@ -255,22 +257,76 @@ def test_everything_that_is_not_finished_can_be_retried_at_once(journal: Journal
     assert (state.rounds, state.escalated) == ({}, {})
 
 
+def both_levels_gave_up(journal: Journal, step: int) -> None:
+    given_up(journal, step)
+    journal.add(EntryKind.ROUND_FAILED, identity=bytes([step]) * 32)
+    journal.add(EntryKind.ESCALATED, identity=bytes([step]) * 32)
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_a_retry_of_one_step_clears_that_step_alone_and_opens_the_run(
+    journal: Journal, status: str
+) -> None:
+    for step in (1, 2):
+        both_levels_gave_up(journal, step)
+    journal.add(EntryKind.RUN_ENDED, status=status)
+    journal.add(EntryKind.RETRIED, identity=b"\x02" * 32, run=True)
+    state = journal.state()
+    assert state.ended is None
+    assert [state.steps[number].failures for number in (1, 2)] == [1, 0]
+    assert list(state.rounds) == list(state.escalated) == [b"\x01" * 32]
+
+
+@pytest.mark.parametrize("facts", [{"run": True}, {}])
+def test_a_run_that_succeeded_is_not_opened_again(journal: Journal, facts: dict[str, Any]) -> None:
+    journal.add(EntryKind.RUN_ENDED, status="success")
+    journal.add(EntryKind.RETRIED, identity=b"x" if facts else None, **facts)
+    assert journal.state().ended is not None
+
+
+def test_a_retry_of_one_step_alone_leaves_the_end_of_the_run(journal: Journal) -> None:
+    given_up(journal)
+    journal.add(EntryKind.RUN_ENDED, status="failed")
+    journal.add(EntryKind.RETRIED, identity=b"\x01" * 32)
+    assert journal.state().ended is not None
+
+
+@pytest.mark.parametrize(
+    "wanted, number",
+    [(3, 3), ("3", 3), ("build", 1), ("build#1", 1), ("build#2", 3), ("part#2", 2), ("4", 4)],
+)
+def test_a_step_is_found_by_number_name_and_name_with_number(
+    journal: Journal, wanted: str | int, number: int
+) -> None:
+    for step, name in enumerate(["build", "part#2", "build", "2"], start=1):
+        journal.add(EntryKind.ATTEMPT_STARTED, step=step, attempt=1, name=name)
+    found = find_step(journal.state(), wanted)
+    assert found is not None
+    assert found.number == number
+
+
+@pytest.mark.parametrize("wanted", ["", "0", "build#3", "9" * 5000, "part"])
+def test_a_step_that_is_not_there_is_not_found(journal: Journal, wanted: str) -> None:
+    journal.add(EntryKind.ATTEMPT_STARTED, step=1, attempt=1, name="build")
+    assert find_step(journal.state(), wanted) is None
+
+
 def test_a_retry_of_what_is_not_there_is_no_damage(journal: Journal) -> None:
-    journal.add(EntryKind.RETRIED, identity=b"nobody")
+    journal.add(EntryKind.RETRIED, identity=b"unknown")
     assert journal.state().steps == {}
 
 
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-def test_rounds_and_cries_for_help_are_found_by_identity(journal: Journal) -> None:
+def test_rounds_and_escalations_are_found_by_identity(journal: Journal) -> None:
     first = journal.add(EntryKind.ROUND_FAILED, identity=b"a")
     second = journal.add(EntryKind.ROUND_FAILED, identity=b"a")
     other = journal.add(EntryKind.ROUND_FAILED, identity=b"b")
-    cry = journal.add(EntryKind.ESCALATED, identity=b"a", ticket="MD-1")
+    escalated = journal.add(EntryKind.ESCALATED, identity=b"a", ticket="MD-1")
     state = journal.state()
     assert state.rounds == {b"a": [first, second], b"b": [other]}
-    assert state.escalated == {b"a": cry}
+    assert state.escalated == {b"a": escalated}
     journal.add(EntryKind.RETRIED, identity=b"a")
     state = journal.state()
     assert (state.rounds, state.escalated) == ({b"b": [other]}, {})
@@ -279,7 +335,7 @@ def test_rounds_and_cries_for_help_are_found_by_identity(journal: Journal) -> No
 @pytest.mark.parametrize("kind", [EntryKind.ROUND_FAILED, EntryKind.ESCALATED])
 def test_a_round_of_nothing_is_damage(journal: Journal, kind: EntryKind) -> None:
     journal.add(kind)
-    with pytest.raises(CorruptionError, match=r"entry 1 of the run.*does not say of what"):
+    with pytest.raises(CorruptionError, match=r"entry 1 of the run.*has no identity"):
         journal.state()
 
 
@@ -351,6 +407,21 @@ def test_what_came_before_a_restore_no_longer_counts(journal: Journal) -> None:
     assert journal.state().phase == "from the copy"
 
 
+def test_entries_after_a_restore_count_folded_at_once_or_one_by_one(journal: Journal) -> None:
+    begin(journal)
+    journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1)
+    journal.add(EntryKind.RESTORED)
+    for step in (1, 2):
+        begin(journal, step=step)
+        journal.add(EntryKind.STEP_COMPLETED, step=step, attempt=1)
+    state = RunState()
+    for entry in journal.entries:
+        state.add(entry, journal.load)
+    assert state == journal.state()
+    assert [step.completed is not None for step in state.steps.values()] == [True, True]
+    assert state.unfinished == {"step 1": 0, "step 2": 0}
+
+
 def test_a_run_restored_from_a_copy_began_when_the_copied_entries_did(journal: Journal) -> None:
     journal.add(EntryKind.RESTORED, at=100_000_000)
     journal.add(EntryKind.TASK_PENDING, task="a", at=7_000_000)
@@ -415,6 +486,6 @@ def test_what_loading_a_value_says_is_passed_on(journal: Journal, error: Excepti
     def load(_: Entry) -> bytes | None:
         raise error
 
-    with pytest.raises(type(error)) as told:
+    with pytest.raises(type(error)) as raised:
         RunState().add(journal.add(EntryKind.TASK_COMPLETED, task="t"), load)
-    assert told.value is error
+    assert raised.value is error

@@ -1,4 +1,4 @@
-"""A run as people see it."""
+"""The read model of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maestro_hive.maestro.state.views import (
     show_fields,
     show_persona,
     show_run,
-    without_what_steps_say,
+    without_derived_fields,
 )
 from tests.unit.state.test_run_state import Journal
 
@@ -101,12 +101,15 @@ def test_a_step_shows_what_it_is_and_how_it_went(journal: Journal) -> None:
     assert step_of(journal) == {
         "step": 1,
         "name": "design",
+        "label": "design",
         "persona": "p",
         "status": "success",
         "attempts": 3,
         "failures": 1,
         "interruptions": 1,
-        "tokens_used": 5,
+        "tokens": 5,
+        "started_at": "1970-01-01T00:00:01+00:00",
+        "took_seconds": 5.0,
         "last_error": "no 1",
         "output": {"pages": 3},
     }
@@ -208,14 +211,14 @@ def test_what_steps_say_is_not_set_as_well(journal: Journal) -> None:
         "retry_counts": {"p": 4, "q": 2},
         "phase": "late",
     }
-    kept = dict(given)
-    assert without_what_steps_say(journal.state(), given) == {
+    before = dict(given)
+    assert without_derived_fields(journal.state(), given) == {
         "completed_tasks": ["plan", "new"],
         "pending_tasks": ["next"],
         "retry_counts": {"p": 3, "q": 2},
         "phase": "late",
     }
-    assert given == kept
+    assert given == before
 
 
 def test_a_mark_of_a_steps_name_stays_a_mark(journal: Journal) -> None:
@@ -225,7 +228,7 @@ def test_a_mark_of_a_steps_name_stays_a_mark(journal: Journal) -> None:
     keep(journal, 1)
     begin(journal, 2, name="review")
     given = {"completed_tasks": ["design"], "pending_tasks": ["review"]}
-    assert without_what_steps_say(journal.state(), given) == given
+    assert without_derived_fields(journal.state(), given) == given
 
 
 # --- personas ------------------------------------------------------------------------------------
@@ -248,7 +251,7 @@ def test_a_persona_shows_its_latest_step(journal: Journal) -> None:
     keep(journal, 1)
     begin(journal, 2, name="review")
     journal.add(EntryKind.MEMORY_SAVED, persona="p", value={"a": 1})
-    journal.add(EntryKind.HISTORY_APPENDED, persona="p", value="said")
+    journal.add(EntryKind.HISTORY_APPENDED, persona="p", value="item")
     journal.add(EntryKind.SPENT, step=2, attempt=1, persona="p", tokens=9)
     fail(journal, 2)
     assert show_persona(journal.state(), "p", journal.load) == {
@@ -259,9 +262,9 @@ def test_a_persona_shows_its_latest_step(journal: Journal) -> None:
         "last_error": "no 1",
         "recovery_applied": False,
         "memory": {"a": 1},
-        "history": ["said"],
+        "history": ["item"],
     }
-    assert show_persona(journal.state(), "nobody", journal.load) == {}
+    assert show_persona(journal.state(), "unknown", journal.load) == {}
 
 
 def test_the_later_of_hand_and_step_is_shown(journal: Journal) -> None:

@@ -1,215 +1,304 @@
-"""What happens in a run, as frozen records: one for each thing that an entry of its journal tells.
+"""The events of a run: one frozen record for each entry of its journal.
 
-``EventReader`` of ``run_events`` makes them. Values are not in them: a result or a memory may be
-large, and ``show_run`` has it. ``str`` of an event is its text for people.
+``EventReader`` makes them. Values are not in them: a result or a memory may be large, and ``views``
+has it. ``str`` of an event is its text for people.
+
+Everything about a kind of event is its class here: its fields, how it is read from an entry, and
+its text. ``maestro events``, ``maestro show`` and ``hive.events`` need no change for a new one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import Entry, EntryKind
 
-__all__ = [
-    "ChildStarted",
-    "EventReader",
-    "FieldsSet",
-    "Escalated",
-    "HistoryAppended",
-    "MemorySaved",
-    "PersonaSet",
-    "ProgressSaved",
-    "Restored",
-    "Retried",
-    "RetryCounted",
-    "RoundFailed",
-    "RunStarted",
-    "RunEnded",
-    "RunEvent",
-    "Spent",
-    "StepStarted",
-    "StepFailed",
-    "StepCompleted",
-    "StepStopped",
-    "TaskCompleted",
-    "TaskPending",
-    "WaitStarted",
-    "WaitEnded",
-    "describe",
-    "to_dict",
-]
-
-#: More of an error's text is in the journal.
+#: Longer texts of errors are cut; the journal has all of them.
 _LONGEST_LINE = 400
+
+Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class RunEvent:
     """Every event has the number of its entry, the time it was recorded (UTC), and its run."""
 
     seq: int
     at: datetime
     run_id: str
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        return cls(**source.base())
+
+
+EventT = TypeVar("EventT", bound=RunEvent)
+
+#: The event of each kind of entry.
+EVENTS: dict[int, type[RunEvent]] = {}
+
+
+def _event_of(kind: EntryKind) -> Callable[[type[EventT]], type[EventT]]:
+    def registered(event: type[EventT]) -> type[EventT]:
+        EVENTS[kind] = event
+        return event
+
+    return registered
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEvent(Event):
-    """What happens in an attempt says at which step, by number and name, and whose."""
+class AttemptEvent(RunEvent):
+    """An event of an attempt has the number and name of its step, and its persona."""
 
     step: int
     name: str
     persona: str
     attempt: int
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        return cls(**source.attempt())
+
     @property
     def which(self) -> str:
         """Name the attempt: ``step implement (developer) attempt 2``."""
-        return f"step {_whose(self.name or self.step, self.persona)} attempt {self.attempt}"
+        return f"{_step(self.name or self.step, self.persona)} attempt {self.attempt}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PersonaEvent(Event):
-    """What happens to a persona."""
+class PersonaEvent(RunEvent):
+    """An event of a persona."""
 
     persona: str
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        return cls(**source.base(), persona=source.text("persona"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskEvent(Event):
-    """What happens to a task that somebody named."""
+class TaskEvent(RunEvent):
+    """An event of a task that was named by hand."""
 
     task: str
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        return cls(**source.base(), task=source.text("task"))
 
-# --- runs ----------------------------------------------------------------------------------------
+
+# --- runs -----------------------------------------------------------------------------------------
 
 
+@_event_of(EntryKind.RUN_STARTED)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStarted(Event):
-    """A workflow began: by itself, for a run that is its ``parent``, or as a fork of another."""
+class RunStarted(RunEvent):
+    """A workflow was started: by itself, as a child of ``parent``, or as a fork of another run."""
 
     workflow: str
     parent: str | None = None
     forked_from: str | None = None
     from_step: str | None = None
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        return cls(
+            **source.base(),
+            workflow=source.text("workflow"),
+            parent=source.text("parent") or None,
+            forked_from=source.text("forked_from") or None,
+            from_step=source.text("from_step") or None,
+        )
+
     def __str__(self) -> str:
-        child = f", for run {self.parent}" if self.parent else ""
+        child = f", child of run {self.parent}" if self.parent else ""
         at = f" at step {self.from_step}" if self.from_step else ""
         fork = f", forked from run {self.forked_from}{at}" if self.forked_from else ""
-        return f"workflow {self.workflow} begun{child}{fork}"
+        return f"workflow {self.workflow} started{child}{fork}"
 
 
+@_event_of(EntryKind.RUN_ENDED)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnded(Event):
-    """A workflow is over; ``status`` is success, failed or cancelled."""
+class RunEnded(RunEvent):
+    """A workflow ended; ``status`` is success, failed or cancelled."""
 
     status: str
     error_type: str | None = None
     message: str | None = None
+
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        error = source.part("error")
+        return cls(
+            **source.base(),
+            status=source.text("status") or "failed",
+            error_type=_text(error, "type") or None,
+            message=_text(error, "message") or source.text("reason") or None,
+        )
 
     def __str__(self) -> str:
         why = _error(self.error_type, self.message)
         return f"run ended: {self.status}{f': {why}' if why else ''}"
 
 
+@_event_of(EntryKind.WAIT_STARTED)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitStarted(Event):
+class WaitStarted(RunEvent):
     """The workflow waits: for time (``what`` is sleep) or for an answer; ``until`` at most."""
 
     name: str
     what: str
     until: datetime | None
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        name, what = source.text("name"), source.text("what")
+        return cls(
+            **source.base(), name=name, what=what, until=deadline(source.entry, source.facts)
+        )
+
     def __str__(self) -> str:
-        until = f"until {self.until:%Y-%m-%d %H:%M:%S} UTC" if self.until else "for ever"
+        until = f"until {self.until:%Y-%m-%d %H:%M:%S} UTC" if self.until else "without a limit"
         if self.what == "sleep":
-            return f"sleeps {until}"
-        return f"waits for an answer to {self.name}, {until}"
+            return f"sleeping {until}"
+        return f"waiting for an answer to {self.name}, {until}"
 
 
+@_event_of(EntryKind.WAIT_ENDED)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitEnded(Event):
-    """A wait is over; ``how`` is over, answered or timeout."""
+class WaitEnded(RunEvent):
+    """A wait ended; ``how`` is over, answered or timeout."""
 
     name: str
     how: str
     by: str | None
+
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        name, how, by = source.text("name"), source.text("how"), source.text("by") or None
+        return cls(**source.base(), name=name, how=how, by=by)
 
     def __str__(self) -> str:
         by = f" by {self.by}" if self.by else ""
         return f"wait {self.name} ended: {self.how}{by}"
 
 
+@_event_of(EntryKind.CHILD_STARTED)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildStarted(Event):
-    """The workflow started another run."""
+class ChildStarted(RunEvent):
+    """The workflow started another run as its child."""
 
     child: str
     workflow: str
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        child, workflow = source.text("run_id"), source.text("workflow")
+        return cls(**source.base(), child=child, workflow=workflow)
+
     def __str__(self) -> str:
-        return f"child run {self.child} begun (workflow {self.workflow})"
+        return f"child run {self.child} started (workflow {self.workflow})"
 
 
+@_event_of(EntryKind.RETRIED)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retried(Event):
-    """Somebody let what failed be tried again: one step, or all (``step`` is None)."""
+class Retried(RunEvent):
+    """A retry was requested: of one step, or of all that failed (``step`` is None)."""
 
     step: int | None
     name: str | None
     forget: bool
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        step = source.reader.step_with(source.entry.identity)
+        number, name = (step.number, step.name) if step else (None, None)
+        forget = bool(source.facts.get("forget"))
+        return cls(**source.base(), step=number, name=name, forget=forget)
+
     def __str__(self) -> str:
-        what = f"step {self.name or self.step}" if self.step else "whatever failed"
-        return f"{what} may be tried again{', its result forgotten' if self.forget else ''}"
+        what = f"step {self.name or self.step}" if self.step else "all failed steps"
+        return f"retry of {what} requested{', its result forgotten' if self.forget else ''}"
 
 
+@_event_of(EntryKind.RESTORED)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored(Event):
-    """What came before counts no more: the run starts again, or from the copy that follows."""
+class Restored(RunEvent):
+    """Earlier entries no longer count: the run starts over, or from the copy that follows."""
 
     source: str | None
     saved_at: str | None
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        copied, saved_at = source.text("from") or None, source.text("saved_at") or None
+        return cls(**source.base(), source=copied, saved_at=saved_at)
+
     def __str__(self) -> str:
         if self.source is None:
-            return "run started afresh; what came before counts no more"
+            return "run started over; earlier entries no longer count"
         return f"run restored from {self.source}, saved at {self.saved_at}; its entries follow"
 
 
+@_event_of(EntryKind.FIELDS_SET)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldsSet(Event):
+class FieldsSet(RunEvent):
     """Fields of the run were set, by name."""
 
     fields: tuple[str, ...]
+
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        data = source.reader.load(source.entry)
+        fields = codec.parse(data, "fields", depth=codec.DOCUMENT_DEPTH) if data else {}
+        names = tuple(fields) if isinstance(fields, dict) else ()
+        return cls(**source.base(), fields=names)
 
     def __str__(self) -> str:
         return f"fields set: {', '.join(self.fields)}"
 
 
-# --- steps ---------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 
+@_event_of(EntryKind.ATTEMPT_STARTED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStarted(AttemptEvent):
-    """An attempt at a step began; ``interrupted`` if the one before never ended: a kill."""
+    """An attempt at a step started; ``interrupted`` if the end of the previous one is missing."""
 
     interrupted: bool = False
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        return cls(**source.attempt(), interrupted=source.reader.is_open(source.entry.step))
+
     def __str__(self) -> str:
-        died = "; the process of the attempt before it died" if self.interrupted else ""
-        return f"{self.which} begun{died}"
+        died = "; the process of the previous attempt died" if self.interrupted else ""
+        return f"{self.which} started{died}"
 
 
+@_event_of(EntryKind.ATTEMPT_FAILED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFailed(AttemptEvent):
     """An attempt failed; the next one is in ``retry_in`` seconds, if there is one in this round."""
@@ -223,15 +312,34 @@ class StepFailed(AttemptEvent):
     final: bool
     healed: bool
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry: another one if it is not a failure of the task."""
+        error, status = source.part("error"), source.text("status") or "failed"
+        message = _text(error, "message")
+        if not source.facts.get("counts", True):
+            return StepStopped(**source.attempt(), status=status, message=message)
+        return cls(
+            **source.attempt(),
+            status=status,
+            error_type=_text(error, "type"),
+            message=message,
+            category=_text(error, "category"),
+            round=source.facts.get("round", 1),
+            retry_in=_wait_seconds(source.facts),
+            final=bool(source.facts.get("final")),
+            healed=bool(source.facts.get("healed")),
+        )
+
     def __str__(self) -> str:
-        mended = "; mended" if self.healed else ""
-        then = _again(self.retry_in) if self.status == "retrying" else "; given up"
-        return f"{self.which} failed: {_error(self.error_type, self.message)}{mended}{then}"
+        repaired = "; repaired" if self.healed else ""
+        then = _retrying(self.retry_in) if self.status == "retrying" else "; gave up"
+        return f"{self.which} failed: {_error(self.error_type, self.message)}{repaired}{then}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStopped(AttemptEvent):
-    """An attempt ended and is no failure: ``status`` is cancelled, or interrupted too often."""
+    """An attempt ended without a failure: ``status`` is cancelled, or interrupted too often."""
 
     status: str
     message: str
@@ -240,22 +348,25 @@ class StepStopped(AttemptEvent):
         return f"{self.which} {self.status}{f': {self.message}' if self.message else ''}"
 
 
+@_event_of(EntryKind.STEP_COMPLETED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCompleted(AttemptEvent):
-    """An attempt succeeded, and the step never runs again."""
+    """An attempt succeeded: the step is completed, and never runs again."""
 
     def __str__(self) -> str:
-        return f"{self.which} done, and kept"
+        return f"{self.which} completed"
 
 
+@_event_of(EntryKind.PROGRESS_SAVED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSaved(AttemptEvent):
-    """A step saved its half-done work."""
+    """A step saved its progress."""
 
     def __str__(self) -> str:
-        return f"{self.which} saved its progress"
+        return f"{self.which} saved progress"
 
 
+@_event_of(EntryKind.SPENT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent(AttemptEvent):
     """Tokens or money were spent."""
@@ -263,11 +374,18 @@ class Spent(AttemptEvent):
     tokens: int
     usd: float
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        whose = {**source.attempt(), "persona": source.text("persona")}
+        return cls(**whose, tokens=source.facts.get("tokens", 0), usd=source.facts.get("usd", 0.0))
+
     def __str__(self) -> str:
         usd = f" and {self.usd:.4f} USD" if self.usd else ""
         return f"{self.which} spent {self.tokens:,} tokens{usd}"
 
 
+@_event_of(EntryKind.ROUND_FAILED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFailed(PersonaEvent):
     """A round of level 2 failed; the next one is in ``retry_in`` seconds, if there is one."""
@@ -278,102 +396,290 @@ class RoundFailed(PersonaEvent):
     category: str
     retry_in: float | None
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        report = source.part("report")
+        failed = source.reader.round_of(source.entry.identity)
+        return cls(
+            **source.base(),
+            persona=failed.persona,
+            name=failed.name,
+            round=failed.number,
+            message=_text(report, "details"),
+            category=_text(report, "error_category"),
+            retry_in=_wait_seconds(source.facts),
+        )
+
     def __str__(self) -> str:
-        then = "; given up" if self.retry_in is None else _again(self.retry_in)
-        whose = _whose(self.name, self.persona)
-        return f"{whose} round {self.round} failed: {self.category}: {self.message}{then}"
+        then = "; gave up" if self.retry_in is None else _retrying(self.retry_in)
+        which = _step(self.name, self.persona)
+        return f"{which} round {self.round} failed: {self.category}: {self.message}{then}"
 
 
+@_event_of(EntryKind.ESCALATED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Escalated(PersonaEvent):
-    """Level 2 gave up and asked a person; ``ticket`` says where, if there is such a place."""
+    """Level 2 gave up and asked for help; ``ticket`` names the ticket, if there is one."""
 
     name: str
     ticket: str | None
     message: str
     category: str
 
+    @classmethod
+    def read(cls, source: Source) -> RunEvent:
+        """Make the event of an entry."""
+        report = source.part("report")
+        failed = source.reader.round_of(source.entry.identity)
+        return cls(
+            **source.base(),
+            persona=failed.persona or _text(report, "failed_persona"),
+            name=failed.name,
+            ticket=source.text("ticket") or None,
+            message=_text(report, "details"),
+            category=_text(report, "error_category"),
+        )
+
     def __str__(self) -> str:
         ticket = f", ticket {self.ticket}" if self.ticket else ""
-        whose = _whose(self.name, self.persona)
-        return f"{whose} needs help{ticket}: {self.category}: {self.message}"
+        which = _step(self.name, self.persona)
+        return f"{which} needs help{ticket}: {self.category}: {self.message}"
 
 
-# --- personas and tasks --------------------------------------------------------------------------
+# --- personas and tasks ---------------------------------------------------------------------------
 
 
+@_event_of(EntryKind.MEMORY_SAVED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySaved(PersonaEvent):
-    """A persona's memory changed."""
+    """A persona's memory was saved."""
 
     def __str__(self) -> str:
         return f"memory of {self.persona} saved"
 
 
+@_event_of(EntryKind.HISTORY_APPENDED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryAppended(PersonaEvent):
-    """A persona's history has one more item."""
+    """An item was appended to a persona's history."""
 
     def __str__(self) -> str:
-        return f"history of {self.persona} went on"
+        return f"history of {self.persona} appended"
 
 
+@_event_of(EntryKind.RETRY_COUNTED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryCounted(PersonaEvent):
-    """A persona was tried once more."""
+    """A retry of a persona was counted by hand."""
 
     def __str__(self) -> str:
-        return f"{self.persona} tried once more"
+        return f"retry of {self.persona} counted"
 
 
+@_event_of(EntryKind.PERSONA_SET)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonaSet(PersonaEvent):
-    """A persona shows something else of itself."""
+    """The state of a persona was set by hand."""
 
     def __str__(self) -> str:
         return f"state of {self.persona} set"
 
 
+@_event_of(EntryKind.TASK_PENDING)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPending(TaskEvent):
-    """A task waits to be done."""
+    """A task is pending."""
 
     def __str__(self) -> str:
         return f"task {self.task} pending"
 
 
+@_event_of(EntryKind.TASK_COMPLETED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCompleted(TaskEvent):
-    """A task is done."""
+    """A task is completed."""
 
     def __str__(self) -> str:
         return f"task {self.task} completed"
 
 
-RunEvent = (
-    RunStarted
-    | RunEnded
-    | WaitStarted
-    | WaitEnded
-    | ChildStarted
-    | Retried
-    | Restored
-    | FieldsSet
-    | StepStarted
-    | StepFailed
-    | StepStopped
-    | StepCompleted
-    | ProgressSaved
-    | Spent
-    | RoundFailed
-    | Escalated
-    | MemorySaved
-    | HistoryAppended
-    | RetryCounted
-    | PersonaSet
-    | TaskPending
-    | TaskCompleted
+#: Every class of event, in the order of their kinds.
+EVENT_TYPES: tuple[type[RunEvent], ...] = (*EVENTS.values(), StepStopped)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class _Step(NamedTuple):
+    number: int
+    name: str
+    persona: str
+
+
+class _Round(NamedTuple):
+    """The latest failed round of a step."""
+
+    number: int = 0
+    name: str = ""
+    persona: str = ""
+
+
+class EventReader:
+    """Makes the events of one run from its entries, which it is given from the first one on.
+
+    ``load`` is asked for the few values that are needed; without it a large one is left out.
+    """
+
+    def __init__(
+        self, run_id: str, load: Callable[[Entry], bytes | None] = attrgetter("value")
+    ) -> None:
+        self._run_id = run_id
+        self.load = load
+        self._reset()
+
+    def _reset(self) -> None:
+        self._steps: dict[int, _Step] = {}
+        self._by_identity: dict[bytes, _Step] = {}
+        #: Steps with an attempt whose end has not been read.
+        self._open: set[int] = set()
+        self._rounds: dict[bytes | None, _Round] = {}
+
+    def read(self, entry: Entry) -> RunEvent | None:
+        """Return the event of an entry; None for a kind that this version does not know."""
+        kind = EVENTS.get(entry.kind)
+        if kind is None:
+            return None
+        facts = facts_of(entry)
+        self._before(entry, facts)
+        event = kind.read(Source(entry, facts, self))
+        self._after(entry)
+        return event
+
+    def skip(self, entries: Sequence[Entry]) -> None:
+        """Take note of entries whose events are not wanted."""
+        for entry in entries:
+            if entry.kind in _NOTED:
+                self._before(entry, facts_of(entry))
+                self._after(entry)
+
+    def _before(self, entry: Entry, facts: Facts) -> None:
+        """Note what the event of this entry may need: the step, or the round."""
+        match entry.kind:
+            case EntryKind.ATTEMPT_STARTED if entry.step not in self._steps:
+                step = _Step(entry.step, _text(facts, "name"), _text(facts, "persona"))
+                self._steps[entry.step] = step
+                if entry.identity is not None:
+                    self._by_identity[entry.identity] = step
+            case EntryKind.ROUND_FAILED:
+                self._rounds[entry.identity] = self._failed_round(entry, facts)
+            case EntryKind.RESTORED:
+                self._reset()
+            case _:
+                pass
+
+    def _after(self, entry: Entry) -> None:
+        """Note what later events may need: the attempts and rounds that are open."""
+        match entry.kind:
+            case EntryKind.ATTEMPT_STARTED:
+                self._open.add(entry.step)
+            case EntryKind.ATTEMPT_FAILED | EntryKind.STEP_COMPLETED:
+                self._open.discard(entry.step)
+            case EntryKind.RETRIED if entry.identity is None:
+                self._rounds.clear()
+                self._open.clear()
+            case EntryKind.RETRIED:
+                self._rounds.pop(entry.identity, None)
+                step = self.step_with(entry.identity)
+                self._open.discard(step.number if step else 0)
+            case _:
+                pass
+
+    def _failed_round(self, entry: Entry, facts: Facts) -> _Round:
+        step = self.step_with(entry.identity) or _Step(0, "", "")
+        persona = _text(facts, "persona") or step.persona
+        return _Round(
+            facts.get("round") or self.round_of(entry.identity).number + 1,
+            _text(facts, "name") or step.name,
+            persona or _text(_part(facts, "report"), "failed_persona"),
+        )
+
+    # --- for the classes of events ---
+
+    def base(self, entry: Entry) -> dict[str, Any]:
+        """Return the fields that every event has."""
+        return {"seq": entry.seq, "at": entry.when, "run_id": self._run_id}
+
+    def attempt(self, entry: Entry) -> dict[str, Any]:
+        """Return the fields that every event of an attempt has."""
+        step = self._steps.get(entry.step) or _Step(entry.step, "", "")
+        whose = {"step": step.number, "name": step.name, "persona": step.persona}
+        return {**self.base(entry), **whose, "attempt": entry.attempt}
+
+    def is_open(self, step: int) -> bool:
+        """Return whether the end of the step's latest attempt has not been read."""
+        return step in self._open
+
+    def step_with(self, identity: bytes | None) -> _Step | None:
+        """Return the step of this identity."""
+        return None if identity is None else self._by_identity.get(identity)
+
+    def round_of(self, identity: bytes | None) -> _Round:
+        """Return the latest failed round of a step."""
+        return self._rounds.get(identity, _Round())
+
+
+class Source(NamedTuple):
+    """An entry of which an event is made, its facts, and what the reader noted before."""
+
+    entry: Entry
+    facts: Facts
+    reader: EventReader
+
+    def base(self) -> dict[str, Any]:
+        """Return the fields that every event has."""
+        return self.reader.base(self.entry)
+
+    def attempt(self) -> dict[str, Any]:
+        """Return the fields that every event of an attempt has."""
+        return self.reader.attempt(self.entry)
+
+    def text(self, name: str) -> str:
+        """Return a fact as text; empty if there is none."""
+        return _text(self.facts, name)
+
+    def part(self, name: str) -> Facts:
+        """Return a fact that is an object; empty if there is none."""
+        return _part(self.facts, name)
+
+
+#: The kinds of which ``EventReader`` takes note for later events.
+_NOTED = frozenset(
+    {
+        EntryKind.ATTEMPT_STARTED,
+        EntryKind.ATTEMPT_FAILED,
+        EntryKind.STEP_COMPLETED,
+        EntryKind.ROUND_FAILED,
+        EntryKind.RETRIED,
+        EntryKind.RESTORED,
+    }
 )
+
+
+def latest_events(
+    run_id: str,
+    entries: Sequence[Entry],
+    load: Callable[[Entry], bytes | None],
+    most: int,
+) -> list[RunEvent]:
+    """Return the events of the last ``most`` entries of a run."""
+    reader, first = EventReader(run_id, load), max(0, len(entries) - most)
+    reader.skip(entries[:first])
+    events = [reader.read(entry) for entry in entries[first:]]
+    return [event for event in events if event is not None]
+
+
+# --- showing --------------------------------------------------------------------------------------
 
 
 def to_dict(event: RunEvent) -> dict[str, Any]:
@@ -399,243 +705,41 @@ def describe(event: RunEvent) -> str:
     return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"
 
 
-def _whose(name: object, persona: str) -> str:
-    return f"{name} ({persona})" if persona else str(name)
+def _step(name: object, persona: str) -> str:
+    return f"step {name} ({persona})" if persona else f"step {name}"
 
 
 def _error(kind: str | None, message: str | None) -> str:
     return ": ".join(part for part in (kind, message if message != kind else None) if part)
 
 
-def _again(seconds: float | None) -> str:
-    return f"; again in {seconds:.3g} s" if seconds else "; again at once"
+def _retrying(seconds: float | None) -> str:
+    return f"; retrying in {seconds:.3g} s" if seconds else "; retrying at once"
 
 
-# --- run_events ---
+# --- facts ----------------------------------------------------------------------------------------
 
 
-class _Step(NamedTuple):
-    number: int
-    name: str
-    persona: str
-
-
-_Facts = Mapping[str, Any]
-
-_OF_PERSONA: dict[int, type[MemorySaved | HistoryAppended | RetryCounted | PersonaSet]] = {
-    EntryKind.MEMORY_SAVED: MemorySaved,
-    EntryKind.HISTORY_APPENDED: HistoryAppended,
-    EntryKind.RETRY_COUNTED: RetryCounted,
-    EntryKind.PERSONA_SET: PersonaSet,
-}
-_OF_TASK: dict[int, type[TaskPending | TaskCompleted]] = {
-    EntryKind.TASK_PENDING: TaskPending,
-    EntryKind.TASK_COMPLETED: TaskCompleted,
-}
-
-
-class EventReader:
-    """Makes the events of one run of its entries, which it is given from the first one on.
-
-    ``load`` is asked for the few values that are looked at; without it a large one is not seen.
-    """
-
-    def __init__(
-        self, run_id: str, load: Callable[[Entry], bytes | None] = attrgetter("value")
-    ) -> None:
-        self._run_id = run_id
-        self._load = load
-        self._forget()
-
-    def _forget(self) -> None:
-        self._steps: dict[int, _Step] = {}
-        self._by_identity: dict[bytes, _Step] = {}
-        #: Steps with an attempt whose end was not seen so far.
-        self._open: set[int] = set()
-        #: How many rounds failed, of what and whose.
-        self._rounds: dict[bytes | None, tuple[int, str, str]] = {}
-
-    def read(self, entry: Entry) -> RunEvent | None:
-        """Return what an entry tells; None for one of a kind that this version does not know."""
-        facts = facts_of(entry)
-        if entry.kind in _OF_PERSONA:
-            persona = _text(facts, "persona")
-            return _OF_PERSONA[entry.kind](**self._base(entry), persona=persona)
-        if entry.kind in _OF_TASK:
-            return _OF_TASK[entry.kind](**self._base(entry), task=_text(facts, "task"))
-        make = self._makers.get(entry.kind)
-        return None if make is None else make(self, entry, facts)
-
-    def _base(self, entry: Entry) -> dict[str, Any]:
-        return {"seq": entry.seq, "at": entry.when, "run_id": self._run_id}
-
-    def _attempt(self, entry: Entry) -> dict[str, Any]:
-        step = self._steps.get(entry.step) or _Step(entry.step, "", "")
-        whose = {"step": step.number, "name": step.name, "persona": step.persona}
-        return {**self._base(entry), **whose, "attempt": entry.attempt}
-
-    # --- the run ---
-
-    def _run_started(self, entry: Entry, facts: _Facts) -> RunStarted:
-        return RunStarted(
-            **self._base(entry),
-            workflow=_text(facts, "workflow"),
-            parent=_text(facts, "parent") or None,
-            forked_from=_text(facts, "forked_from") or None,
-            from_step=_text(facts, "from_step") or None,
-        )
-
-    def _run_ended(self, entry: Entry, facts: _Facts) -> RunEnded:
-        error = _part(facts, "error")
-        return RunEnded(
-            **self._base(entry),
-            status=_text(facts, "status") or "failed",
-            error_type=_text(error, "type") or None,
-            message=_text(error, "message") or _text(facts, "reason") or None,
-        )
-
-    def _wait_started(self, entry: Entry, facts: _Facts) -> WaitStarted:
-        name, what = _text(facts, "name"), _text(facts, "what")
-        until = _until(entry, _seconds(facts))
-        return WaitStarted(**self._base(entry), name=name, what=what, until=until)
-
-    def _wait_ended(self, entry: Entry, facts: _Facts) -> WaitEnded:
-        name, how, by = _text(facts, "name"), _text(facts, "how"), _text(facts, "by") or None
-        return WaitEnded(**self._base(entry), name=name, how=how, by=by)
-
-    def _child_started(self, entry: Entry, facts: _Facts) -> ChildStarted:
-        child, workflow = _text(facts, "run_id"), _text(facts, "workflow")
-        return ChildStarted(**self._base(entry), child=child, workflow=workflow)
-
-    def _retried(self, entry: Entry, facts: _Facts) -> Retried:
-        identity = entry.identity
-        step = None if identity is None else self._by_identity.get(identity)
-        if identity is None:
-            self._rounds.clear()
-            self._open.clear()
-        else:
-            self._rounds.pop(identity, None)
-            self._open.discard(step.number if step else 0)
-        number, name = (step.number, step.name) if step else (None, None)
-        forget = bool(facts.get("forget"))
-        return Retried(**self._base(entry), step=number, name=name, forget=forget)
-
-    def _restored(self, entry: Entry, facts: _Facts) -> Restored:
-        self._forget()
-        source, saved_at = _text(facts, "from") or None, _text(facts, "saved_at") or None
-        return Restored(**self._base(entry), source=source, saved_at=saved_at)
-
-    def _fields_changed(self, entry: Entry, _: _Facts) -> FieldsSet:
-        data = self._load(entry)
-        fields = codec.parse(data, "fields", depth=codec.DOCUMENT_DEPTH) if data else {}
-        names = tuple(fields) if isinstance(fields, dict) else ()
-        return FieldsSet(**self._base(entry), fields=names)
-
-    # --- its steps ---
-
-    def _step_started(self, entry: Entry, facts: _Facts) -> StepStarted:
-        if entry.step not in self._steps:
-            step = _Step(entry.step, _text(facts, "name"), _text(facts, "persona"))
-            self._steps[entry.step] = step
-            if entry.identity is not None:
-                self._by_identity[entry.identity] = step
-        interrupted = entry.step in self._open
-        self._open.add(entry.step)
-        return StepStarted(**self._attempt(entry), interrupted=interrupted)
-
-    def _step_failed(self, entry: Entry, facts: _Facts) -> StepFailed | StepStopped:
-        self._open.discard(entry.step)
-        error, status = _part(facts, "error"), _text(facts, "status") or "failed"
-        message = _text(error, "message")
-        if not facts.get("counts", True):
-            return StepStopped(**self._attempt(entry), status=status, message=message)
-        return StepFailed(
-            **self._attempt(entry),
-            status=status,
-            error_type=_text(error, "type"),
-            message=message,
-            category=_text(error, "category"),
-            round=facts.get("round", 1),
-            retry_in=_seconds(facts),
-            final=bool(facts.get("final")),
-            healed=bool(facts.get("healed")),
-        )
-
-    def _step_completed(self, entry: Entry, _: _Facts) -> StepCompleted:
-        self._open.discard(entry.step)
-        return StepCompleted(**self._attempt(entry))
-
-    def _progress_saved(self, entry: Entry, _: _Facts) -> ProgressSaved:
-        return ProgressSaved(**self._attempt(entry))
-
-    def _spent(self, entry: Entry, facts: _Facts) -> Spent:
-        whose = {**self._attempt(entry), "persona": _text(facts, "persona")}
-        return Spent(**whose, tokens=facts.get("tokens", 0), usd=facts.get("usd", 0.0))
-
-    def _round_failed(self, entry: Entry, facts: _Facts) -> RoundFailed:
-        number = self._rounds.get(entry.identity, (0, "", ""))[0] + 1
-        name, report = _text(facts, "name"), _part(facts, "report")
-        persona = _text(facts, "persona") or _text(report, "failed_persona")
-        self._rounds[entry.identity] = number, name, persona
-        return RoundFailed(
-            **self._base(entry),
-            persona=persona,
-            name=name,
-            round=number,
-            message=_text(report, "details"),
-            category=_text(report, "error_category"),
-            retry_in=_seconds(facts),
-        )
-
-    def _help_asked(self, entry: Entry, facts: _Facts) -> Escalated:
-        report = _part(facts, "report")
-        _, name, persona = self._rounds.get(entry.identity, (0, "", ""))
-        return Escalated(
-            **self._base(entry),
-            persona=persona or _text(report, "failed_persona"),
-            name=name,
-            ticket=_text(facts, "ticket") or None,
-            message=_text(report, "details"),
-            category=_text(report, "error_category"),
-        )
-
-    _makers: ClassVar[dict[int, Callable[[EventReader, Entry, _Facts], RunEvent]]] = {
-        EntryKind.RUN_STARTED: _run_started,
-        EntryKind.RUN_ENDED: _run_ended,
-        EntryKind.WAIT_STARTED: _wait_started,
-        EntryKind.WAIT_ENDED: _wait_ended,
-        EntryKind.CHILD_STARTED: _child_started,
-        EntryKind.RETRIED: _retried,
-        EntryKind.RESTORED: _restored,
-        EntryKind.FIELDS_SET: _fields_changed,
-        EntryKind.ATTEMPT_STARTED: _step_started,
-        EntryKind.ATTEMPT_FAILED: _step_failed,
-        EntryKind.STEP_COMPLETED: _step_completed,
-        EntryKind.PROGRESS_SAVED: _progress_saved,
-        EntryKind.SPENT: _spent,
-        EntryKind.ROUND_FAILED: _round_failed,
-        EntryKind.ESCALATED: _help_asked,
-    }
-
-
-def _text(facts: _Facts, name: str) -> str:
+def _text(facts: Facts, name: str) -> str:
     value = facts.get(name)
     return "" if value is None else str(value)
 
 
-def _part(facts: _Facts, name: str) -> _Facts:
+def _part(facts: Facts, name: str) -> Facts:
     value = facts.get(name)
     return value if isinstance(value, dict) else {}
 
 
-def _seconds(facts: _Facts) -> float | None:
-    """Return how long is waited at most, if it is."""
+def _wait_seconds(facts: Facts) -> float | None:
+    """Return how long is waited, if it is."""
     seconds = _part(facts, "wait").get("seconds")
     return None if seconds is None else float(seconds)
 
 
-def _until(entry: Entry, seconds: float | None) -> datetime | None:
+def deadline(entry: Entry, facts: Facts) -> datetime | None:
+    """Return when a wait ends at the latest; None if it has no limit."""
+    seconds = _wait_seconds(facts)
     try:
         return None if seconds is None else entry.when + timedelta(seconds=seconds)
-    except OverflowError:  # for ever, nearly
+    except OverflowError:  # as good as no limit
         return None

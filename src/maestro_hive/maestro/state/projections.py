@@ -1,7 +1,8 @@
-"""What a run's entries add up to. Pure: it is given entries and values, and remembers.
+"""The state of a run, folded from its entries. Pure: it is given entries and values.
 
-What people see of it, names, personas and results, is made in ``run_view`` when somebody looks:
-most steps of a long run are only ever found by their identity.
+Opening a run folds all of its entries, and recording adds one: both are on the path of every step,
+so the fold is one loop and values are loaded only where they matter. What people see of a run is
+made in ``views`` when it is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from maestro_hive.maestro.state.records import Entry, EntryKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: The fields of a run that may be set by name, and what they are to begin with.
+    Load = Callable[[Entry], bytes | None]
+
+#: The fields of a run that may be set by name, and their initial values.
 FIELDS: dict[str, Callable[[], Any]] = {
     "phase": lambda: "initializing",
     "step": int,
@@ -36,7 +39,7 @@ FIELDS: dict[str, Callable[[], Any]] = {
 def _parsed(facts: bytes) -> Mapping[str, Any]:
     parsed = codec.parse(facts, "facts")
     if not isinstance(parsed, dict):
-        raise TypeError("its facts are no object")
+        raise TypeError("its facts are not an object")
     return parsed
 
 
@@ -46,21 +49,22 @@ def facts_of(entry: Entry) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=4096)
-def _whose(facts: bytes) -> tuple[str, str]:
-    """Return a step's name and persona: worked out once for all steps that are alike."""
+def _name_and_persona(facts: bytes) -> tuple[str, str]:
+    """Return a step's name and persona, parsed once for all steps that are alike."""
     parsed = _parsed(facts)
     return str(parsed.get("name", "")), str(parsed.get("persona", ""))
 
 
 @dataclass(slots=True)
 class StepState:
-    """One step: what it is, how often it was tried, and its result if it is finished.
+    """One step: its identity, its attempts, and its result once it is completed.
 
-    The counts start again when somebody asks for a retry; ``last_attempt`` never does.
+    A retry resets the counts; ``last_attempt`` continues.
     """
 
     number: int
     identity: bytes | None
+    #: Its first entry, which has its name, persona and input.
     started: Entry
     name: str = ""
     persona: str = ""
@@ -68,20 +72,21 @@ class StepState:
     failures: int = 0
     stops: int = 0
     last_attempt: int = 0
+    #: The attempt whose end is not recorded; 0 if there is none.
     open_attempt: int = 0
-    #: The number of the last entry that speaks of it.
+    #: The number of its latest entry.
     seq: int = 0
     completed: Entry | None = None
     last_failure: Entry | None = None
     progress: Entry | None = None
-    #: Beginnings and failures, in order.
+    #: The starts and failures of its attempts, in order.
     log: list[Entry] = field(default_factory=list)
     #: Tokens by attempt, where any were spent.
     tokens: dict[int, int] | None = None
 
     @property
     def interruptions(self) -> int:
-        """Attempts that began and whose end nobody recorded, the one under way excluded."""
+        """The attempts whose end was never recorded, without the one that is open."""
         ended = self.failures + self.stops + (self.completed is not None) + (self.open_attempt > 0)
         return self.starts - ended
 
@@ -95,9 +100,9 @@ class StepState:
         )
 
     def start_over(self, *, forget: bool) -> None:
-        """Let it be tried again, from nothing or with what it had saved of its work.
+        """Reset the counts, so that it is attempted again; ``forget`` drops its result too.
 
-        A step that is kept is not tried again, unless its result is to be forgotten.
+        A completed step is not attempted again unless its result is forgotten.
         """
         if self.completed is not None and not forget:
             return
@@ -109,7 +114,7 @@ class StepState:
 
 @dataclass(slots=True)
 class RunState:
-    """A run, folded from its entries; ``seq`` is the last of them."""
+    """A run, folded from its entries; ``seq`` is the number of the last one."""
 
     seq: int = 0
     created_at: int = 0
@@ -118,39 +123,40 @@ class RunState:
     step: int = 0
     status: str = "pending"
     persona_states: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: Which entry last set what a persona shows.
+    #: The entry that last set the state of each persona.
     persona_seqs: dict[str, int] = field(default_factory=dict)
     retry_counts: dict[str, int] = field(default_factory=dict)
     artifacts: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     # Dictionaries, so that the ten-thousandth task costs what the first did.
-    completed: dict[str, Entry | None] = field(default_factory=dict)
-    pending: dict[str, None] = field(default_factory=dict)
+    completed_tasks: dict[str, Entry | None] = field(default_factory=dict)
+    pending_tasks: dict[str, None] = field(default_factory=dict)
     steps: dict[int, StepState] = field(default_factory=dict)
     last_step: int = 0
     by_identity: dict[bytes, StepState] = field(default_factory=dict)
-    #: How many steps of each name are not finished.
+    #: How many steps of each name are not completed.
     unfinished: dict[str, int] = field(default_factory=dict)
-    #: How often each persona's steps were begun again.
+    #: How often steps of each persona were started again.
     restarts: dict[str, int] = field(default_factory=dict)
-    #: The step that each persona was last busy with.
+    #: The latest step of each persona.
     latest: dict[str, StepState] = field(default_factory=dict)
     memories: dict[str, Entry] = field(default_factory=dict)
     histories: dict[str, list[Entry]] = field(default_factory=dict)
-    #: Tokens and money by persona.
+    #: Tokens and US dollars by persona.
     spent: dict[str, tuple[int, float]] = field(default_factory=dict)
+    #: The failed rounds of each step, and its escalation; by identity.
     rounds: dict[bytes, list[Entry]] = field(default_factory=dict)
     escalated: dict[bytes, Entry] = field(default_factory=dict)
-    #: How a workflow's run began, and how it ended; None where no workflow drives the run.
+    #: The start and the end of a workflow's run; None for a run without a workflow.
     started: Entry | None = None
     ended: Entry | None = None
-    #: What the workflow waits for, or waited for, and how that ended; by identity.
+    #: The waits of the workflow, and how they ended; by identity.
     waits: dict[bytes, Entry] = field(default_factory=dict)
     answers: dict[bytes, Entry] = field(default_factory=dict)
-    #: Those of the waits that somebody must answer, and nobody has yet.
+    #: The waits for an answer that has not come.
     questions: dict[bytes, Entry] = field(default_factory=dict)
     children: dict[bytes, Entry] = field(default_factory=dict)
-    #: The fencing number that the run's files had reached when this journal began.
+    #: The fencing number that the run's files had reached when this journal was started.
     fence_floor: int = 0
 
     def fields(self) -> dict[str, Any]:
@@ -161,14 +167,14 @@ class RunState:
             "status": self.status,
             "persona_states": {name: dict(state) for name, state in self.persona_states.items()},
             "retry_counts": dict(self.retry_counts),
-            "completed_tasks": list(self.completed),
-            "pending_tasks": list(self.pending),
+            "completed_tasks": list(self.completed_tasks),
+            "pending_tasks": list(self.pending_tasks),
             "artifacts": dict(self.artifacts),
             "metrics": dict(self.metrics),
         }
 
     def set_fields(self, fields: dict[str, Any]) -> None:
-        """Replace fields by name; those of tomorrow are passed over."""
+        """Replace fields by name; names that this version does not know are ignored."""
         for name, value in fields.items():
             if name not in FIELDS:
                 continue
@@ -177,89 +183,122 @@ class RunState:
                 given = type(value).__name__
                 raise TypeError(f"state.{name} is a {given}, and must be a {wanted.__name__}")
             if name == "completed_tasks":
-                self.completed = {task: self.completed.get(task) for task in value}
+                self.completed_tasks = {task: self.completed_tasks.get(task) for task in value}
             elif name == "pending_tasks":
-                self.pending = dict.fromkeys(value)
+                self.pending_tasks = dict.fromkeys(value)
             elif name == "persona_states":
                 self.persona_states = {persona: dict(state) for persona, state in value.items()}
             else:
                 setattr(self, name, value)
 
-    def add(self, entry: Entry, load: Callable[[Entry], bytes | None]) -> None:
-        """Take one more entry into account; values are loaded only where they matter."""
-        self.add_all((entry,), load)
+    def add(self, entry: Entry, load: Load) -> None:
+        """Fold one more entry: what recording does, so in as few calls as possible."""
+        handler = _HANDLERS.get(entry.kind)
+        try:
+            if handler is not None:
+                handler(self, entry)
+            else:
+                _add_value(self, entry, load)
+        except MaestroError:
+            raise  # some are a ValueError too
+        except _WRONG_ENTRY as error:
+            raise _corrupt(entry, error) from error
+        at = entry.at
+        self.seq = entry.seq
+        self.updated_at = at
+        if at < self.created_at or not self.created_at:
+            self.created_at = at
 
-    def add_all(self, entries: Sequence[Entry], load: Callable[[Entry], bytes | None]) -> None:
-        """Take entries into account, in order: a long run's in one go, for there are many."""
-        handlers = _HANDLERS
-        entry = None
+    def add_all(self, entries: Sequence[Entry], load: Load) -> None:
+        """Fold entries in order, in one loop: a long run has hundreds of thousands."""
+        if not entries:
+            return
+        find, steps, latest, unfinished = _HANDLERS.get, self.steps, self.latest, self.unfinished
+        entry = entries[0]
         try:
             for entry in entries:
-                handler = handlers.get(entry[1])
-                if handler is not None:
+                kind = entry[1]
+                if kind == _STEP_COMPLETED:  # every second entry: no call for it
+                    step = steps[entry[2]]
+                    if step.completed is None:
+                        unfinished[step.name] -= 1
+                    step.open_attempt = 0
+                    step.completed = entry
+                    step.seq = entry[0]
+                    latest[step.persona] = step
+                elif (handler := find(kind)) is not None:
                     handler(self, entry)
+                    if kind == _RESTORED:  # which makes new containers
+                        steps, latest, unfinished = self.steps, self.latest, self.unfinished
                 else:
-                    _add_field_entry(self, entry, load)
+                    _add_value(self, entry, load)
         except MaestroError:
-            raise  # some are a ValueError too, and say already what is wrong
-        except KeyError as error:
-            raise _not_ours(entry, f"speaks of {error}, which is not there") from error
-        except (TypeError, ValueError, AttributeError) as error:
-            raise _not_ours(entry, f"is not one of ours: {error}") from error
-        if entry is not None:
-            self._note_times(entries, entry)
-
-    def _note_times(self, entries: Sequence[Entry], last: Entry) -> None:
-        self.seq = last.seq
-        self.updated_at = last.at
-        # A run restored from a copy began when the copied entries did.
+            raise  # some are a ValueError too
+        except _WRONG_ENTRY as error:
+            raise _corrupt(entry, error) from error
+        self.seq, self.updated_at = entry.seq, entry.at
+        # A run restored from a copy started when the copied entries did.
         first = min(map(_AT, entries))
         if first < self.created_at or not self.created_at:
             self.created_at = first
 
 
 _AT = attrgetter("at")
+_STEP_COMPLETED = EntryKind.STEP_COMPLETED.value
+_RESTORED = EntryKind.RESTORED.value
+#: What an entry raises that no version of this program wrote.
+_WRONG_ENTRY = (KeyError, TypeError, ValueError, AttributeError)
 
 
-def _not_ours(entry: Entry | None, what: str) -> CorruptionError:
-    return CorruptionError(f"entry {entry.seq if entry else '?'} of the run {what}")
+def _corrupt(entry: Entry, error: Exception) -> CorruptionError:
+    if isinstance(error, KeyError):
+        return CorruptionError(f"entry {entry.seq} of the run refers to {error}, which is missing")
+    return CorruptionError(f"entry {entry.seq} of the run is invalid: {error}")
 
 
-def fold(entries: list[Entry], load: Callable[[Entry], bytes | None]) -> RunState:
-    """Return what these entries add up to."""
+def fold(entries: Sequence[Entry], load: Load) -> RunState:
+    """Return the state that these entries add up to."""
     state = RunState()
     state.add_all(entries, load)
     return state
 
 
-def _begun(state: RunState, entry: Entry) -> None:
-    step = state.steps.get(entry.step)
-    if step is None:
-        step = _new_step(state, entry)
-    else:
-        state.restarts[step.persona] = state.restarts.get(step.persona, 0) + 1
-        step.starts += 1
-        step.open_attempt = step.last_attempt = entry.attempt
-        step.seq = entry.seq
-        step.log.append(entry)
-    state.latest[step.persona] = step
+def effective_entries(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Return the entries since the run was last restored or started over."""
+    for number in range(len(entries), 0, -1):
+        if entries[number - 1].kind == EntryKind.RESTORED:
+            return entries[number:]
+    return entries
 
 
-def _new_step(state: RunState, entry: Entry) -> StepState:
-    # By position: a long run has tens of thousands, and names would cost half as much again.
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def _attempt_started(state: RunState, entry: Entry) -> None:
+    # By position: a long run has hundreds of thousands, and names would cost half as much again.
     seq, _, number, attempt, _, facts, _, _, _, identity = entry
-    name, persona = _whose(facts) if facts else ("", "")
-    step = state.steps[number] = StepState(
-        number, identity, entry, name, persona, 1, 0, 0, attempt, attempt, seq, log=[entry]
-    )
-    state.last_step = max(state.last_step, number)
-    state.unfinished[name] = state.unfinished.get(name, 0) + 1
-    if identity is not None:
-        state.by_identity[identity] = step
-    return step
+    step = state.steps.get(number)
+    if step is None:
+        name, persona = _name_and_persona(facts) if facts else ("", "")
+        step = state.steps[number] = StepState(
+            number, identity, entry, name, persona, 1, 0, 0, attempt, attempt, seq, log=[entry]
+        )
+        state.last_step = max(state.last_step, number)
+        unfinished = state.unfinished
+        unfinished[name] = unfinished.get(name, 0) + 1
+        if identity is not None:
+            state.by_identity[identity] = step
+    else:
+        persona = step.persona
+        state.restarts[persona] = state.restarts.get(persona, 0) + 1
+        step.starts += 1
+        step.open_attempt = step.last_attempt = attempt
+        step.seq = seq
+        step.log.append(entry)
+    state.latest[persona] = step
 
 
-def _failed(state: RunState, entry: Entry) -> None:
+def _attempt_failed(state: RunState, entry: Entry) -> None:
     step = state.steps[entry.step]
     facts = facts_of(entry)
     if facts.get("counts", True):
@@ -273,7 +312,7 @@ def _failed(state: RunState, entry: Entry) -> None:
     state.latest[step.persona] = step
 
 
-def _kept(state: RunState, entry: Entry) -> None:
+def _step_completed(state: RunState, entry: Entry) -> None:
     step = state.steps[entry.step]
     if step.completed is None:
         state.unfinished[step.name] -= 1
@@ -283,18 +322,67 @@ def _kept(state: RunState, entry: Entry) -> None:
     state.latest[step.persona] = step
 
 
-def _progressed(state: RunState, entry: Entry) -> None:
+def _progress_saved(state: RunState, entry: Entry) -> None:
     step = state.steps[entry.step]
     step.progress = entry
     step.seq = entry.seq
     state.latest[step.persona] = step
 
 
-def _remembered(state: RunState, entry: Entry) -> None:
+def _round_failed(state: RunState, entry: Entry) -> None:
+    state.rounds.setdefault(_identity(entry), []).append(entry)
+
+
+def _escalated(state: RunState, entry: Entry) -> None:
+    state.escalated[_identity(entry)] = entry
+
+
+def _identity(entry: Entry) -> bytes:
+    if entry.identity is None:
+        raise TypeError("it has no identity")
+    return entry.identity
+
+
+def _retried(state: RunState, entry: Entry) -> None:
+    facts = facts_of(entry)
+    forget, identity = bool(facts.get("forget")), entry.identity
+    if identity is None:
+        for step in state.steps.values():
+            _start_over(state, step, entry, forget=forget)
+        state.rounds.clear()
+        state.escalated.clear()
+        _ask_again(state)
+    else:
+        if identity in state.by_identity:
+            _start_over(state, state.by_identity[identity], entry, forget=forget)
+        state.rounds.pop(identity, None)
+        state.escalated.pop(identity, None)
+    if identity is None or facts.get("run"):
+        _reopen(state)
+
+
+def _start_over(state: RunState, step: StepState, entry: Entry, *, forget: bool) -> None:
+    was_completed = step.completed is not None
+    step.start_over(forget=forget)
+    step.seq = entry.seq
+    if was_completed and step.completed is None:
+        state.unfinished[step.name] += 1
+
+
+def _reopen(state: RunState) -> None:
+    """Open a run again that failed or was cancelled; one that succeeded stays so."""
+    if state.ended is not None and facts_of(state.ended).get("status") != "success":
+        state.ended = None
+
+
+# --- personas -------------------------------------------------------------------------------------
+
+
+def _memory_saved(state: RunState, entry: Entry) -> None:
     state.memories[_persona(entry)] = entry
 
 
-def _went_on(state: RunState, entry: Entry) -> None:
+def _history_appended(state: RunState, entry: Entry) -> None:
     state.histories.setdefault(_persona(entry), []).append(entry)
 
 
@@ -315,43 +403,12 @@ def _persona(entry: Entry) -> str:
     return str(facts_of(entry).get("persona", ""))
 
 
-def _round_failed(state: RunState, entry: Entry) -> None:
-    state.rounds.setdefault(_identity(entry), []).append(entry)
+def _retry_counted(state: RunState, entry: Entry) -> None:
+    persona = facts_of(entry)["persona"]
+    state.retry_counts[persona] = state.retry_counts.get(persona, 0) + 1
 
 
-def _escalated(state: RunState, entry: Entry) -> None:
-    state.escalated[_identity(entry)] = entry
-
-
-def _identity(entry: Entry) -> bytes:
-    if entry.identity is None:
-        raise TypeError("it does not say of what it speaks")
-    return entry.identity
-
-
-def _retried(state: RunState, entry: Entry) -> None:
-    forget = bool(facts_of(entry).get("forget"))
-    if entry.identity is None:
-        for step in state.steps.values():
-            _start_over(state, step, entry, forget=forget)
-        state.rounds.clear()
-        state.escalated.clear()
-        if state.ended is not None and facts_of(state.ended).get("status") != "success":
-            state.ended = None
-        _ask_anew(state)
-        return
-    if entry.identity in state.by_identity:
-        _start_over(state, state.by_identity[entry.identity], entry, forget=forget)
-    state.rounds.pop(entry.identity, None)
-    state.escalated.pop(entry.identity, None)
-
-
-def _start_over(state: RunState, step: StepState, entry: Entry, *, forget: bool) -> None:
-    was_completed = step.completed is not None
-    step.start_over(forget=forget)
-    step.seq = entry.seq
-    if was_completed and step.completed is None:
-        state.unfinished[step.name] += 1
+# --- workflows ------------------------------------------------------------------------------------
 
 
 def _run_started(state: RunState, entry: Entry) -> None:
@@ -365,19 +422,19 @@ def _run_ended(state: RunState, entry: Entry) -> None:
 def _wait_started(state: RunState, entry: Entry) -> None:
     identity = _identity(entry)
     state.waits[identity] = entry
-    state.answers.pop(identity, None)  # asked anew, since its answer does not fit any more
+    state.answers.pop(identity, None)  # asked again: the answer is not of the type asked for now
     if facts_of(entry).get("what") == "answer":
         state.questions[identity] = entry
 
 
 def _wait_ended(state: RunState, entry: Entry) -> None:
     identity = _identity(entry)
-    state.answers.setdefault(identity, entry)  # what came first is what the workflow was told
+    state.answers.setdefault(identity, entry)  # the first is the one that the workflow received
     state.questions.pop(identity, None)
 
 
-def _ask_anew(state: RunState) -> None:
-    """Let questions that nobody answered in time, or not yet, be asked again with all their time."""
+def _ask_again(state: RunState) -> None:
+    """Drop the questions that timed out or are open: they are asked again, with all their time."""
     late = [
         identity for identity, entry in state.answers.items() if facts_of(entry)["how"] == "timeout"
     ]
@@ -391,16 +448,59 @@ def _child_started(state: RunState, entry: Entry) -> None:
     state.children[_identity(entry)] = entry
 
 
+# --- fields and tasks -----------------------------------------------------------------------------
+
+
+def _fields_set(state: RunState, entry: Entry, value: Any) -> None:
+    fields = value or {}
+    state.set_fields(fields)
+    for persona in fields.get("persona_states", {}):
+        state.persona_seqs[persona] = entry.seq
+
+
+def _task_pending(state: RunState, entry: Entry) -> None:
+    state.pending_tasks[facts_of(entry)["task"]] = None
+
+
+def _task_completed(state: RunState, entry: Entry, value: Any) -> None:
+    task = facts_of(entry)["task"]
+    state.pending_tasks.pop(task, None)
+    state.completed_tasks[task] = entry
+    state.artifacts.update(value or {})
+
+
+def _persona_set(state: RunState, entry: Entry, value: Any) -> None:
+    persona = facts_of(entry)["persona"]
+    state.persona_states.setdefault(persona, {}).update(value or {})
+    state.persona_seqs[persona] = entry.seq
+
+
+def _restored(state: RunState, entry: Entry) -> None:
+    fresh = RunState(
+        state.seq,
+        state.created_at,
+        state.updated_at,
+        fence_floor=max(state.fence_floor, facts_of(entry).get("fence", 0)),
+    )
+    for name in RunState.__slots__:
+        setattr(state, name, getattr(fresh, name))
+
+
+# --- one line per kind ----------------------------------------------------------------------------
+
 _HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {
-    EntryKind.ATTEMPT_STARTED: _begun,
-    EntryKind.ATTEMPT_FAILED: _failed,
-    EntryKind.STEP_COMPLETED: _kept,
-    EntryKind.PROGRESS_SAVED: _progressed,
-    EntryKind.MEMORY_SAVED: _remembered,
-    EntryKind.HISTORY_APPENDED: _went_on,
+    EntryKind.ATTEMPT_STARTED: _attempt_started,
+    EntryKind.ATTEMPT_FAILED: _attempt_failed,
+    EntryKind.STEP_COMPLETED: _step_completed,
+    EntryKind.PROGRESS_SAVED: _progress_saved,
+    EntryKind.MEMORY_SAVED: _memory_saved,
+    EntryKind.HISTORY_APPENDED: _history_appended,
     EntryKind.SPENT: _spent,
     EntryKind.ROUND_FAILED: _round_failed,
     EntryKind.ESCALATED: _escalated,
+    EntryKind.TASK_PENDING: _task_pending,
+    EntryKind.RETRY_COUNTED: _retry_counted,
+    EntryKind.RESTORED: _restored,
     EntryKind.RETRIED: _retried,
     EntryKind.RUN_STARTED: _run_started,
     EntryKind.RUN_ENDED: _run_ended,
@@ -408,42 +508,28 @@ _HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {
     EntryKind.WAIT_ENDED: _wait_ended,
     EntryKind.CHILD_STARTED: _child_started,
 }
+#: The kinds whose value is part of the state, and is loaded for it.
+_VALUE_HANDLERS: dict[int, Callable[[RunState, Entry, Any], None]] = {
+    EntryKind.FIELDS_SET: _fields_set,
+    EntryKind.TASK_COMPLETED: _task_completed,
+    EntryKind.PERSONA_SET: _persona_set,
+}
+#: The kinds that are folded; any other is of a newer version, and ignored.
+FOLDED: frozenset[int] = frozenset({*_HANDLERS, *_VALUE_HANDLERS})
 
 
-def _add_field_entry(state: RunState, entry: Entry, load: Callable[[Entry], bytes | None]) -> None:
-    facts = facts_of(entry)
-    data = load(entry)
-    value = codec.decode(data) if data is not None else None
-    match entry.kind:
-        case EntryKind.FIELDS_SET:
-            state.set_fields(value or {})
-            for persona in (value or {}).get("persona_states", {}):
-                state.persona_seqs[persona] = entry.seq
-        case EntryKind.TASK_PENDING:
-            state.pending[facts["task"]] = None
-        case EntryKind.TASK_COMPLETED:
-            state.pending.pop(facts["task"], None)
-            state.completed[facts["task"]] = entry
-            state.artifacts.update(value or {})
-        case EntryKind.RETRY_COUNTED:
-            persona = facts["persona"]
-            state.retry_counts[persona] = state.retry_counts.get(persona, 0) + 1
-        case EntryKind.PERSONA_SET:
-            state.persona_states.setdefault(facts["persona"], {}).update(value or {})
-            state.persona_seqs[facts["persona"]] = entry.seq
-        case EntryKind.RESTORED:
-            kept = (state.seq, state.created_at, state.updated_at)
-            floor = max(state.fence_floor, facts.get("fence", 0))
-            state.__init__(*kept, fence_floor=floor)  # type: ignore[misc]
-        case _:
-            pass  # of tomorrow
+def _add_value(state: RunState, entry: Entry, load: Load) -> None:
+    handler = _VALUE_HANDLERS.get(entry.kind)
+    if handler is not None:
+        data = load(entry)
+        handler(state, entry, codec.decode(data) if data is not None else None)
 
 
-# --- step_view ---
+# --- one step -------------------------------------------------------------------------------------
 
 
 def status_of(step: StepState) -> str:
-    """Return where a step stands, in the words of ``ExecutionStatus``."""
+    """Return the status of a step, one of ``ExecutionStatus``."""
     if step.completed is not None:
         return "recovered" if was_healed(step) else "success"
     if step.open_attempt:
@@ -455,12 +541,12 @@ def status_of(step: StepState) -> str:
 
 
 def was_healed(step: StepState) -> bool:
-    """Return whether something was mended between its attempts."""
+    """Return whether something was repaired between its attempts."""
     return step.failures > 0 and any(facts_of(entry).get("healed") for entry in step.log)
 
 
 def labels(state: RunState) -> dict[int, str]:
-    """Return what each step is called: its name, and ``name#2`` for the second of that name."""
+    """Return the label of each step: its name, and ``name#2`` for the second of that name."""
     seen: dict[str, int] = {}
     found = {}
     for number, step in state.steps.items():
@@ -470,16 +556,21 @@ def labels(state: RunState) -> dict[int, str]:
 
 
 def find_step(state: RunState, wanted: str | int) -> StepState | None:
-    """Return a step by its number, its name, or ``name#2``."""
-    for number, label in labels(state).items():
-        if str(wanted) in (str(number), label):
-            return state.steps[number]
+    """Return a step by its number, its name (the first of that name), or ``name#2``."""
+    text = str(wanted)
+    if text.isdecimal() and len(text) < 19 and int(text) in state.steps:
+        return state.steps[int(text)]
+    seen: dict[str, int] = {}
+    for step in state.steps.values():
+        count = seen[step.name] = seen.get(step.name, 0) + 1
+        if (count == 1 and text == step.name) or text == f"{step.name}#{count}":
+            return step
     return None
 
 
 def feedback_of(step: StepState) -> list[str]:
-    """Return what went wrong before, a sentence for each attempt: what the next one is told."""
-    if not step.failures:  # what somebody asked to be tried again failed in some way
+    """Return how earlier attempts failed, a sentence for each: the next attempt is given them."""
+    if not step.failures:  # after a retry the last failure is still of use
         return [_sentence(step.last_failure)] if step.last_failure else []
     return [
         _sentence(entry)

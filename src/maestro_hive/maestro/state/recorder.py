@@ -222,7 +222,5 @@ class _Written:
 
 #: By loop and store; whoever uses one keeps it alive, and so does what it has yet to write.
 _recorders: PerProcess[
-    weakref.WeakKeyDictionary[
-        asyncio.AbstractEventLoop, weakref.WeakValueDictionary[int, Recorder]
-    ]
+    weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[int, Recorder]]
 ] = PerProcess(weakref.WeakKeyDictionary)

@@ -19,7 +19,7 @@ from maestro_hive.kernel.errors import (
     NewerFormatError,
 )
 from maestro_hive.maestro.state import codec, deltas
-from maestro_hive.maestro.state.projections import FIELDS, RunState
+from maestro_hive.maestro.state.projections import FIELDS, RunState, effective_entries
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
 from maestro_hive.maestro.state.views import show_run
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from maestro_hive.maestro.state.codec import Json
-    from maestro_hive.maestro.state.store import RunLease, Store
+    from maestro_hive.maestro.state.store import Reader, RunLease, Store
 
 #: The format of the documents this version writes, and the newest it reads.
 DOCUMENT_FORMAT = 1
@@ -40,7 +40,7 @@ _DIGEST_LENGTH = 64
 
 def seal(kind: str, body: dict[str, Json], raw: dict[str, bytes] | None = None) -> bytes:
     """Return the text of a document with these members; ``raw`` ones are JSON text already."""
-    texts = {name: codec.dump_canonical(value) for name, value in body.items()}
+    texts = {name: codec.dump(value) for name, value in body.items()}
     texts |= raw or {}
     texts["format"] = b"%d" % DOCUMENT_FORMAT
     texts["kind"] = codec.dump_canonical(kind)
@@ -125,7 +125,7 @@ def write_run(
 
 
 def write_snapshot(
-    store: Store,
+    store: Reader,
     run: int,
     name: str,
     entries: list[Entry],
@@ -154,14 +154,6 @@ def write_snapshot(
         values,
         name.encode(),
     )
-
-
-def effective_entries(entries: list[Entry]) -> list[Entry]:
-    """Return the entries since the run last started again; the earlier ones would only pile up."""
-    for number in range(len(entries), 0, -1):
-        if entries[number - 1].kind == EntryKind.RESTORED:
-            return entries[number:]
-    return entries
 
 
 def _entry_text(entry: Entry) -> bytes:
@@ -285,7 +277,7 @@ class CopiedEntries(Sequence[NewEntry]):
         digest = entry["sha256"]
         if digest is None:
             return None
-        data = codec.dump_canonical(entry["value"]) if "value" in entry else self._large(digest)
+        data = codec.dump(entry["value"]) if "value" in entry else self._large(digest)
         if hashlib.sha256(data).hexdigest() != digest:
             raise DecodeError(f"entry {entry.get('seq')}", "its value does not match its SHA-256")
         return codec.Encoded(data, bytes.fromhex(digest))
@@ -310,7 +302,7 @@ class CopiedEntries(Sequence[NewEntry]):
         if digest == self._last[0]:
             return self._last[1]
         stored = self._values[digest]
-        return codec.dump_canonical(stored["whole"]) if "whole" in stored else None
+        return codec.dump(stored["whole"]) if "whole" in stored else None
 
 
 def _integer(value: Json) -> int:

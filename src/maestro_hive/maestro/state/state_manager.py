@@ -23,7 +23,7 @@ from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended
 from maestro_hive.maestro.state.shared_records import BREAKERS, BUDGETS, ESCALATIONS
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.stores import borrow_memory_store, borrow_store, return_store
-from maestro_hive.maestro.state.views import Known, show_run
+from maestro_hive.maestro.state.views import ViewCache, show_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ class Subscription:
 class _Watched:
     number: int
     state: RunState
-    known: Known = field(default_factory=Known)
+    cache: ViewCache = field(default_factory=ViewCache)
     shown: dict[str, Any] = field(default_factory=dict)
 
 
@@ -108,7 +108,7 @@ class RunWatch:
         for entry in new:
             watched.state.add(entry, self._store.load)
         if new or not watched.shown:
-            watched.shown = show_run(watched.state, record.name, self._store.load, watched.known)
+            watched.shown = show_run(watched.state, record.name, self._store.load, watched.cache)
         return watched
 
     def _before(self, record: RunRecord, notifications: EntriesAppended) -> dict[str, Any] | None:
@@ -397,7 +397,7 @@ class StateManager(metaclass=_OnePerFolder):
         if text is None:
             return False
         body = documents.unseal(text, _KIND, f"checkpoint {checkpoint_id}")
-        values = codec.revive(body.get("values"), "values", depth=codec.WHOLE_DEPTH)
+        values = codec.decode_tree(body.get("values"), "values", depth=codec.WHOLE_DEPTH)
         if not isinstance(values, dict) or not all(isinstance(v, dict) for v in values.values()):
             raise DocumentCorruptError(f"checkpoint {checkpoint_id}", "it holds no values")
         known = [d for d in self._store.documents() if d.namespace not in _WINDOWS]

@@ -120,6 +120,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def format(self) -> int:
+        """The format in which the journal is stored; 0 if it is not stored."""
+        ...
+
+    @property
     def damage(self) -> tuple[Damage, ...]:
         """What could not be read when the journal was opened."""
         ...

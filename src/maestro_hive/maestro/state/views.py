@@ -1,36 +1,80 @@
-"""A run as people see it: fields that were set, and what its steps say about tasks and personas.
+"""What is shown of a run: statuses, steps in a line, and the fields that its program sees.
 
-A task is a step's name, or a name somebody set. Which are pending or done, how often personas were
-tried again and what they show of themselves are told from the steps, and kept nowhere else.
+It follows from the entries, and is not stored: which tasks are pending or completed, how often a
+persona was retried and in which state it is follow from the steps. ``run_view`` has the typed views
+that are made from it; this module is imported by every program, and theirs would cost it time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel.errors import DecodeError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.projections import facts_of, status_of, was_healed
+from maestro_hive.maestro.state.projections import facts_of, labels, status_of, was_healed
 from maestro_hive.maestro.state.records import Entry, EntryKind, from_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
+    from datetime import datetime
 
-    from maestro_hive.maestro.state.projections import RunState, StepState
+    from maestro_hive.maestro.state.projections import Load, RunState, StepState
 
-    Load = Callable[[Entry], bytes | None]
+#: The statuses of a run whose workflow ended.
+OVER = ("success", "failed", "cancelled")
+#: The status of a run that is not finished and not executed: its process was killed, or left it.
+STOPPED = "stopped"
+#: The statuses of a step that is completed.
+COMPLETED = ("success", "recovered")
+
+
+# --- statuses -------------------------------------------------------------------------------------
+
+
+def run_status(state: RunState) -> str:
+    """Return the status of a run; without a workflow, the one that was set by hand."""
+    if state.ended is not None:
+        return str(facts_of(state.ended).get("status", "failed"))
+    if state.started is None:
+        return state.status
+    return "waiting" if open_waits(state) else "running"
+
+
+def effective_status(workflow: str, status: str, *, held: bool) -> str:
+    """Return the status to show, given the recorded one and whether a living process holds it."""
+    if not held:
+        return STOPPED if status == "running" else status
+    if workflow and status in (*OVER, "waiting"):
+        return status
+    return "running"
+
+
+def open_waits(state: RunState) -> list[Entry]:
+    """Return the questions that have no answer."""
+    return list(state.questions.values())
+
+
+def is_finished(state: RunState) -> bool:
+    """Return whether nothing is left to do; without a workflow, as far as is recorded."""
+    if state.started is not None:
+        return state.ended is not None
+    return not state.pending_tasks and not any(state.unfinished.values())
+
+
+# --- fields: what a program sees of its own run ---------------------------------------------------
 
 
 @dataclass(slots=True)
-class Known:
-    """What was shown before, by the number of the entry that it came from."""
+class ViewCache:
+    """What was shown of a run before, by the number of the entry that it came from."""
 
     steps: dict[int, tuple[int, dict[str, Any]]] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
     memories: dict[str, int] = field(default_factory=dict)
 
-    def remembered(self, load: Load) -> Callable[[Entry | None], Any]:
+    def cached(self, load: Load) -> Callable[[Entry | None], Any]:
         """Return a function that reads each value once."""
 
         def value(entry: Entry | None) -> Any:
@@ -38,7 +82,7 @@ class Known:
                 return None
             if entry.seq not in self.values:
                 self.values[entry.seq] = _value(entry, load)
-                if entry.kind == EntryKind.MEMORY_SAVED:  # takes the place of the one before
+                if entry.kind == EntryKind.MEMORY_SAVED:  # takes the place of the previous one
                     persona = str(facts_of(entry).get("persona", ""))
                     self.values.pop(self.memories.get(persona, -1), None)
                     self.memories[persona] = entry.seq
@@ -48,41 +92,50 @@ class Known:
 
 
 def show_run(
-    state: RunState, run_id: str, load: Load, known: Known | None = None
+    state: RunState, run_id: str, load: Load, cache: ViewCache | None = None
 ) -> dict[str, Any]:
-    """Return a run as plain data, with its steps; what listings and views show.
+    """Return a run as plain data: its fields, and its steps with their outputs.
 
-    What has not changed since it was put into ``known`` is taken from there.
+    What has not changed since it was put into ``cache`` is taken from there.
     """
-    known = known or Known()
+    cache = cache or ViewCache()
+    names = labels(state)
     return {
         "workflow_id": run_id,
-        **show_fields(state, load, known),
+        **show_fields(state, load, cache),
         "created_at": from_micros(state.created_at).isoformat(),
         "updated_at": from_micros(state.updated_at).isoformat(),
-        "steps": [_known_step(step, load, known) for step in state.steps.values()],
+        "steps": [
+            _cached_step(step, names[number], load, cache) for number, step in state.steps.items()
+        ],
     }
 
 
-def _known_step(step: StepState, load: Load, known: Known) -> dict[str, Any]:
-    seq, shown = known.steps.get(step.number, (-1, {}))
+def _cached_step(step: StepState, label: str, load: Load, cache: ViewCache) -> dict[str, Any]:
+    seq, shown = cache.steps.get(step.number, (-1, {}))
     if seq != step.seq:
-        shown = _show_step(step, load)
-        known.steps[step.number] = (step.seq, shown)
+        shown = step_facts(step, label)
+        shown["started_at"] = shown["started_at"].isoformat()
+        shown["output"] = _value(step.completed, load)
+        cache.steps[step.number] = (step.seq, shown)
     return shown
 
 
-def show_fields(state: RunState, load: Load, known: Known | None = None) -> dict[str, Any]:
-    """Return the fields of a run by name, with what its steps add to them."""
-    value = (known or Known()).remembered(load)
+def show_fields(state: RunState, load: Load, cache: ViewCache | None = None) -> dict[str, Any]:
+    """Return the fields of a run by name, with what follows from its steps."""
+    value = (cache or ViewCache()).cached(load)
     fields = state.fields()
     if state.started is not None:
         fields["status"] = run_status(state)
-    done, waiting = _tasks_of(state)
-    fields["completed_tasks"] = list(dict.fromkeys([*state.completed, *done]))
+    completed, pending = _tasks_of(state)
+    fields["completed_tasks"] = list(dict.fromkeys([*state.completed_tasks, *completed]))
     fields["pending_tasks"] = [
-        *(name for name in state.pending if name not in done),
-        *(name for name in waiting if name not in state.pending and name not in state.completed),
+        *(name for name in state.pending_tasks if name not in completed),
+        *(
+            name
+            for name in pending
+            if name not in state.pending_tasks and name not in state.completed_tasks
+        ),
     ]
     retries = fields["retry_counts"]
     for persona, more in state.restarts.items():
@@ -92,94 +145,60 @@ def show_fields(state: RunState, load: Load, known: Known | None = None) -> dict
     return fields
 
 
-def run_status(state: RunState) -> str:
-    """Return where a run stands; without a workflow, what was set by hand."""
-    if state.ended is not None:
-        return str(facts_of(state.ended).get("status", "failed"))
-    if state.started is None:
-        return state.status
-    return "waiting" if open_waits(state) else "running"
+def show_persona(state: RunState, persona: str, load: Load) -> dict[str, Any]:
+    """Return the state of one persona; empty if there is none."""
+    if persona not in state.latest:
+        return dict(state.persona_states.get(persona, {}))
+    return _persona_fields(state, persona, ViewCache().cached(load))
 
 
-#: Said of a run that its workflow ended.
-OVER = ("success", "failed", "cancelled")
-#: Under way, and executed by nobody: its process was killed, or left it.
-STOPPED = "stopped"
+def retry_count(state: RunState, persona: str) -> int:
+    """Return how often a persona was retried."""
+    return state.retry_counts.get(persona, 0) + state.restarts.get(persona, 0)
 
 
-def standing(workflow: str, status: str, *, held: bool) -> str:
-    """Return where a run stands, given what is recorded and whether a living process holds it."""
-    if not held:
-        return STOPPED if status == "running" else status
-    if workflow and status in (*OVER, "waiting"):
-        return status
-    return "running"
-
-
-def open_waits(state: RunState) -> list[Entry]:
-    """Return what the workflow waits for that somebody must answer."""
-    return list(state.questions.values())
-
-
-def without_what_steps_say(state: RunState, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return changed fields less what is told from the steps: that is not to be set as well."""
+def without_derived_fields(state: RunState, changes: dict[str, Any]) -> dict[str, Any]:
+    """Return changed fields less what follows from the steps, which is not to be set as well."""
     changes = dict(changes)
+    completed, pending = _tasks_of(state)
     if "completed_tasks" in changes:
-        done = _tasks_of(state)[0]
         changes["completed_tasks"] = [
             name
             for name in changes["completed_tasks"]
-            if name not in done or name in state.completed
+            if name not in completed or name in state.completed_tasks
         ]
     if "pending_tasks" in changes:
-        waiting = _tasks_of(state)[1]
         changes["pending_tasks"] = [
             name
             for name in changes["pending_tasks"]
-            if name not in waiting or name in state.pending
+            if name not in pending or name in state.pending_tasks
         ]
     if "retry_counts" in changes:
-        told = state.restarts
         changes["retry_counts"] = {
-            persona: count - told.get(persona, 0)
+            persona: count - state.restarts.get(persona, 0)
             for persona, count in changes["retry_counts"].items()
         }
     return changes
 
 
-def retry_count(state: RunState, persona: str) -> int:
-    """Return how often a persona was tried again."""
-    return state.retry_counts.get(persona, 0) + state.restarts.get(persona, 0)
-
-
-def show_persona(state: RunState, persona: str, load: Load) -> dict[str, Any]:
-    """Return what one persona shows of itself; empty if nothing."""
-    if persona not in state.latest:
-        return dict(state.persona_states.get(persona, {}))
-    return _persona_fields(state, persona, Known().remembered(load))
-
-
-# --- tasks and personas, told from steps -----------------------------------------------------------
-
-
 def _tasks_of(state: RunState) -> tuple[dict[str, None], dict[str, None]]:
-    """Return the names whose steps are all done, and those with a step that is not."""
-    done = {name: None for name, count in state.unfinished.items() if name and not count}
-    return done, {name: None for name, count in state.unfinished.items() if name and count}
+    """Return the names whose steps are all completed, and those with a step that is not."""
+    completed = {name: None for name, count in state.unfinished.items() if name and not count}
+    return completed, {name: None for name, count in state.unfinished.items() if name and count}
 
 
 def _persona_fields(
     state: RunState, persona: str, value: Callable[[Entry | None], Any]
 ) -> dict[str, Any]:
-    """Return what a persona's steps say of it, and what was set by hand; the newer one wins."""
+    """Return what follows from a persona's steps, and what was set by hand; the newer one wins."""
     step = state.latest[persona]
-    told = _told_persona(state, persona, step, value)
+    derived = _derived_persona(state, persona, step, value)
     set_by_hand = state.persona_states.get(persona, {})
     newer = state.persona_seqs.get(persona, 0) > step.seq
-    return {**told, **set_by_hand} if newer else {**set_by_hand, **told}
+    return {**derived, **set_by_hand} if newer else {**set_by_hand, **derived}
 
 
-def _told_persona(
+def _derived_persona(
     state: RunState, persona: str, step: StepState, value: Callable[[Entry | None], Any]
 ) -> dict[str, Any]:
     error = facts_of(step.last_failure).get("error", {}) if step.last_failure else {}
@@ -196,8 +215,8 @@ def _told_persona(
 
 
 def _last_entry(step: StepState) -> Entry:
-    known: Iterable[Entry | None] = (step.started, step.completed, step.progress, *step.log)
-    return max((entry for entry in known if entry is not None), key=lambda entry: entry.seq)
+    known = (step.started, step.completed, step.progress, *step.log)
+    return max((entry for entry in known if entry is not None), key=attrgetter("seq"))
 
 
 def _value(entry: Entry | None, load: Load) -> Any:
@@ -210,19 +229,70 @@ def _value(entry: Entry | None, load: Load) -> Any:
         return codec.parse(data, depth=codec.DOCUMENT_DEPTH)
 
 
-# --- steps -------------------------------------------------------------------------------------------
+def plain_values(load: Load) -> Load:
+    """Return ``load``, which gives a value of a class that is not importable here as plain JSON."""
+
+    def loaded(entry: Entry) -> bytes | None:
+        data = load(entry)
+        if data is None:
+            return None
+        try:
+            codec.decode(data)
+        except codec.UnknownClassError:
+            tree = codec.parse(data, depth=codec.DOCUMENT_DEPTH)
+            return codec.encode(tree, depth=codec.WHOLE_DEPTH).data
+        return data
+
+    return loaded
 
 
-def _show_step(step: StepState, load: Load) -> dict[str, Any]:
-    error = facts_of(step.last_failure).get("error", {}) if step.last_failure else {}
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def step_facts(
+    step: StepState, label: str, *, held: bool = True, until: datetime | None = None
+) -> dict[str, Any]:
+    """Return a step in a line; an open attempt is interrupted unless the run is ``held``.
+
+    ``until`` is the time up to which it is executed; by default, that of its latest entry.
+    """
+    first = step.log[0] if step.log else step.started
+    last = step.completed or (step.log[-1] if step.log else step.started)
+    ended = (until or last.when) if step.open_attempt else last.when
+    status = status_of(step)
     return {
         "step": step.number,
-        **facts_of(step.started),
-        "status": status_of(step),
+        "name": step.name,
+        "label": label,
+        "persona": step.persona,
+        "status": STOPPED if status == "running" and not held else status,
         "attempts": step.last_attempt,
         "failures": step.failures,
-        "interruptions": step.interruptions,
-        "tokens_used": sum((step.tokens or {}).values()),
-        "last_error": error.get("message"),
-        "output": _value(step.completed, load),
+        "interruptions": step.interruptions + bool(step.open_attempt and not held),
+        "tokens": sum((step.tokens or {}).values()),
+        "started_at": first.when,
+        "took_seconds": seconds_between(first.when, ended),
+        "last_error": _error_line(_last_failure(step)),
     }
+
+
+def seconds_between(started: datetime, ended: datetime) -> float:
+    """Return how long something took; a clock may have been set back."""
+    return max(0.0, (ended - started).total_seconds())
+
+
+def _last_failure(step: StepState) -> Entry | None:
+    """Return its latest failure; one interruption too many is recorded as no failure of the task."""
+    last = step.log[-1] if step.log else None
+    if last is not None and last.kind == EntryKind.ATTEMPT_FAILED:
+        return last
+    return step.last_failure
+
+
+def _error_line(entry: Entry | None) -> str | None:
+    """Return an entry's error as ``Type: message``."""
+    error = facts_of(entry).get("error") if entry is not None else None
+    if not error:
+        return None
+    kind, message = error.get("type"), error.get("message")
+    return ": ".join(str(part) for part in (kind, message if message != kind else None) if part)

@@ -29,6 +29,7 @@ from maestro_hive.maestro.state.sqlite.connection import (
     connect,
     damage_error,
     migrate,
+    newest_format,
 )
 from maestro_hive.maestro.state.sqlite.documents import DocumentReader
 from maestro_hive.maestro.state.sqlite.entries import EntryReader
@@ -64,6 +65,8 @@ class JournalReader:
         self.folder = folder
         self.clock: Clock = clock
         self.damage: tuple[Damage, ...] = ()
+        #: A store migrates what it opens; a reader finds an older format, too.
+        self.format = newest_format()
         self._queries = file
         self._presence = Presence(folder, clock)
         self._entry_reader = EntryReader(file)

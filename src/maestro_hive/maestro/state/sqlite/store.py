@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -16,7 +15,7 @@ from maestro_hive.kernel import files
 from maestro_hive.kernel.clock import Clock, SystemClock, to_micros
 from maestro_hive.kernel.errors import FencedError, MaestroError, StorageError, StoreClosedError
 from maestro_hive.kernel.hooks import Hooks
-from maestro_hive.kernel.process import PerProcess
+from maestro_hive.kernel.process import PerProcess, run_at_exit
 from maestro_hive.maestro.state.records import (
     Damage,
     Document,
@@ -380,11 +379,13 @@ _open_stores: PerProcess[weakref.WeakSet[SqliteStore]] = PerProcess(
 )
 
 
-@atexit.register
 def _close_all() -> None:
     for store in list(_open_stores()):
         with contextlib.suppress(StorageError):
             store.close()
+
+
+run_at_exit(2, _close_all)
 
 
 def _refuse_inherited(folder: Path) -> None:

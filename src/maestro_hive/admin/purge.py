@@ -1,0 +1,238 @@
+"""Purging runs completely, and deleting what nothing refers to."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from maestro_hive.admin.checkpoints import expired_checkpoints
+from maestro_hive.admin.folder import checkpoint_folders, leftovers, reading, remove_copies, writing
+from maestro_hive.admin.runs import status_of_run
+from maestro_hive.hive.inbox import NAMESPACE
+from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError, RunLeasedError
+from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.records import EntryKind
+from maestro_hive.maestro.state.views import OVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from maestro_hive.maestro.state.records import RunRecord
+    from maestro_hive.maestro.state.store import Reader, Store
+
+#: Children of children of children: no run has more, and a circle must not be followed for ever.
+_MOST_GENERATIONS = 100
+
+
+# --- purge ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRun:
+    """A run when it was chosen; one that has changed since is not purged."""
+
+    id: int
+    status: str
+    changed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgePlan:
+    """The runs to purge as they were chosen; None for one of which only copies are left.
+
+    ``needed`` are children, and the unfinished run that would execute each of them again: they are
+    left out of ``runs`` unless they were chosen by name.
+    """
+
+    runs: Mapping[str, SeenRun | None]
+    needed: Mapping[str, str]
+    by_name: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgedRun:
+    """A run that was purged with this many copies; or ``refused``, and why."""
+
+    run_id: str
+    copies: int = 0
+    refused: str | None = None
+
+
+class _ChangedError(MaestroError):
+    """A run must not be purged, and the message says why."""
+
+
+def plan_purge(
+    reader: Reader,
+    folder: Path,
+    run_ids: Sequence[str] = (),
+    *,
+    older_than: float | None = None,
+    statuses: Sequence[str] = (),
+) -> PurgePlan:
+    """Choose runs by name, or by age in seconds and by the status that listings show."""
+    if not run_ids and older_than is None and not statuses:
+        raise ConfigurationError("Choose runs: by id, or with --older-than and --status.")
+    # The oldest first: a parent is purged before its children.
+    known = {record.name: record for record in reversed(reader.runs())}
+    _refuse_unknown(folder, [name for name in run_ids if name not in known])
+    held = reader.run_leases()
+    limit = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
+    chosen: dict[str, SeenRun | None] = {}
+    for name in run_ids or known:
+        record = known.get(name)
+        seen = _seen(reader, record, held=name in held) if record else None
+        if _is_meant(seen, limit, statuses):
+            chosen[name] = seen
+    needed = _needed(reader, chosen)
+    if not run_ids:
+        chosen = {name: seen for name, seen in chosen.items() if name not in needed}
+    return PurgePlan(runs=chosen, needed=needed, by_name=bool(run_ids))
+
+
+def _refuse_unknown(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        files.check_identifier(name, "run id")
+        places = [folder / "runs" / name, *(each / name for each in checkpoint_folders(folder))]
+        if not any(place.is_dir() for place in places):
+            raise ConfigurationError(f"There is no run {name!r}.")
+
+
+def _seen(reader: Reader, record: RunRecord, *, held: bool) -> SeenRun:
+    status = status_of_run(record, (record.name,) if held else ())
+    return SeenRun(record.id, status, reader.last_change(record))
+
+
+def _is_meant(seen: SeenRun | None, limit: datetime | None, statuses: Sequence[str]) -> bool:
+    if seen is None:
+        return limit is None and not statuses
+    return (limit is None or seen.changed_at < limit) and (not statuses or seen.status in statuses)
+
+
+def _needed(reader: Reader, names: Iterable[str]) -> dict[str, str]:
+    """Return the children of unfinished runs that are not chosen themselves, and those runs."""
+    found = {name: _unfinished_ancestor(reader, name) for name in names}
+    return {name: run for name, run in found.items() if run is not None and run not in found}
+
+
+def _unfinished_ancestor(reader: Reader, name: str) -> str | None:
+    """Return the unfinished run that has this one as its child, or as a child of a child."""
+    record = reader.run(name)
+    for _ in range(_MOST_GENERATIONS):
+        parent = None if record is None else _parent(reader, record)
+        record = None if parent is None else reader.run(parent)
+        if record is None or record.status not in OVER:
+            break
+    return None if record is None or record.name == name else record.name
+
+
+def _parent(reader: Reader, record: RunRecord) -> str | None:
+    for entry in reader.entries(record.id):
+        if entry.kind == EntryKind.RUN_STARTED:
+            parent = facts_of(entry).get("parent")
+            return None if parent is None else str(parent)
+    return None
+
+
+def purge_runs(store: Store, folder: Path, plan: PurgePlan) -> Iterator[PurgedRun]:
+    """Purge the runs of a plan one by one; those that changed since are refused."""
+    for name, seen in plan.runs.items():
+        try:
+            copies = purge_run(store, folder, name, _unchanged(store, name, seen, plan))
+        except (RunLeasedError, _ChangedError) as refused:
+            yield PurgedRun(run_id=name, refused=str(refused))
+        else:
+            yield PurgedRun(run_id=name, copies=copies)
+
+
+def _unchanged(
+    store: Store, name: str, seen: SeenRun | None, plan: PurgePlan
+) -> Callable[[], None]:
+    """Return a check, for when the run is leased, that raises unless it is as it was chosen."""
+
+    def check() -> None:
+        record = store.run(name)
+        now = None if record is None else _seen(store, record, held=False)
+        if now != seen:
+            status = "gone" if now is None else f"{now.status} now"
+            raise _ChangedError(
+                f"run {name!r} has changed since it was chosen and is {status}: it is not purged"
+            )
+        parent = None if plan.by_name else _unfinished_ancestor(store, name)
+        if parent is not None:
+            raise _ChangedError(
+                f"run {name!r} is a child of run {parent!r}, which is not finished and would"
+                " execute it again: it is not purged"
+            )
+
+    return check
+
+
+def purge_run(
+    store: Store, folder: Path, name: str, check: Callable[[], None] | None = None
+) -> int:
+    """Purge a run; return how many copies of it were deleted. ``check`` may raise to refuse.
+
+    The copies are deleted first and the journal last, under the run's lease. After a kill in
+    between, the run is still in the journal, complete, and can be purged again. The other way
+    round its copies would be left, and the next execution of that id would resume from them.
+    """
+    removed = [0]
+
+    def first() -> None:
+        if check is not None:
+            check()
+        removed[0] = remove_copies(name, folder, checkpoint_folders(folder))
+        if store.document(NAMESPACE, name) is not None:
+            store.update_document(NAMESPACE, name, lambda _: None)
+
+    if not store.purge_run(name, first):
+        lease = store.take_lease(f"run/{name}")  # only copies of it are left
+        try:
+            first()
+        finally:
+            store.release_lease(lease)
+    return removed[0]
+
+
+# --- gc -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Garbage:
+    """What was deleted, or would be."""
+
+    values: int
+    bytes: int
+    checkpoints: int
+    leftovers: int
+
+
+def find_garbage(folder: Path, *, keep: int | None = None) -> Garbage:
+    """Return what ``collect_garbage`` would delete; nothing is changed."""
+    with reading(folder) as reader:
+        values, size = reader.unused_values()
+    expired = expired_checkpoints(folder, time.time(), keep)
+    left = leftovers([folder, *checkpoint_folders(folder)])
+    return Garbage(values=values, bytes=size, checkpoints=len(expired), leftovers=len(left))
+
+
+def collect_garbage(folder: Path, *, keep: int | None = None) -> Garbage:
+    """Delete values that no entry refers to, expired checkpoints, and files of killed processes.
+
+    With ``keep``, also all but so many checkpoints of each run.
+    """
+    with writing(folder) as store:
+        _, size = store.unused_values()
+        expired = expired_checkpoints(folder, time.time(), keep)
+        left = leftovers([folder, *checkpoint_folders(folder)])
+        values = store.collect()
+        store.empty_log()
+        for path in [*(each.path for each in expired), *left]:
+            files.remove(path)
+    size = size if values else 0
+    return Garbage(values=values, bytes=size, checkpoints=len(expired), leftovers=len(left))

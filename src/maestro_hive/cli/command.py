@@ -1,0 +1,287 @@
+"""What every verb shares: ``--store``, ``--debug``, ``--json``, asking first, help with examples."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import re
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from maestro_hive.cli import output
+from maestro_hive.cli.errors import FAILED, WRONG_USE, complain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from maestro_hive.maestro.state.store import Reader, Store
+
+    Body = Callable[..., int | None]
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+_STORE_HELP = (
+    "The state folder.  [default: MAESTRO_STATE_DIR; else /var/maestro/state, or ~/.maestro/state"
+    " where that cannot be used]"
+)
+
+
+class Call:
+    """One call of ``maestro``: the options around the verb, and the folder it is about."""
+
+    def __init__(self) -> None:
+        self.chosen: Path | None = None
+        self.wants_json = False
+        self.debug = False
+
+    @functools.cached_property
+    def folder(self) -> Path:
+        """The state folder; the first use prints which one it is, and why."""
+        from maestro_hive.admin.folder import choose_folder  # noqa: PLC0415 - not for --help
+
+        folder, why = choose_folder(self.chosen)
+        output.note(f"store: {folder} ({why})")
+        _print_warnings()
+        return folder
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Reader]:
+        """Open the state folder for reading: it need not be writable, and is not created."""
+        from maestro_hive.admin import folder  # noqa: PLC0415 - not for --help
+
+        with folder.reading(self.folder) as reader:
+            if reader.partial:
+                output.note(reader.partial)
+            yield reader
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Store]:
+        """Open the state folder for writing; it must exist."""
+        from maestro_hive.admin import folder  # noqa: PLC0415 - not for --help
+
+        with folder.writing(self.folder) as store:
+            yield store
+
+    def print_json(self, **members: Any) -> None:
+        """Print the result for ``--json``: an object with these members, and the store."""
+        output.as_json({"store": str(self.folder), **members})
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Return if ``--yes`` was given or the user agrees; otherwise exit, with nothing changed."""
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                f"{question} Cannot ask: stdin is not a terminal. Confirm with --yes.",
+                ctx=click.get_current_context(silent=True),
+            )
+        try:
+            agreed = click.confirm(question, err=True)
+        except click.Abort as stopped:
+            if isinstance(stopped.__context__, KeyboardInterrupt):
+                raise
+            agreed = False  # the end of the input
+            click.echo(err=True)
+        if not agreed:
+            complain("nothing was changed")
+            raise click.exceptions.Exit(FAILED)
+
+    def command_line(self, *words: str) -> str:
+        """Return a command to type next, for the same store."""
+        store = ["--store", str(self.chosen)] if self.chosen is not None else []
+        return shlex.join(["maestro", *words, *store])
+
+
+def _print_warnings() -> None:
+    """Print warnings and log lines of this package on stderr, as sentences."""
+    warnings.showwarning = lambda message, *_, **__: complain(str(message))
+    logger = logging.getLogger("maestro_hive")
+    if not any(isinstance(each, _Sentences) for each in logger.handlers):
+        logger.addHandler(_Sentences(logging.WARNING))
+        logger.propagate = False
+
+
+class _Sentences(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        complain(record.getMessage())
+
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(s|m|min|h|d|w|)")
+_LONGEST = 1000 * 366 * 86_400
+
+
+def duration(text: str) -> float:
+    """Read a duration as seconds: ``90``, ``10m``, ``2h``, ``30d``, ``4w``."""
+    found = _DURATION.fullmatch(text.strip())
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not 0 < seconds <= _LONGEST:
+        raise click.BadParameter(f"{text!r} is no duration such as 90, 10m, 2h or 30d.")
+    return seconds
+
+
+# --- verbs ----------------------------------------------------------------------------------------
+
+
+class Helpful(click.Command):
+    """A command that ends its help with examples."""
+
+    examples: str = ""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples unwrapped: what is typed, and what it is for."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples.splitlines():
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        super().format_epilog(ctx, formatter)
+
+
+class HelpfulGroup(Helpful, click.Group):
+    """A command with verbs of its own, that suggests one for a mistyped one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Show the help if there are no arguments and nothing is done without."""
+        if not args and not self.invoke_without_command and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(WRONG_USE)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or raise an error that suggests similar ones."""
+        name = args[0]
+        if not name.startswith("-") and not ctx.resilient_parsing and name not in self.commands:
+            raise click.UsageError(f"There is no '{name}'.{self._nearest(name)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def _nearest(self, name: str) -> str:
+        from difflib import get_close_matches  # noqa: PLC0415 - needed only after a mistake
+
+        near = get_close_matches(name, self.commands, n=2)
+        if near:
+            return f" Did you mean {' or '.join(repr(each) for each in near)}?"
+        return f" There is: {', '.join(sorted(self.commands))}."
+
+
+def verb(
+    name: str, *, examples: str, reads: bool = False, cls: type[Helpful] = Helpful
+) -> Callable[[Body], Helpful]:
+    """Make a function that takes a ``Call`` first into a verb; one that reads has ``--json``.
+
+    The docstring is its help. It returns the exit code, None for 0.
+    """
+
+    def decorated(body: Body) -> Helpful:
+        command = click.command(name, cls=cls, context_settings=CONTEXT)(click.pass_obj(body))
+        return _with_options(command, examples, reads=reads)
+
+    return decorated
+
+
+def verb_group(name: str, *, examples: str, alone: bool = False) -> Callable[[Body], HelpfulGroup]:
+    """Make a function into a verb that has verbs of its own, which ``sub_verb`` adds.
+
+    With ``alone`` it does something itself when none of them is given: it reads.
+    """
+
+    def decorated(body: Body) -> HelpfulGroup:
+        group = click.group(
+            name,
+            cls=HelpfulGroup,
+            context_settings=CONTEXT,
+            invoke_without_command=alone,
+            subcommand_metavar=f"{'[VERB]' if alone else 'VERB'} ...",
+        )(_when_alone(body))
+        return _with_options(group, examples, reads=alone)
+
+    return decorated
+
+
+def sub_verb(
+    group: HelpfulGroup, name: str, *, examples: str, reads: bool = False
+) -> Callable[[Body], Helpful]:
+    """Make a function into a verb of ``group``, as ``verb`` does."""
+
+    def decorated(body: Body) -> Helpful:
+        command = verb(name, examples=examples, reads=reads)(body)
+        group.add_command(command)
+        return command
+
+    return decorated
+
+
+def _when_alone(body: Body) -> Body:
+    """Call a group's own function only if none of its verbs is called."""
+
+    @click.pass_context
+    @functools.wraps(body)
+    def called(ctx: click.Context, /, *args: Any, **options: Any) -> int | None:
+        return body(ctx.obj, *args, **options) if ctx.invoked_subcommand is None else None
+
+    return called
+
+
+CommandT = TypeVar("CommandT", bound=Helpful)
+
+
+def _with_options(command: CommandT, examples: str, *, reads: bool) -> CommandT:
+    command.examples = inspect.cleandoc(examples)
+    command.params += common_options(reads=reads)
+    return command
+
+
+def common_options(*, reads: bool) -> list[click.Parameter]:
+    """Return the options that may be given before and after a verb; the last one counts."""
+    options = [
+        click.Option(
+            ["--store"],
+            metavar="FOLDER",
+            type=click.Path(),
+            callback=_set_store,
+            expose_value=False,
+            help=_STORE_HELP,
+        ),
+        click.Option(
+            ["--debug"],
+            is_flag=True,
+            callback=_set_debug,
+            expose_value=False,
+            help="Show the traceback of an error.",
+        ),
+    ]
+    if reads:
+        options.append(
+            click.Option(
+                ["--json"],
+                is_flag=True,
+                callback=_set_json,
+                expose_value=False,
+                help="Print JSON.",
+            )
+        )
+    return list(options)
+
+
+def _set_store(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is None:
+        return
+    if not value.strip() or "://" in value:
+        raise click.BadParameter(f"{value!r} is not a folder.", ctx, option)
+    ctx.ensure_object(Call).chosen = Path(value)
+
+
+def _set_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.ensure_object(Call).debug |= value
+
+
+def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.ensure_object(Call).wants_json |= value

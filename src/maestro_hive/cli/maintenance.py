@@ -1,0 +1,218 @@
+"""``maestro doctor``, ``gc``, ``purge`` and ``backup``: maintaining a state folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from maestro_hive.admin import doctor
+from maestro_hive.admin.backup import back_up
+from maestro_hive.admin.purge import collect_garbage, find_garbage, plan_purge, purge_runs
+from maestro_hive.cli import output
+from maestro_hive.cli.command import duration, verb
+from maestro_hive.cli.completion import run_ids
+from maestro_hive.cli.errors import FAILED, complain
+from maestro_hive.maestro.state.run_view import to_dict
+
+if TYPE_CHECKING:
+    from maestro_hive.admin.doctor import Findings
+    from maestro_hive.admin.purge import PurgePlan
+    from maestro_hive.cli.command import Call
+
+#: Names that are listed before the rest is counted.
+_LISTED = 10
+
+
+# --- doctor ---------------------------------------------------------------------------------------
+
+
+@verb(
+    "doctor",
+    examples="""
+    maestro doctor                    is everything valid? what would be repaired?
+    maestro doctor --fix              repair it
+    maestro doctor --json | jq .problems
+    """,
+    reads=True,
+)
+@click.option("--fix", is_flag=True, help="Repair what can be repaired; nothing in use is deleted.")
+def doctor_command(call: Call, *, fix: bool) -> int | None:
+    """Examine a state folder, and repair it.
+
+    Reads everything: every page, value, document and checkpoint; also the permissions of files, the
+    leases of runs, and the free space of the disk. Exits with 1 if there is a problem. A folder
+    that cannot be written, or whose disk is full, is examined all the same.
+    """
+    found = doctor.repair(call.folder) if fix else doctor.examine(call.folder)
+    if call.wants_json:
+        facts = to_dict(found)
+        call.print_json(**facts.pop("versions"), **facts)
+    else:
+        _print_findings(found)
+    return FAILED if found.problems else None
+
+
+def _print_findings(found: Findings) -> None:
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    _print_fact("state folder", str(found.folder))
+    _print_fact("format", f"{found.format}, {versions}")
+    used, free = output.size(found.journal_bytes), output.size(found.free_bytes)
+    _print_fact("disk", f"{used} used, {free} free")
+    _print_fact("runs", str(found.runs))
+    for held in found.held:
+        since = f"{held.since:%Y-%m-%d %H:%M:%S} UTC"
+        _print_fact("held", f"{held.name} by process {held.pid} on {held.host} since {since}")
+    for run in found.unfinished[:_LISTED]:
+        _print_fact("not finished", f"{run.run} ({run.status}): no process executes it")
+    if len(found.unfinished) > _LISTED:
+        _print_fact("not finished", f"and {len(found.unfinished) - _LISTED:,} more runs")
+    for name, texts in (
+        ("repaired", found.repaired),
+        ("warning", found.warnings),
+        ("problem", found.problems),
+        ("--fix would", found.repairs),
+    ):
+        for text in texts:
+            _print_fact(name, text)
+    output.line("there are problems" if found.problems else "everything that was checked is valid")
+
+
+def _print_fact(name: str, text: str) -> None:
+    output.line(f"{name:14}{output.in_one_line(text)}")
+
+
+# --- gc -------------------------------------------------------------------------------------------
+
+
+@verb(
+    "gc",
+    examples="""
+    maestro gc --dry-run      what would be deleted
+    maestro gc                values nothing refers to, and checkpoints that have expired
+    maestro gc --keep 3       also all but the three newest checkpoints of each run
+    """,
+    reads=True,
+)
+@click.option(
+    "--keep", metavar="N", type=click.IntRange(min=1), help="Checkpoints to keep per run."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
+def gc_command(call: Call, keep: int | None, *, dry_run: bool) -> None:
+    """Delete what nothing refers to.
+
+    Stored values that no step refers to, checkpoints that have expired, and files that killed
+    processes left half-written. No run loses anything that it would be resumed from. The journal
+    keeps its size: the space inside it is used again.
+    """
+    found = (find_garbage if dry_run else collect_garbage)(call.folder, keep=keep)
+    if call.wants_json:
+        call.print_json(dry_run=dry_run, **to_dict(found))
+        return
+    output.line(
+        f"{'would delete' if dry_run else 'deleted'} {output.many(found.values, 'stored value')}"
+        f" ({output.size(found.bytes)}), {output.many(found.checkpoints, 'checkpoint')},"
+        f" {output.many(found.leftovers, 'leftover file')}"
+    )
+
+
+# --- purge ----------------------------------------------------------------------------------------
+
+
+@verb(
+    "purge",
+    examples="""
+    maestro purge checkout-42
+    maestro purge --older-than 30d --status success
+    maestro purge --status failed --status cancelled --yes
+    """,
+)
+@click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=run_ids)
+@click.option(
+    "--older-than",
+    type=duration,
+    help="Runs for which nothing was recorded for so long: 12h, 30d.",
+)
+@click.option("--status", "statuses", multiple=True, help="Runs of this status; may be repeated.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def purge_command(
+    call: Call,
+    runs: tuple[str, ...],
+    older_than: float | None,
+    statuses: tuple[str, ...],
+    *,
+    yes: bool,
+) -> int | None:
+    """Delete runs completely: journal, copies and checkpoints.
+
+    Name the runs, or choose them by age and by the status that 'maestro runs' shows; you are asked
+    first. Refused are runs that a process executes, or that have changed since they were chosen.
+    Children of a run that is not finished, which it would execute again, are only purged by name.
+    Nothing of a purged run can be resumed, and its bytes are overwritten in the journal. Its id
+    may stay in runs that started it or were forked from it: an id should not be secret. Backups,
+    exports and damaged logs that were moved away are not touched.
+    """
+    with call.writing() as store:
+        plan = plan_purge(store, call.folder, runs, older_than=older_than, statuses=statuses)
+        if plan.needed and not plan.by_name:
+            left_out = output.many(len(plan.needed), "run")
+            output.note(f"{left_out} left out: children of runs not finished ({_parents(plan)})")
+        if not plan.runs:
+            output.note("no run matches")
+            return None
+        call.confirm(_question(plan), yes=yes)
+        refused = 0
+        for each in purge_runs(store, call.folder, plan):
+            if each.refused is not None:
+                complain(each.refused)
+                refused += 1
+            else:
+                copies = output.many(each.copies, "copy", "copies")
+                output.line(f"run {each.run_id!r} is purged, with {copies}")
+        if not store.empty_log():
+            complain(
+                "the journal is being read, so its log still has traces of what was purged;"
+                " 'maestro gc' empties it"
+            )
+    return FAILED if refused else None
+
+
+def _question(plan: PurgePlan) -> str:
+    warning = (
+        f"Runs that are not finished ({_parents(plan)}) will execute their children again:"
+        f" {output.listed(list(plan.needed), _LISTED)}. "
+    )
+    counted = Counter(seen.status if seen else "without a journal" for seen in plan.runs.values())
+    statuses = ", ".join(f"{count} {status}" for status, count in counted.most_common())
+    names = output.listed(list(plan.runs), _LISTED)
+    runs = f"{output.many(len(plan.runs), 'run')} ({names}; {statuses})"
+    return f"{warning if plan.needed else ''}Purge {runs} for good?"
+
+
+def _parents(plan: PurgePlan) -> str:
+    return output.listed(list(dict.fromkeys(plan.needed.values())), _LISTED)
+
+
+# --- backup ---------------------------------------------------------------------------------------
+
+
+@verb(
+    "backup",
+    examples="""
+    maestro backup /backups/monday
+    maestro backup /backups/monday && maestro doctor --store /backups/monday
+    """,
+)
+@click.argument("target", type=click.Path(path_type=Path))
+def backup_command(call: Call, target: Path) -> None:
+    """Copy a state folder, in use or not, to a new folder.
+
+    The journal is copied as of one moment, whatever is written to it, and so are the checkpoints.
+    The copy is a state folder of its own: choose it with --store, and its runs can be resumed
+    there. It appears when it is complete: until then it is in a folder ".NAME.half" next to it, or
+    ".half" in an empty folder that exists. What a killed backup left there is deleted by the next.
+    """
+    made = back_up(call.folder, target)
+    output.line(f"{made.source} was copied to {made.target} ({output.many(made.files, 'file')})")

@@ -1,0 +1,342 @@
+"""What is printed: lines, tables and JSON, for a terminal or for another program.
+
+In a terminal a table has a heading, colours and relative times. Elsewhere it is one line per item,
+columns separated by tabs and times as ISO 8601, for ``grep``, ``cut`` and ``sort``. Text of runs is
+made harmless: it cannot control a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from maestro_hive.kernel.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.table import Table
+    from rich.text import Text
+
+#: Between two columns.
+_GAP = 2
+#: No column has to be wider than this; longer words, such as ids, are folded.
+_LONGEST_WORD = 12
+
+#: The colours of statuses.
+_STATUS_STYLES = {
+    "running": "cyan",
+    "waiting": "yellow",
+    "retrying": "yellow",
+    "half_open": "yellow",
+    "success": "green",
+    "recovered": "green",
+    "closed": "green",
+    "failed": "red",
+    "bankrupt": "red",
+    "help_needed": "red",
+    "interrupted": "red",
+    "open": "red",
+    "stopped": "magenta",
+}
+
+
+class Styled(NamedTuple):
+    """A text, and how rich shows it where there are colours: ``Styled("open", "red")``."""
+
+    text: str
+    style: str
+
+
+Cell = str | int | float | datetime | Styled | None
+
+
+def line(text: str = "") -> None:
+    """Print a line of text; a text of several lines is printed as such."""
+    click.echo(printable(text))
+
+
+def note(text: str) -> None:
+    """Print a note on stderr, dim."""
+    click.secho(printable(text), dim=True, err=True, color=_colour(sys.stderr.isatty()))
+
+
+def heading(text: str) -> None:
+    """Print the heading of a part."""
+    click.secho(printable(text), bold=True, color=_colour(is_terminal()))
+
+
+def as_json(value: Any) -> None:
+    """Print JSON; times as ISO 8601."""
+    click.echo(to_json(value, indent=2))
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON that cannot control a terminal.
+
+    What JSON has no form for is written in the form in which it is stored.
+    """
+    try:
+        text = json.dumps(
+            value, indent=indent, ensure_ascii=False, allow_nan=False, default=_stored
+        )
+    except (TypeError, ValueError):  # a key that is not text, or NaN
+        text = json.dumps(_plain(value), indent=indent, ensure_ascii=False)
+    return printable_json(text)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str = "") -> None:
+    """Print rows under their columns; if there are none, the note ``empty``."""
+    found = list(rows)
+    if not found:
+        if empty:
+            note(empty)
+    elif is_terminal():
+        _rich_table(columns, found)
+    else:
+        click.echo("\n".join("\t".join(map(_in_a_pipe, row)) for row in found))
+
+
+def is_terminal() -> bool:
+    """Return whether stdout is a terminal."""
+    return sys.stdout.isatty()
+
+
+def status(text: str) -> Styled:
+    """Return a status in its colour."""
+    return Styled(text.replace("_", " "), _STATUS_STYLES.get(text, ""))
+
+
+def moment(when: datetime) -> str:
+    """Return a time: relative in a terminal, as ISO 8601 elsewhere."""
+    return ago(when, datetime.now(UTC)) if is_terminal() else when.isoformat()
+
+
+def took(seconds: float) -> str:
+    """Return how long something took: ``12 ms``, ``3.1 s``, ``3 min 5 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
+def shortened(text: str | None, most: int) -> str | None:
+    """Return a text of at most so many characters."""
+    return text if text is None or len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _rich_table(columns: Sequence[str], rows: list[Sequence[Cell]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and for terminals only
+
+    now = datetime.now(UTC)
+    cells = [[_in_a_terminal(cell, now) for cell in row] for row in rows]
+    coloured = "auto" if _colour(terminal=True) else None
+    console = Console(color_system=coloured, highlight=False, emoji=False)  # type: ignore[arg-type]
+    widths = _widths(columns, cells, console.width)
+    if widths is None:
+        console.print(_blocks(columns, cells))
+        return
+    from rich.table import Table  # noqa: PLC0415 - as above
+
+    shown = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for number, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        right = all(isinstance(row[number], int | float | None) for row in rows)
+        justify = "right" if right else "left"
+        shown.add_column(column, width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in cells:
+        shown.add_row(*row)
+    console.print(shown)
+
+
+def _widths(columns: Sequence[str], rows: list[list[Text]], most: int) -> list[int] | None:
+    """Return the width of each column, so that no word is broken; None if there is no room.
+
+    The widest columns are narrowed first.
+    """
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    room = most - _GAP * (len(columns) - 1)
+    parts = list(zip(map(Text, columns), *rows, strict=True))
+    widths = [min(room, max(part.cell_len for part in column)) for column in parts]
+    least = [min(_LONGEST_WORD, max(map(_longest_word, column))) for column in parts]
+    if sum(least) > room:
+        return None
+    while sum(widths) > room:
+        _, widest = max((w, at) for at, w in enumerate(widths) if w > least[at])
+        widths[widest] -= 1
+    return widths
+
+
+def _longest_word(text: Text) -> int:
+    return max((word.cell_len for word in text.split(" ")), default=0)
+
+
+def _blocks(columns: Sequence[str], rows: list[list[Text]]) -> Table:
+    """Return rows below one another, each cell in a line of its own."""
+    from rich.table import Table  # noqa: PLC0415 - as above
+
+    shown = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=False)
+    shown.add_column(style="bold", no_wrap=True)
+    shown.add_column(overflow="fold")
+    for row in rows:
+        if shown.row_count:
+            shown.add_row()
+        for column, cell in zip(columns, row, strict=True):
+            if cell:
+                shown.add_row(column, cell)
+    return shown
+
+
+def _in_a_terminal(cell: Cell, now: datetime) -> Text:
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    match cell:
+        case None:
+            return Text("")
+        case Styled():
+            return Text(in_one_line(cell.text), style=cell.style)
+        case datetime():
+            return Text(ago(cell, now))
+        case float():
+            return Text(f"{cell:.3g}")
+        case _:
+            return Text(in_one_line(str(cell)))
+
+
+def _in_a_pipe(cell: Cell) -> str:
+    match cell:
+        case None:
+            return ""
+        case Styled():
+            return in_one_line(cell.text)
+        case datetime():
+            return cell.isoformat()
+        case _:
+            return in_one_line(str(cell))
+
+
+def _stored(value: object) -> object:
+    """Return a value that JSON does not know as plain JSON."""
+    from maestro_hive.maestro.state import codec  # noqa: PLC0415 - for what users' steps returned
+
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    try:
+        return json.loads(codec.encode(value).data)
+    except CodecError:
+        return str(value)
+
+
+def _plain(value: object) -> object:
+    match value:
+        case dict():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+        case None | bool() | int() | float() | str():
+            return value
+        case _:
+            return _stored(value)
+
+
+def may_use_colours() -> bool:
+    """Return whether escapes may be sent to a terminal."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _colour(terminal: bool) -> bool:
+    return terminal and may_use_colours()
+
+
+# --- texts, times and sizes -----------------------------------------------------------------------
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+
+#: What could move the cursor, change colours or reverse the direction of writing.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]"
+)
+
+
+def printable(text: str) -> str:
+    """Return a text that cannot control a terminal: what could is shown as its number.
+
+    What a run stores comes from models and other programs; line ends and tabs stay.
+    """
+    return _UNPRINTABLE.sub(_as_number, text)
+
+
+def printable_json(text: str) -> str:
+    """Return JSON that means the same and cannot control a terminal."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def in_one_line(text: str) -> str:
+    r"""Return a printable text without line ends and tabs: they are shown as ``\n`` and ``\t``."""
+    one = text.replace("\\", "\\\\") if "\n" in text or "\t" in text else text
+    return printable(one.replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def _as_number(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its largest unit or two: ``45 s``, ``3 min 5 s``, ``2 h``."""
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < 10 * _MINUTE and whole % _MINUTE:
+        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min"
+    if whole < _DAY:
+        hours, minutes = whole // _HOUR, whole % _HOUR // _MINUTE
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = whole // _DAY, whole % _DAY // _HOUR
+    return f"{days} d {hours} h" if hours and days < 10 else f"{days} d"
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """Return how long ago something was; ``in 5 s`` for what is still to come."""
+    seconds = (now - moment).total_seconds()
+    if seconds < 0:
+        return f"in {_roughly(-seconds)}"
+    return "now" if seconds < 1 else f"{_roughly(seconds)} ago"
+
+
+def _roughly(seconds: float) -> str:
+    number, unit, *_ = duration(seconds).split()
+    return f"{number} {unit}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes: ``812 B``, ``4.2 MB``."""
+    if count < 1000:
+        return f"{count} B"
+    for unit, bytes_each in (("kB", 1e3), ("MB", 1e6)):
+        if count < 999.5 * bytes_each:
+            return f"{count / bytes_each:.3g} {unit}"
+    return f"{count / 1e9:.1f} GB"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names in a list: ``a, b and 3 more``."""
+    rest = len(names) - most
+    return f"{', '.join(names[:most])}{f' and {rest} more' if rest > 0 else ''}"
+
+
+def many(count: int, one: str, more: str | None = None) -> str:
+    """Return a number with its noun: ``1 run``, ``3 runs``."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"

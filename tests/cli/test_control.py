@@ -1,0 +1,303 @@
+"""``maestro answer``, ``retry``, ``cancel`` and ``fork``, as processes, on runs of other processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive import Hive
+from maestro_hive.hive.runs import read_run
+from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.records import EntryKind
+from maestro_hive.maestro.state.views import open_waits
+from tests.cli.processes import answer, complaint, in_terminal_process, maestro
+from tests.cli.sample_runs import asks, entry, workflow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_PROGRAM = textwrap.dedent("""
+    import asyncio, sys
+    from dataclasses import dataclass
+    from pathlib import Path
+    from maestro_hive import ExecutionConfig, Hive
+    from maestro_hive.unified_execution import Level1Config, Level2Config
+
+    folder = Path(sys.argv[1])
+    config = ExecutionConfig(
+        level1=Level1Config(base_delay_seconds=0), level2=Level2Config(base_delay_seconds=0)
+    )
+    hive = Hive(folder, config)
+
+    @dataclass
+    class Plan:
+        size: int
+        note: str = ""
+
+    @hive.step(max_attempts=1)
+    async def build(part, factor=1):
+        print("building", part, flush=True)
+        if (folder.parent / "broken").exists() and part == "b":
+            raise ValueError("b does not fit")
+        return part * factor
+
+    @hive.workflow
+    async def assemble(factor=1):
+        return [await build("a"), await build("b", factor), await build("c")]
+
+    @hive.workflow
+    async def ask():
+        plan = await hive.wait_for("plan", type=Plan)
+        return [plan.size, plan.note, await hive.wait_for("approve", type=bool)]
+
+    async def main():
+        what, run_id = sys.argv[2:]
+        if what == "resume":
+            print(await hive.resume(run_id))
+        else:
+            print(await hive.run({"ask": ask, "assemble": assemble}[what], run_id=run_id))
+
+    asyncio.run(main())
+""")
+
+
+class World:
+    """A state folder, and programs that use it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.folder = place / "state"
+        self._started: list[subprocess.Popen[str]] = []
+        self._hive: Hive | None = None
+
+    def start(self, what: str, run_id: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", _PROGRAM, str(self.folder), what, run_id]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, what: str, run_id: str) -> tuple[int, str, str]:
+        process = self.start(what, run_id)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def maestro(self, *arguments: str) -> Any:
+        return maestro(*arguments, "--store", self.folder)
+
+    def status(self, run_id: str) -> str:
+        """Return where a run stands, as ``maestro runs`` says; without a process for each look."""
+        if self._hive is None and (self.folder / "journal.db").exists():
+            self._hive = Hive(self.folder)
+        runs = self._hive.runs() if self._hive is not None else []
+        return next((info.status for info in runs if info.run_id == run_id), "none")
+
+    def asks(self, run_id: str, name: str) -> bool:
+        """Return whether a run waits for this answer just now."""
+        if self.status(run_id) != "waiting" or self._hive is None:
+            return False
+        waits = open_waits(read_run(self._hive._open(), run_id))
+        return name in [facts_of(entry)["name"] for entry in waits]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline, "it takes too long"
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        if self._hive is not None:
+            self._hive.close()
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.end()
+
+
+def test_an_active_run_is_answered_and_a_wrong_answer_changes_nothing(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    for bad in ["large", "3", '{"size": "x"}', '{"note": "y"}', '{"size": 1, "colour": 2}']:
+        assert "plan" in complaint(world.maestro("answer", "r", "plan", bad), code=2)
+    done = world.maestro("answer", "r", "plan", '{"size": 3}')
+    assert done.returncode == 0, done.stderr
+    world.until(lambda: world.asks("r", "approve"))
+    assert "yes or no" in complaint(world.maestro("answer", "r", "approve", "perhaps"), code=2)
+    assert world.maestro("answer", "r", "approve", "yes").returncode == 0
+    out, err = life.communicate(timeout=30)
+    assert (life.returncode, out) == (0, "[3, '', True]\n"), err
+    events = world.maestro("events", "r").stdout
+    assert "answered" in events
+
+
+def test_a_run_that_no_process_executes_is_answered_once_and_continues(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    life.kill()
+    life.communicate()
+    assert world.maestro("answer", "r", "plan", '{"size": 1, "note": "n"}').returncode == 0
+    again = complaint(world.maestro("answer", "r", "plan", '{"size": 2}'), code=2)
+    assert "has its answer to 'plan' already" in again
+    assert world.maestro("answer", "r", "approve", "no", "--early").returncode == 0
+    assert world.run("ask", "r")[:2] == (0, "[1, 'n', False]\n")
+
+
+def test_an_unknown_question_or_run_is_named(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    message = complaint(world.maestro("answer", "r", "colour", "red"), code=2)
+    assert "does not wait for 'colour'; it waits for 'plan'" in message
+    assert "There is no run 'q'" in complaint(world.maestro("answer", "q", "plan", "1"), code=2)
+    message = complaint(world.maestro("answer", "r", "plan"), code=2)
+    assert "an object with" in message
+    life.kill()
+    life.communicate()
+
+
+def test_the_answer_is_asked_for_in_a_terminal(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    seen = in_terminal_process(
+        "answer", "r", "plan", "--store", world.folder, typed={"plan (": '{"size": 5}\r'}
+    )
+    assert seen.returncode == 0, seen.text
+    world.maestro("answer", "r", "approve", "y", "--early")
+    assert life.communicate(timeout=30)[0] == "[5, '', True]\n"
+
+
+@pytest.mark.parametrize("number", ["-5", "-0.5", "-1e3"])
+@pytest.mark.parametrize("order", ["last", "first", "marked"])
+def test_an_answer_may_be_a_negative_number(tmp_path: Path, number: str, order: str) -> None:
+    question = entry(EntryKind.WAIT_STARTED, name="n", what="answer", shape={"type": "number"})
+    workflow(tmp_path, "r", "waiting", question)
+    options = ["--store", str(tmp_path), "--by", "me"]
+    words = {
+        "last": ["r", "n", number, *options],
+        "first": [*options, "r", "n", number],
+        "marked": [*options, "r", "n", "--", number],
+    }[order]
+    done = maestro("answer", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"run r has its answer to n: {number}\n"
+
+
+def test_what_looks_like_an_option_and_is_no_number_is_still_wrong(tmp_path: Path) -> None:
+    workflow(tmp_path, "r", "waiting", asks("n"))
+    message = complaint(maestro("answer", "r", "n", "--earyl", "--store", tmp_path), code=2)
+    assert "--earyl" in message
+
+
+def test_a_failed_run_is_retried_and_its_completed_steps_are_not(world: World) -> None:
+    (world.place / "broken").touch()
+    code, out, err = world.run("assemble", "r")
+    assert (code, out) == (1, "building a\nbuilding b\nbuilding b\n")
+    assert "RunFailedError: run 'r' failed: HelpNeeded" in err
+    assert world.run("assemble", "r")[1] == ""
+    (world.place / "broken").unlink()
+    assert world.maestro("retry", "r").returncode == 0
+    assert world.status("r") == "pending"
+    assert world.run("assemble", "r")[:2] == (0, "building b\nbuilding c\n['a', 'b', 'c']\n")
+    assert "has succeeded" in complaint(world.maestro("retry", "r"), code=2)
+
+
+def test_retrying_a_run_that_is_being_executed_is_refused(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    assert f"process {life.pid}" in complaint(world.maestro("retry", "r"))
+    life.kill()
+    life.communicate()
+
+
+def test_an_active_run_is_cancelled_after_asking(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    assert "stdin is not a terminal" in complaint(world.maestro("cancel", "r"), code=2)
+    seen = in_terminal_process("cancel", "r", "--store", world.folder, typed={"[y/N]": "n\r"})
+    assert seen.returncode == 1
+    assert world.status("r") == "waiting"
+    done = world.maestro("cancel", "r", "--reason", "wrong page", "--yes")
+    assert done.returncode == 0, done.stderr
+    _, err = life.communicate(timeout=30)
+    assert "RunCancelledError: run 'r' was cancelled (wrong page)" in err
+    assert world.status("r") == "cancelled"
+    assert "is over already" in world.maestro("cancel", "r", "--yes").stdout
+
+
+def test_a_run_that_no_process_executes_is_cancelled_at_once(world: World) -> None:
+    life = world.start("ask", "r")
+    world.until(lambda: world.status("r") == "waiting")
+    life.kill()
+    life.communicate()
+    assert "run r is cancelled" in world.maestro("cancel", "r", "--yes").stdout
+    assert world.status("r") == "cancelled"
+
+
+def test_a_fork_runs_again_only_what_it_must(world: World) -> None:
+    world.run("assemble", "r")
+    done = world.maestro("fork", "r", "--from-step", "build#2", "--set", "factor=3", "--as", "s")
+    assert done.returncode == 0, done.stderr
+    assert world.status("s") == "pending"
+    assert world.run("resume", "s")[:2] == (0, "building b\n['a', 'bbb', 'c']\n")
+    shown = answer(world.maestro("show", "s", "--json"))
+    assert json.dumps(shown)
+
+
+def test_runs_and_show_agree(world: World) -> None:
+    def of_both(run_id: str) -> tuple[Any, Any]:
+        runs = answer(world.maestro("runs", "--json"))["runs"]
+        (listed,) = [run for run in runs if run["run_id"] == run_id]
+        shown = answer(world.maestro("show", run_id, "--json"))["run"]
+        names = [[wait["name"] for wait in run["waits_for"]] for run in (listed, shown)]
+        return (listed["status"], names[0]), (shown["status"], names[1])
+
+    world.run("assemble", "done")
+    before = answer(world.maestro("show", "done", "--json"))["run"]
+    world.maestro("fork", "done", "--from-step", "build#2", "--as", "forked")
+    listed, shown = of_both("forked")
+    assert listed == shown
+    forked = answer(world.maestro("show", "forked", "--json"))["run"]
+    assert forked["started_at"] > before["updated_at"]
+    assert forked["updated_at"] >= forked["started_at"]
+    life = world.start("ask", "asking")
+    world.until(lambda: world.status("asking") == "waiting")
+    life.kill()
+    life.communicate()
+    assert of_both("asking") == (("waiting", ["plan"]), ("waiting", ["plan"]))
+    assert world.maestro("retry", "asking").returncode == 0
+    listed, shown = of_both("asking")
+    assert listed == shown
+
+
+def test_a_setting_that_is_no_json_of_ours_is_text(world: World) -> None:
+    world.run("assemble", "r")
+    for number, text in enumerate(["9" * 5000, "[" * 100_000, "NaN", "-Infinity", "1e999", "a b"]):
+        done = world.maestro("fork", "r", "--set", f"factor={text}", "--as", f"s{number}")
+        assert done.returncode == 0, done.stderr[-300:]
+        shown = answer(world.maestro("show", f"s{number}", "--json"))["run"]
+        assert text in json.dumps(shown["input"])
+
+
+def test_a_fork_that_cannot_be_made_is_an_error_with_the_reason(world: World) -> None:
+    world.run("assemble", "r")
+    for arguments, message in [
+        (["--from-step", "nail"], "has no step 'nail'; it has: build"),
+        (["--set", "colour=1"], "has no parameter colour; it has: factor"),
+        (["--set", "factor"], "--set takes NAME=VALUE"),
+        (["--as", "r"], "there is a run 'r' already"),
+    ]:
+        assert message in complaint(world.maestro("fork", "r", *arguments), code=2)

@@ -1,0 +1,147 @@
+"""Every kind of entry is folded, is an event, is shown, and survives an export."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive.maestro.state import codec, run_view
+from maestro_hive.maestro.state.events import EVENTS, EventReader, describe, to_dict
+from maestro_hive.maestro.state.memory import MemoryStore
+from maestro_hive.maestro.state.projections import FOLDED, fold
+from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, RunRecord
+from maestro_hive.maestro.state.run_document import CopiedEntries, read_run, write_snapshot
+from maestro_hive.maestro.state.store import Append
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from maestro_hive.maestro.state.store import Store
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+STEP = b"s" * 32
+
+#: An entry of each kind, as it is written: a new kind is given one here.
+EXAMPLES: dict[EntryKind, dict[str, Any]] = {
+    EntryKind.ATTEMPT_STARTED: {"step": 2, "attempt": 1, "name": "b", "persona": "q"},
+    EntryKind.ATTEMPT_FAILED: {"step": 1, "attempt": 1, "error": {"type": "E", "message": "m"}},
+    EntryKind.STEP_COMPLETED: {"step": 1, "attempt": 1, "value": "made"},
+    EntryKind.PROGRESS_SAVED: {"step": 1, "attempt": 1, "value": {"current_step": 1}},
+    EntryKind.MEMORY_SAVED: {"persona": "p", "value": {"a": 1}},
+    EntryKind.HISTORY_APPENDED: {"persona": "p", "value": "item"},
+    EntryKind.SPENT: {"step": 1, "attempt": 1, "persona": "p", "tokens": 5},
+    EntryKind.ROUND_FAILED: {"identity": STEP, "report": {"details": "d"}},
+    EntryKind.ESCALATED: {"identity": STEP, "ticket": "MD-1", "report": {"details": "d"}},
+    EntryKind.FIELDS_SET: {"value": {"phase": "late"}},
+    EntryKind.TASK_PENDING: {"task": "t"},
+    EntryKind.TASK_COMPLETED: {"task": "t", "value": {"file": "f"}},
+    EntryKind.RETRY_COUNTED: {"persona": "p"},
+    EntryKind.PERSONA_SET: {"persona": "p", "value": {"mood": "good"}},
+    EntryKind.RESTORED: {"from": "copy.json", "saved_at": "2030"},
+    EntryKind.RETRIED: {"identity": STEP},
+    EntryKind.RUN_STARTED: {"workflow": "build", "value": {"args": []}},
+    EntryKind.RUN_ENDED: {"status": "failed", "error": {"type": "E", "message": "m"}},
+    EntryKind.WAIT_STARTED: {"identity": b"w" * 32, "name": "go", "what": "answer"},
+    EntryKind.WAIT_ENDED: {"identity": b"w" * 32, "name": "go", "how": "answered"},
+    EntryKind.CHILD_STARTED: {"identity": b"c" * 32, "run_id": "part", "workflow": "part"},
+}
+FIRST = (EntryKind.ATTEMPT_STARTED, {"step": 1, "attempt": 1, "name": "a", "persona": "p"})
+
+
+def new_entry(kind: EntryKind, example: dict[str, Any]) -> NewEntry:
+    facts = dict(example)
+    step, attempt = facts.pop("step", 0), facts.pop("attempt", 0)
+    identity = facts.pop("identity", STEP if kind is EntryKind.ATTEMPT_STARTED else None)
+    value = codec.encode(facts.pop("value")) if "value" in facts else None
+    told = codec.dump_canonical(facts) if facts else None
+    return NewEntry(kind, step, attempt, told, value, "", identity)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    store = MemoryStore()
+    yield store
+    store.close()
+
+
+def recorded(store: Store, kind: EntryKind) -> list[Entry]:
+    """Return the entries of a run with a step, and one of this kind behind it."""
+    hold = store.acquire_run("run")
+    store.append([Append(hold, [new_entry(*FIRST), new_entry(kind, EXAMPLES[kind])])])
+    return list(store.entries(hold.run))
+
+
+def shown(store: Store, entries: list[Entry]) -> str:
+    record = RunRecord(
+        id=1, name="run", workflow="", status="pending", created_at=NOW, updated_at=NOW
+    )
+    run = run_view.RecordedRun(
+        record=record,
+        entries=entries,
+        state=fold(entries, store.load),
+        lease=None,
+        load=store.load,
+        now=NOW,
+    )
+    view = run_view.run_view(
+        run, most_steps=50, most_events=10, answered=(), child_status=lambda _: None
+    )
+    return json.dumps(run_view.to_dict(view), default=str)
+
+
+def test_no_kind_was_forgotten_here() -> None:
+    assert set(EXAMPLES) == set(EntryKind)
+
+
+@pytest.mark.parametrize("kind", EntryKind, ids=lambda kind: kind.name)
+def test_a_kind_is_folded(store: Store, kind: EntryKind) -> None:
+    first, entry = recorded(store, kind)
+    assert kind in FOLDED
+    before, after = fold([first], store.load), fold([first, entry], store.load)
+    before.seq, before.updated_at = after.seq, after.updated_at
+    assert after != before
+
+
+@pytest.mark.parametrize("kind", EntryKind, ids=lambda kind: kind.name)
+def test_a_kind_is_an_event_with_a_text(store: Store, kind: EntryKind) -> None:
+    first, entry = recorded(store, kind)
+    assert kind in EVENTS
+    reader = EventReader("run", store.load)
+    reader.read(first)
+    event = reader.read(entry)
+    assert event is not None
+    assert describe(event)
+    assert json.loads(json.dumps(to_dict(event)))["seq"] == entry.seq
+
+
+@pytest.mark.parametrize("kind", EntryKind, ids=lambda kind: kind.name)
+def test_a_kind_is_shown(store: Store, kind: EntryKind) -> None:
+    first, entry = recorded(store, kind)
+    event = EventReader("run", store.load).read(entry)
+    assert event is not None
+    without, with_it = shown(store, [first]), shown(store, [first, entry])
+    assert with_it != without
+    assert f'"event": "{to_dict(event)["event"]}", "seq": {entry.seq}' in with_it
+
+
+@pytest.mark.parametrize("kind", EntryKind, ids=lambda kind: kind.name)
+def test_a_kind_survives_an_export(store: Store, kind: EntryKind) -> None:
+    if kind is EntryKind.RESTORED:  # entries before it are not exported, and it is not
+        return
+    entries = recorded(store, kind)
+    record = store.run("run")
+    assert record is not None
+    text = write_snapshot(store, record.id, "run", entries, {}, "2030", 1)
+    copy = read_run("a file", json.loads(text))
+    mark, *copied = list(CopiedEntries(copy))
+    assert mark.kind is EntryKind.RESTORED
+    assert [_comparable(each) for each in copied] == [_comparable(each) for each in entries]
+
+
+def _comparable(entry: Entry | NewEntry) -> tuple[Any, ...]:
+    value = entry.value.data if isinstance(entry.value, codec.Encoded) else entry.value
+    facts = json.loads(entry.facts) if entry.facts else None
+    return int(entry.kind), entry.step, entry.attempt, facts, value, entry.identity, entry.at
