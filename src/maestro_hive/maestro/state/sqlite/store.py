@@ -214,7 +214,7 @@ class SqliteStore(JournalReader):
             file.sync(commit)
         if commit >= file.log_check_due:
             self._check_log()
-        if self.notifications:
+        if self.notifications.active:
             self._notify(appends, outcome)
         return outcome
 
