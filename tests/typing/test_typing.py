@@ -62,7 +62,7 @@ async def build(feature: str) -> list[str]:
     many: list[int] = await asyncio.gather(design("x"), design("y"))  # E: assignment
     design("not awaited")  # E: unused-coroutine
     (await measure("x")).upper()  # E: attr-defined
-    design.persona  # E: attr-defined
+    design.persona_name  # E: attr-defined
     (await hive.wait_for("n", type=int)).upper()  # E: attr-defined
     await hive.sleep("long")  # E: arg-type
     current().memry  # E: attr-defined

@@ -163,7 +163,11 @@ class Copier:
 
     def flush_all(self) -> None:
         """Write what was requested, at the end of the process."""
-        for store in {id(job.store): job.store for job in list(self._jobs.values())}.values():
+        with self._condition:
+            stores = {id(job.store): job.store for job in self._jobs.values()}
+            if self._writing is not None:
+                stores[id(self._writing)] = self._writing
+        for store in stores.values():
             self.flush(store)
 
     def _serve(self) -> None:
