@@ -25,7 +25,7 @@ from maestro_hive.kernel.errors import (
 from maestro_hive.maestro.state import run_document
 from maestro_hive.maestro.state.projections import fold
 from maestro_hive.maestro.state.records import from_micros
-from maestro_hive.maestro.state.run_document import CopiedEntries, read_run, write_snapshot
+from maestro_hive.maestro.state.run_document import CopiedEntries, RunText, read_run
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.maestro.state.views import plain_values, show_fields
 
@@ -69,7 +69,7 @@ def _export(reader: Reader, record: RunRecord) -> ExportedRun:
         fields["status"] = record.status
     saved_at = reader.clock.now().isoformat()
     fence = state.fence_floor + (lease.fence if lease is not None else 0)
-    run = write_snapshot(reader, record.id, record.name, entries, fields, saved_at, fence)
+    run = RunText(reader, record.id, record.name, entries, fields, saved_at, fence)
     text = run_document.seal(KIND, {}, raw={"run": run})
     if len(text) > files.MAX_FILE_BYTES:
         raise StorageError(

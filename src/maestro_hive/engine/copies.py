@@ -16,7 +16,7 @@ from maestro_hive.kernel.errors import DocumentCorruptError, FolderError, Maestr
 from maestro_hive.kernel.process import PerProcess, run_at_exit
 from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager
-from maestro_hive.maestro.state.run_document import RunCopy, read_run
+from maestro_hive.maestro.state.run_document import RunCopy, RunText, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,14 +62,14 @@ class RunCopies:
         """Return the highest fencing number that a checkpoint of the run carries."""
         return self.checkpoints.highest_fence(self._run_id)
 
-    def write_state(self, run: bytes) -> None:
+    def write_state(self, run: RunText) -> None:
         """Write ``execution_state.json``: the run as of now."""
         if self._state_dir is None:
             return
         folder = files.make_folder_inside(self._state_dir, "runs", self._run_id)
-        files.write_atomically(folder / FILE, documents.seal(KIND, {}, raw={"run": run}))
+        files.write_atomically(folder / FILE, documents.seal_in_chunks(KIND, {}, raw={"run": run}))
 
-    def write_checkpoint(self, checkpoint_id: str, run: bytes, fence: int) -> None:
+    def write_checkpoint(self, checkpoint_id: str, run: RunText, fence: int) -> None:
         """Write the run as a checkpoint of this id."""
         self.checkpoints.write(self._run_id, checkpoint_id, run, fence=fence)
 

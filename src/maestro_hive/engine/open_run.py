@@ -21,7 +21,7 @@ from maestro_hive.kernel.errors import FencedError, StorageError
 from maestro_hive.maestro.state.projections import RunState, fold
 from maestro_hive.maestro.state.recorder import Recorder, recorder_for
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros
-from maestro_hive.maestro.state.run_document import CopiedEntries, write_snapshot
+from maestro_hive.maestro.state.run_document import CopiedEntries, RunText
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.maestro.state.views import show_fields
@@ -327,7 +327,7 @@ class OpenRun:
             if not self.closed:
                 self.write_copy()
 
-    def write_copy(self, document: bytes | None = None) -> None:
+    def write_copy(self, document: RunText | None = None) -> None:
         """Write ``execution_state.json``, and plan the next time by what it cost."""
         started = time.monotonic()
         self.copies.write_state(document or self.as_document())
@@ -341,7 +341,7 @@ class OpenRun:
         pause = max(interval, cost * _COPY_COST_FACTOR) if interval else float("inf")
         self._copy_due = started + pause
 
-    def as_document(self) -> bytes:
+    def as_document(self) -> RunText:
         """Return the whole run as JSON."""
         self.check_lease()
         self.catch_up()
@@ -419,7 +419,7 @@ def copy_finished(config: StateConfig, store: Store, run_id: str, fence: int) ->
 
 def document_of(
     store: Store, run: int, entries: list[Entry], state: RunState, run_id: str, fence: int
-) -> bytes:
+) -> RunText:
     """Return a whole run as JSON."""
     fields = {
         "workflow_id": run_id,
@@ -428,4 +428,4 @@ def document_of(
         "updated_at": from_micros(state.updated_at).isoformat(),
     }
     saved_at = store.clock.now().isoformat()
-    return write_snapshot(store, run, run_id, entries, fields, saved_at, fence)
+    return RunText(store, run, run_id, entries, fields, saved_at, fence)

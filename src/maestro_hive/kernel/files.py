@@ -21,14 +21,17 @@ from maestro_hive.kernel.errors import (
     DocumentCorruptError,
     FolderError,
     InvalidIdentifierError,
+    MaestroError,
     StorageError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 #: The largest document that is read into memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024
+#: How many bytes are collected for one write.
+_WRITE_BYTES = 64 * 1024
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}", re.ASCII)
 
@@ -105,8 +108,8 @@ def sync_folder(folder: Path) -> None:
 # --- whole files -----------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path``, wholly and durably, or raise and leave what was there."""
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Put ``data``, whole or in chunks, at ``path``, completely and durably, or change nothing."""
     temporary = f".{path.name[:50]}.{secrets.token_hex(8)}.tmp"  # 50 may be 200 bytes
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -119,7 +122,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         except BaseException as error:  # also Ctrl+C must not leave half a file behind
             with contextlib.suppress(OSError, ValueError):
                 os.unlink(temporary, dir_fd=folder)
-            if isinstance(error, OSError | ValueError):
+            if isinstance(error, OSError | ValueError) and not isinstance(error, MaestroError):
                 raise AtomicWriteError(path, reason_of(error)) from error
             raise
         try:
@@ -131,20 +134,38 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def _write_new(folder: int, name: str, data: bytes) -> None:
+def _write_new(folder: int, name: str, data: bytes | Iterable[bytes]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         os.fchmod(fd, 0o600)
-        rest = memoryview(data)
-        while rest:
-            written = os.write(fd, rest)
-            if not written:
-                raise OSError(errno.EIO, "the disk takes no more bytes")
-            rest = rest[written:]
+        for chunk in _of_good_size([data] if isinstance(data, bytes) else data):
+            _write_chunk(fd, chunk)
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _of_good_size(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in chunks that are worth a system call."""
+    waiting: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        waiting.append(chunk)
+        size += len(chunk)
+        if size >= _WRITE_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    yield b"".join(waiting)
+
+
+def _write_chunk(fd: int, chunk: bytes) -> None:
+    rest = memoryview(chunk)
+    while rest:
+        written = os.write(fd, rest)
+        if not written:
+            raise OSError(errno.EIO, "the disk takes no more bytes")
+        rest = rest[written:]
 
 
 def create_private(path: Path) -> None:

@@ -370,7 +370,7 @@ def test_a_file_with_a_lower_fence_is_not_the_newest_however_late_it_comes(
 
 def test_a_name_tells_all_that_retention_needs_also_with_large_numbers(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
-    written = folder.write("w", "a.b:c-d_e", b"text", fence=1_234_567, expires=1_893_456_000)
+    written = folder.write("w", "a.b:c-d_e", [b"te", b"xt"], fence=1_234_567, expires=1_893_456_000)
     assert written == CheckpointName(1_234_567, 1, 1_893_456_000, "a.b:c-d_e")
     assert folder.names("w") == [written]
     assert folder.read("w", written) == b"text"

@@ -13,7 +13,7 @@ from maestro_hive.maestro.state.events import EVENTS, EventReader, describe, to_
 from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import FOLDED, fold
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, RunRecord
-from maestro_hive.maestro.state.run_document import CopiedEntries, read_run, write_snapshot
+from maestro_hive.maestro.state.run_document import CopiedEntries, RunText, read_run
 from maestro_hive.maestro.state.store import Append
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def test_a_kind_survives_an_export(store: Store, kind: EntryKind) -> None:
     entries = recorded(store, kind)
     record = store.run("run")
     assert record is not None
-    text = write_snapshot(store, record.id, "run", entries, {}, "2030", 1)
-    copy = read_run("a file", json.loads(text))
+    text = RunText(store, record.id, "run", entries, {}, "2030", 1)
+    copy = read_run("a file", json.loads(b"".join(text)))
     mark, *copied = list(CopiedEntries(copy))
     assert mark.kind is EntryKind.RESTORED
     assert [_comparable(each) for each in copied] == [_comparable(each) for each in entries]

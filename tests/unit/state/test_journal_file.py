@@ -521,3 +521,10 @@ def in_a_forked_child(action: Callable[[], object]) -> str:
     said = os.read(reading, 100).decode()
     os.close(reading)
     return said
+
+
+def test_a_read_does_not_wait_for_one_that_takes_long(store: SqliteStore) -> None:
+    store.acquire_run("run-1")
+    with store._file._read_mutex:  # as a long read of another thread holds it
+        assert [run.name for run in store.runs()] == ["run-1"]
+        assert store.run("run-1") is not None

@@ -32,7 +32,7 @@ from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state import run_document as documents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from maestro_hive.maestro.state.codec import Json
 
@@ -102,7 +102,7 @@ class CheckpointFolder:
         self,
         workflow_id: str,
         checkpoint_id: str,
-        text: bytes,
+        text: Iterable[bytes],
         *,
         fence: int | None,
         expires: int | None,
@@ -117,7 +117,7 @@ class CheckpointFolder:
                 fence = max((name.fence for name in names), default=0)
             name = CheckpointName(fence, version, expires, checkpoint_id)
             if self.root is None:
-                self._memory.setdefault(workflow_id, {})[name] = text
+                self._memory.setdefault(workflow_id, {})[name] = b"".join(text)
             else:
                 folder = files.make_folder_inside(self.root, workflow_id)
                 files.write_atomically(folder / name.file, text)
@@ -328,17 +328,17 @@ class CheckpointManager:
         self,
         workflow_id: str,
         checkpoint_id: str,
-        state: Json | bytes,
+        state: Json | documents.RunText,
         *,
         ttl: float | timedelta | None = None,
         fence: int | None = None,
     ) -> tuple[CheckpointName, datetime]:
-        """Write plain JSON, or its text, as a checkpoint, and let the oldest go."""
+        """Write plain JSON, or a run, as a checkpoint, and delete the oldest ones."""
         files.check_identifier(workflow_id, "workflow id")
         files.check_identifier(checkpoint_id, "checkpoint id")
         now = self._clock.now()
         expires = self._expiry(ttl, now)
-        text = documents.seal(
+        text = documents.seal_in_chunks(
             KIND,
             {
                 "checkpoint_id": checkpoint_id,
@@ -346,7 +346,7 @@ class CheckpointManager:
                 "created_at": now.isoformat(),
                 "expires_at": None if expires is None else _moment(expires).isoformat(),  # type: ignore[union-attr]
             },
-            raw={"state": state if isinstance(state, bytes) else codec.dump(state)},
+            raw={"state": state if isinstance(state, documents.RunText) else codec.dump(state)},
         )
         try:
             name = self._folder.write(

@@ -1,14 +1,17 @@
-"""A JSON document that proves itself: one object, its format, and a SHA-256 over all of it.
+"""A JSON document with a SHA-256, and a whole run as such a document.
 
 The text is ``{"document":{…},"sha256":"…"}`` and a line feed; the digest is that of the bytes of
-``{…}`` exactly as they stand. So any change to any byte is found, and anybody can check a file
-with a JSON parser and a hash function (docs/storage-format.md shows how).
+``{…}`` exactly as they stand. So any change to any byte is found, and a file can be checked with a
+JSON parser and a hash function (docs/storage-format.md shows how).
+
+Documents are written in chunks, so that a run of 100,000 steps needs little memory, and a thread
+that writes one never holds the interpreter for long.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
@@ -24,10 +27,10 @@ from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
 from maestro_hive.maestro.state.views import show_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from maestro_hive.maestro.state.codec import Json
-    from maestro_hive.maestro.state.store import Reader, RunLease, Store
+    from maestro_hive.maestro.state.store import Reader
 
 #: The format of the documents this version writes, and the newest it reads.
 DOCUMENT_FORMAT = 1
@@ -37,23 +40,55 @@ _MIDDLE = b',"sha256":"'
 _TAIL = b'"}\n'
 _DIGEST_LENGTH = 64
 
+#: How many entries, or items of a field, are encoded at a time.
+_CHUNK_ITEMS = 500
 
-def seal(kind: str, body: dict[str, Json], raw: dict[str, bytes] | None = None) -> bytes:
+#: What reading a document of the wrong content may raise.
+_WRONG = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+def seal(
+    kind: str, body: dict[str, Json], raw: Mapping[str, bytes | Iterable[bytes]] | None = None
+) -> bytes:
     """Return the text of a document with these members; ``raw`` ones are JSON text already."""
-    texts = {name: codec.dump(value) for name, value in body.items()}
+    return b"".join(seal_in_chunks(kind, body, raw))
+
+
+def seal_in_chunks(
+    kind: str, body: dict[str, Json], raw: Mapping[str, bytes | Iterable[bytes]] | None = None
+) -> Iterator[bytes]:
+    """Yield the text of a document piece by piece."""
+    texts: dict[str, bytes | Iterable[bytes]] = {
+        name: codec.dump(value) for name, value in body.items()
+    }
     texts |= raw or {}
     texts["format"] = b"%d" % DOCUMENT_FORMAT
     texts["kind"] = codec.dump_canonical(kind)
-    members = (codec.dump_canonical(name) + b":" + texts[name] for name in sorted(texts))
-    document = b"{" + b",".join(members) + b"}"
-    digest = hashlib.sha256(document).hexdigest().encode()
-    return b"".join((_HEAD, document, _MIDDLE, digest, _TAIL))
+    digest = hashlib.sha256()
+    yield _HEAD
+    for chunk in _members(texts):
+        digest.update(chunk)
+        yield chunk
+    yield _MIDDLE + digest.hexdigest().encode() + _TAIL
+
+
+def _members(texts: Mapping[str, bytes | Iterable[bytes]]) -> Iterator[bytes]:
+    before = b"{"
+    for name in sorted(texts):
+        yield before + codec.dump_canonical(name) + b":"
+        text = texts[name]
+        if isinstance(text, bytes):
+            yield text
+        else:
+            yield from text
+        before = b","
+    yield b"}"
 
 
 def unseal(text: bytes, kind: str, name: str, *, verify: bool = True) -> dict[str, Json]:
     """Return the members of a document, or raise an error that says what is wrong with it.
 
-    ``verify=False`` leaves the digest unchecked, for callers who were asked to; all else holds.
+    ``verify=False`` leaves the digest unchecked; everything else is checked.
     """
     end = len(text) - len(_TAIL) - _DIGEST_LENGTH
     middle = end - len(_MIDDLE)
@@ -64,7 +99,7 @@ def unseal(text: bytes, kind: str, name: str, *, verify: bool = True) -> dict[st
         and text[middle:end] == _MIDDLE
     )
     if not whole:
-        raise DocumentCorruptError(name, "it is torn, or not a document of ours")
+        raise DocumentCorruptError(name, "it is torn, or not a document of maestro-hive")
     document = text[len(_HEAD) : middle]
     if verify and hashlib.sha256(document).hexdigest().encode() != text[end : -len(_TAIL)]:
         raise DocumentCorruptError(name, "its SHA-256 does not match: it was altered")
@@ -88,12 +123,12 @@ def _check_members(document: bytes, kind: str, name: str) -> dict[str, Json]:
     return cast("dict[str, Json]", body)
 
 
-# --- run_document ---
+# --- runs ---
 
 
 _NAMES = {kind.value: kind.name.lower() for kind in EntryKind}
 _KINDS = {kind.name.lower(): kind for kind in EntryKind}
-#: What facts are that somebody counts with or looks into; None stands for each of them.
+#: The types of facts that are computed with or read; each may also be None.
 _FACTS: dict[str, Any] = {
     **dict.fromkeys(("name", "persona", "task", "workflow", "parent", "run_id", "status"), str),
     **dict.fromkeys(("forked_from", "from_step", "what", "how", "reason", "ticket"), str),
@@ -107,7 +142,7 @@ _FACTS: dict[str, Any] = {
 
 
 class RunCopy(NamedTuple):
-    """A run read from a document: where it came from, and what it holds."""
+    """A run read from a document: its source and its members."""
 
     source: str
     saved_at: str
@@ -116,48 +151,93 @@ class RunCopy(NamedTuple):
     body: dict[str, Any]
 
 
-def write_run(
-    store: Store, hold: RunLease, fields: dict[str, Any], saved_at: str, fence: int
-) -> bytes:
-    """Return a run as canonical JSON members; ``fields`` is what people want to see first."""
-    entries = store.entries(hold.run)
-    return write_snapshot(store, hold.run, hold.name, entries, fields, saved_at, fence)
+class RunText(Iterable[bytes]):
+    """A run as JSON text, in chunks; it may be iterated more than once.
 
-
-def write_snapshot(
-    store: Reader,
-    run: int,
-    name: str,
-    entries: list[Entry],
-    fields: dict[str, Any],
-    saved_at: str,
-    fence: int,
-) -> bytes:
-    """Return what ``write_run`` does, of all entries up to some moment; nobody has to hold the run.
-
-    Entries are only ever added, so the values that these refer to are still there.
+    ``entries`` are all entries of the run up to some moment, ``fields`` what people read first.
+    The run's lease is not needed: entries are only ever added, so the values that these refer to
+    are still there.
     """
-    texts = b",".join(_entry_text(entry) for entry in effective_entries(entries))
-    values = b",".join(
-        b'"%s":%s' % (value.sha256.hex().encode(), _value_text(value.base, value.data))
-        for value in store.values_of(run)
-    )
-    return (
-        b'{"entries":[%s],"fence":%d,"saved_at":"%s","seq":%d,"state":%s,"values":{%s},'
-        b'"workflow_id":"%s"}'
-    ) % (
-        texts,
-        fence,
-        saved_at.encode(),
-        entries[-1].seq if entries else 0,
-        codec.encode(fields, "state", depth=codec.WHOLE_DEPTH).data,
-        values,
-        name.encode(),
-    )
+
+    def __init__(
+        self,
+        store: Reader,
+        run: int,
+        name: str,
+        entries: Sequence[Entry],
+        fields: dict[str, Any],
+        saved_at: str,
+        fence: int,
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._name = name
+        self._entries = entries
+        self._state = list(_field_chunks(fields))  # now: they may change later
+        self._saved_at = saved_at
+        self._fence = fence
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the text piece by piece."""
+        last = self._entries[-1].seq if self._entries else 0
+        yield b'{"entries":['
+        yield from _entry_chunks(effective_entries(self._entries))
+        yield b'],"fence":%d,"saved_at":"%s","seq":%d,"state":{' % (
+            self._fence,
+            self._saved_at.encode(),
+            last,
+        )
+        yield from self._state
+        yield b'},"values":{'
+        before = b'"'
+        for value in self._store.values_of(self._run):
+            yield before + value.sha256.hex().encode() + b'":'
+            yield _value_text(value.base, value.data)
+            before = b',"'
+        yield b'},"workflow_id":"%s"}' % self._name.encode()
+
+
+def _entry_chunks(entries: Sequence[Entry]) -> Iterator[bytes]:
+    for start in range(0, len(entries), _CHUNK_ITEMS):
+        chunk = b",".join(map(_entry_text, entries[start : start + _CHUNK_ITEMS]))
+        yield b"," + chunk if start else chunk
+
+
+def _field_chunks(fields: dict[str, Any]) -> Iterator[bytes]:
+    """Yield the members of an object whose keys are texts, long lists and objects in parts."""
+    before = b""
+    for name in sorted(fields):
+        yield before + codec.dump_canonical(name) + b":"
+        yield from _value_chunks(fields[name], f"state.{name}")
+        before = b","
+
+
+def _value_chunks(value: Any, path: str) -> Iterator[bytes]:
+    parts: Iterator[Any]
+    if type(value) is list and len(value) > _CHUNK_ITEMS:
+        starts = range(0, len(value), _CHUNK_ITEMS)
+        parts, brackets = (value[start : start + _CHUNK_ITEMS] for start in starts), b"[]"
+    elif type(value) is dict and len(value) > _CHUNK_ITEMS and _has_plain_keys(value):
+        items = list(value.items())
+        starts = range(0, len(items), _CHUNK_ITEMS)
+        parts, brackets = (dict(items[start : start + _CHUNK_ITEMS]) for start in starts), b"{}"
+    else:
+        yield codec.encode(value, path, depth=codec.WHOLE_DEPTH).data
+        return
+    before = brackets[:1]
+    for part in parts:
+        yield before + codec.encode(part, path, depth=codec.WHOLE_DEPTH).data[1:-1]
+        before = b","
+    yield brackets[1:]
+
+
+def _has_plain_keys(value: dict[Any, Any]) -> bool:
+    """Return whether an object is encoded as an object, and not as tagged pairs."""
+    return all(type(key) is str and key != "$" for key in value)
 
 
 def _entry_text(entry: Entry) -> bytes:
-    # Written by hand, because facts and value are canonical JSON already.
+    # Written by hand, because facts and value are JSON already.
     value = b',"value":%s' % entry.value if entry.value is not None else b""
     return (
         b'{"at":%d,"attempt":%d,"facts":%s,"identity":%s,"kind":"%s","seq":%d,"sha256":%s,'
@@ -188,7 +268,7 @@ def _value_text(base: bytes | None, data: bytes) -> bytes:
 def read_run(
     source: str, body: dict[str, Json], load: Callable[[Entry], bytes | None] = attrgetter("value")
 ) -> RunCopy:
-    """Check that a document's members are those of a run, whose values ``load`` gives."""
+    """Check that a document's members are those of a run, whose values ``load`` returns."""
     match body:
         case {
             "workflow_id": str(),
@@ -201,12 +281,12 @@ def read_run(
             copy = RunCopy(source, saved_at, fence, seq, body)
         case _:
             raise DocumentCorruptError(source, "it lacks members that every run has")
-    _rehearse(copy, load)
+    _check_run(copy, load)
     return copy
 
 
-def _rehearse(copy: RunCopy, load: Callable[[Entry], bytes | None]) -> None:
-    """Add the entries up, so that nothing is resumed from that could not be opened again."""
+def _check_run(copy: RunCopy, load: Callable[[Entry], bytes | None]) -> None:
+    """Fold the entries, so that a run is only resumed from what can be opened again."""
     state = RunState()
     try:
         for seq, new in enumerate(CopiedEntries(copy), start=1):
@@ -216,12 +296,12 @@ def _rehearse(copy: RunCopy, load: Callable[[Entry], bytes | None]) -> None:
         shown = show_run(state, "", load)
     except DocumentCorruptError:
         raise
-    except (CorruptionError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        reason = f"its entries do not add up to a run: {type(error).__name__} {error}"
+    except (CorruptionError, *_WRONG) as error:
+        reason = f"its entries do not make a run: {type(error).__name__} {error}"
         raise DocumentCorruptError(copy.source, reason) from error
     wrong = [name for name, make in FIELDS.items() if type(shown[name]) is not type(make())]
     if wrong:
-        raise DocumentCorruptError(copy.source, f"its {', '.join(wrong)} cannot be what they are")
+        raise DocumentCorruptError(copy.source, f"its {', '.join(wrong)} have the wrong type")
 
 
 class CopiedEntries(Sequence[NewEntry]):
@@ -232,7 +312,7 @@ class CopiedEntries(Sequence[NewEntry]):
         self._entries: list[Json] = copy.body["entries"]
         self._values: dict[str, Json] = copy.body["values"]
         facts: dict[str, Json] = {"from": copy.source, "saved_at": copy.saved_at}
-        if journal_lost:  # fencing numbers begin anew: files from now on must still be the newest
+        if journal_lost:  # fencing numbers start over: files from now on must still be the newest
             facts["fence"] = copy.fence
         self._facts = codec.dump_canonical(facts)
         self._last: tuple[str, bytes] = ("", b"")
@@ -256,7 +336,7 @@ class CopiedEntries(Sequence[NewEntry]):
         written = self._entries[index - 1]  # whose IndexError ends an iteration
         try:
             return self._entry(written)
-        except (LookupError, TypeError, ValueError) as error:
+        except _WRONG as error:
             reason = f"entries[{index - 1}] is not an entry: {error}"
             raise DocumentCorruptError(self._source, reason) from error
 
@@ -283,7 +363,7 @@ class CopiedEntries(Sequence[NewEntry]):
         return codec.Encoded(data, bytes.fromhex(digest))
 
     def _large(self, digest: str) -> bytes:
-        """Put a large value together; the last one made is at hand, and usually the base."""
+        """Put a large value together; the last one made is in memory, and usually the base."""
         at = digest
         pieces: deltas.Pieces | None = None
         for _ in range(len(self._values) + 1):
@@ -307,14 +387,14 @@ class CopiedEntries(Sequence[NewEntry]):
 
 def _integer(value: Json) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(f"{str(value)[:40]} is not a number of ours")
+        raise ValueError(f"{str(value)[:40]} is not a valid number")
     return value
 
 
 def _checked(facts: Json, expected: dict[str, Any]) -> dict[str, Json]:
-    """Return facts, if those that are more than shown are what they are taken for."""
+    """Return facts, if those that are computed with have the expected types."""
     if type(facts) is not dict:
-        raise TypeError("its facts are no object")
+        raise TypeError("its facts are not an object")
     for name in facts.keys() & expected.keys():
         fact, kind = facts[name], expected[name]
         if fact is None:

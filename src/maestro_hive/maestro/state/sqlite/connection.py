@@ -191,6 +191,8 @@ class JournalFile:
         self.pid = os.getpid()
         self._busy_seconds = busy_seconds
         self._read_mutex = threading.Lock()
+        self._second_mutex = threading.Lock()
+        self._second_reader: apsw.Connection | None = None
         self._sync_mutex = threading.Lock()
         self._synced = 0
         self._failure: str | None = None
@@ -406,14 +408,31 @@ class JournalFile:
     # --- reading ---
 
     def rows(self, sql: str, bindings: Row = ()) -> list[Row]:
-        """Run a query on the reading connection and return all of it."""
+        """Run a query and return all of it; a second one need not wait for one that takes long."""
         self.check_process()
-        with self._read_mutex:
-            self._check_usable()
+        if self._read_mutex.acquire(blocking=False):
             try:
-                return self._reader.execute(sql, bindings).fetchall()
-            except apsw.Error as error:
-                raise self._explain(error) from error
+                return self._rows(self._reader, sql, bindings)
+            finally:
+                self._read_mutex.release()
+        with self._second_mutex:
+            self._check_usable()
+            if self._second_reader is None:
+                self._second_reader = self._connect_again()
+            return self._rows(self._second_reader, sql, bindings)
+
+    def _rows(self, db: apsw.Connection, sql: str, bindings: Row) -> list[Row]:
+        self._check_usable()
+        try:
+            return db.execute(sql, bindings).fetchall()
+        except apsw.Error as error:
+            raise self._explain(error) from error
+
+    def _connect_again(self) -> apsw.Connection:
+        try:
+            return self._connect()
+        except apsw.Error as error:
+            raise self._explain(error) from error
 
     # --- the log ---
 
@@ -505,10 +524,12 @@ class JournalFile:
         """Close; what was committed is in the log or the database."""
         if os.getpid() != self.pid:
             return
-        with self.mutex, self._read_mutex, self._sync_mutex:
+        with self.mutex, self._read_mutex, self._second_mutex, self._sync_mutex:
             if self._closed:
                 return
             self._closed = True
+            if self._second_reader is not None:
+                self._second_reader.close()
             self._reader.close()
             self._db.close()
             os.close(self._log)
