@@ -1,48 +1,48 @@
-# maestro-hive. Type `make` to see what there is to type.
+# maestro-hive. `make` alone lists the targets.
 #
-# Everything here sets itself up: it needs Python 3.11 or newer, make and git, and writes into this
-# folder only. What it installs is pinned, with hashes, in requirements/dev.txt; the peers that
-# `make bench` compares with are in requirements/bench.txt and get an environment of their own.
+# Every target sets up what it needs: Python 3.11 or newer, make and git are enough, and only this
+# folder is written to. What is installed is pinned, with hashes, in requirements/dev.txt; the peers
+# that `make bench` compares with are in requirements/bench.txt and get an environment of their own.
 
 BIN      := .venv/bin
 READY    := $(wildcard .venv/ready)
 PYTHONS  := $(if $(READY),$(BIN)/python) python3 python3.14 python3.13 python3.12 python3.11
-# One worker more than there are cores: many tests wait for processes that they started.
+# One worker more than cores: many tests wait for processes that they started.
 WORKERS  := $(shell expr `getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2` + 1)
 PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format formatted lint types imports docs bench bench-peers
+.PHONY: help demo test check format formatted lint types imports docs bench bench-peers bench-walk
 .PHONY: faults-quick faults lock clean venv
 
-help:  ## show these words
+help:  ## list the targets
 	@echo 'maestro-hive: durable execution for teams of AI agents'
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo '  make test PYTHON=python3.13   uses another Python'
-	@echo '  make test ARGS="-k lease -x"  hands words on to the tool, here to pytest'
+	@echo '  make test ARGS="-k lease -x"  passes arguments to the tool, here to pytest'
 
-# --- to see it work ---------------------------------------------------------------------------
+# --- try it -----------------------------------------------------------------------------------
 
-demo: venv  ## watch a run die by kill -9 and go on where it stopped
+demo: venv  ## kill a run with kill -9, and resume it
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: venv  ## run the tests
 	@$(BIN)/pytest tests .mahabharatha/tests $(PARALLEL) $(ARGS)
 
-# --- to change it -----------------------------------------------------------------------------
+# --- change it --------------------------------------------------------------------------------
 
-check: formatted lint types imports test  ## run all that a change must pass
+check: formatted lint types imports test  ## run everything that a change must pass
 
-format: venv  ## write the code as the formatter wants it, and mend what ruff can mend
+format: venv  ## format the code, and apply the fixes that ruff has
 	@$(BIN)/ruff check --quiet --fix-only
 	@$(BIN)/ruff format
 
 formatted: venv
 	@$(BIN)/ruff format --check
 
-lint: venv  ## look for mistakes (ruff)
+lint: venv  ## check the code (ruff)
 	@$(BIN)/ruff check
 
 types: venv  ## check the types (mypy --strict)
@@ -51,24 +51,27 @@ types: venv  ## check the types (mypy --strict)
 imports: venv  ## check that imports point down only (import-linter)
 	@$(BIN)/lint-imports --no-logo
 
-docs: venv  ## write the reference and the pictures again, and what README and tutorial print
+docs: venv  ## regenerate the reference, the pictures and the output shown in README and tutorial
 	@$(BIN)/python -m docs.generate
 
-# --- to doubt it ------------------------------------------------------------------------------
+# --- measure it, and inject faults -------------------------------------------------------------
 
-bench: venv  ## measure it beside the raw limits of this machine, and beside its peers
+bench: venv  ## measure it next to the limits of this machine and to its peers
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bench-peers: venv  ## install the peers into .venv-bench, as `make bench` does when it needs them
 	@$(BIN)/python requirements/install.py bench
 
-faults-quick: venv  ## kill it, fill its disk and lie to it, for a short while
+bench-walk: venv  ## count the calls that one step makes, and the modules they are in
+	@$(BIN)/python -m benchmarks.walk $(ARGS)
+
+faults-quick: venv  ## inject faults (kills, full disks, torn files, …): a sample
 	@$(BIN)/python -m faults --quick $(ARGS)
 
-faults: venv  ## the same, thoroughly
+faults: venv  ## inject faults: all of them
 	@$(BIN)/python -m faults $(ARGS)
 
-# --- the set-up -------------------------------------------------------------------------------
+# --- set-up -----------------------------------------------------------------------------------
 
 # Uses the first Python that is new enough; does nothing when .venv is ready.
 venv:
@@ -92,7 +95,7 @@ lock: venv  ## pin the dependencies that pyproject.toml names (ARGS=--upgrade: t
 	@$(LOCK) --extra bench --output-file requirements/bench.txt $(ARGS)
 	@git --no-pager diff --stat -- requirements
 
-clean:  ## remove all that make made, .venv too
+clean:  ## remove everything that make created, .venv too
 	@rm -rf .venv .venv-bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@rm -rf .mahabharatha/.mahabharatha
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""The state of a feature's execution: a door onto ``maestro_hive.team.state``."""
+"""The state of a feature's execution: re-exported from ``maestro_hive.team.state``."""
 
 from maestro_hive.team.state import (
     Checkpoint,

@@ -22,7 +22,8 @@ class Contender:
     ``measure`` runs in a fresh process; so does ``prepare``, before it, on the same folder. ``durable``
     says what its writes survive, for contenders that write. ``once``: its figures hardly vary and it
     takes long, so that one round is enough. ``filled``: preparing takes long, so that it is done
-    once, and every round gets a copy. ``peer`` names what it needs besides this project.
+    once, and every round gets a copy. ``peer`` names what it needs besides this project, and
+    ``postgres`` says that it needs a server, too. ``unit`` is what its figure "steps" counts.
     """
 
     name: str
@@ -33,6 +34,8 @@ class Contender:
     once: bool = False
     filled: bool = False
     peer: str = ""
+    postgres: bool = False
+    unit: str = "step"
 
 
 @dataclass(slots=True)

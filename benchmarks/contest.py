@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from benchmarks.contender import Contender, Figures
+    from benchmarks.registry import Registry
 
 _ROOT = Path(__file__).resolve().parent.parent
 _TIMEOUT_SECONDS = 1_800
@@ -31,6 +32,14 @@ _SYNC_CALL = re.compile(r"\b(fsync|fdatasync|sync_file_range|msync)\(")
 _MARK = re.compile(r"\bkill\(\d+, 0\)")
 
 
+class NotMeasuredError(LookupError):
+    """A contender that a line of the table needs has no figures."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} was not measured")
+        self.name = name
+
+
 class Results:
     """What was measured: per contender, one set of figures per round."""
 
@@ -38,6 +47,12 @@ class Results:
         self.figures: dict[str, list[Figures]] = defaultdict(list)
         self.syncs: dict[str, float] = {}
         self.quiet: list[Quiet] = []
+        #: Contenders that were asked for and have no figures, with the reason.
+        self.absent: dict[str, str] = {}
+
+    def asked(self, name: str) -> bool:
+        """Return whether this contender was to be measured, whatever came of it."""
+        return self.has(name) or name in self.absent
 
     def has(self, *names: str) -> bool:
         """Return whether all of these contenders were measured."""
@@ -50,7 +65,9 @@ class Results:
 
     def counted(self, name: str) -> list[Figures]:
         """Return a contender's figures of the quiet rounds, or of all if those are too few."""
-        found = self.figures[name]
+        found = self.figures.get(name)
+        if not found:
+            raise NotMeasuredError(name)
         if len(found) < len(self.quiet) or len(self.quiet_rounds) < _ENOUGH_ROUNDS:
             return found
         return [found[number] for number in self.quiet_rounds]
@@ -72,13 +89,16 @@ class Results:
 class Contest:
     """Runs contenders on new folders inside ``place``; tells ``say`` how it goes."""
 
-    def __init__(self, place: Path, quiet_seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, registry: Registry, place: Path, quiet_seconds: float, say: Callable[[str], None]
+    ) -> None:
+        self._registry = registry
         self._place = place
         self._quiet_seconds = quiet_seconds
         self._say = say
         self._filled: dict[str, Path] = {}
 
-    def hold(self, chosen: Sequence[Contender], rounds: int) -> Results:
+    def hold(self, chosen: Sequence[Contender], rounds: int, *, count_syncs: bool) -> Results:
         """Measure these contenders."""
         results = Results()
         for number in range(1, rounds + 1):
@@ -87,13 +107,17 @@ class Contest:
         for contender in chosen:
             if contender.once:
                 self._take_turn(contender, results)
-        self._count_syncs([each for each in chosen if each.durable], results)
+        if count_syncs:
+            traced = [each for each in chosen if each.durable and not each.postgres]
+            self._count_syncs([each for each in traced if results.has(each.name)], results)
         return results
 
     def _hold_round(self, contenders: Sequence[Contender], results: Results) -> None:
         """Wait for a quiet machine before every turn, in all no longer than was allowed."""
         busy_timeout, loudest = self._quiet_seconds, 0.0
         for contender in contenders:
+            if contender.name in results.absent:
+                continue
             quiet = wait_until_quiet(busy_timeout)
             busy_timeout = max(0.0, busy_timeout - quiet.waited)
             loudest = max(loudest, quiet.busy_share or 0.0)
@@ -104,23 +128,29 @@ class Contest:
             self._say(f"  the machine was NOT quiet: up to {loudest:.0%} busy with something else")
 
     def _take_turn(self, contender: Contender, results: Results) -> None:
-        with tempfile.TemporaryDirectory(dir=self._place) as folder:
-            self._prepare(contender, folder)
-            found: Figures = json.loads(_run_child([], contender, "measure", folder))
+        try:
+            with tempfile.TemporaryDirectory(dir=self._place) as folder:
+                self._prepare(contender, folder)
+                found: Figures = json.loads(self._run_child([], contender, "measure", folder))
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            self._say(f"  {contender.name:<20} FAILED: {error}")
+            results.absent[contender.name] = "FAILED: see what it printed above"
+            results.figures.pop(contender.name, None)
+            return
         results.figures[contender.name].append(found)
         shown = ", ".join(f"{name} {value:,.4g}" for name, value in found.items())
-        self._say(f"  {contender.name:<16} {shown}")
+        self._say(f"  {contender.name:<20} {shown}")
 
     def _prepare(self, contender: Contender, folder: str) -> None:
         if contender.prepare is None:
             return
         if not contender.filled:
-            _run_child([], contender, "prepare", folder)
+            self._run_child([], contender, "prepare", folder)
             return
         if contender.name not in self._filled:
-            self._say(f"  {contender.name:<16} is being filled, once for all rounds")
+            self._say(f"  {contender.name:<20} is being filled, once for all rounds")
             filled = self._filled[contender.name] = Path(tempfile.mkdtemp(dir=self._place))
-            _run_child([], contender, "prepare", str(filled))
+            self._run_child([], contender, "prepare", str(filled))
         shutil.copytree(self._filled[contender.name], folder, dirs_exist_ok=True)
         os.sync()  # so that the copy is not still being written while it is measured
 
@@ -137,21 +167,25 @@ class Contest:
                 work = Path(folder) / "work"
                 work.mkdir()
                 try:
-                    found = json.loads(_run_child(before, contender, "measure", str(work)))
+                    found = json.loads(self._run_child(before, contender, "measure", str(work)))
                 except subprocess.CalledProcessError:
                     self._say("  strace may not trace here: not counted")
                     return
                 count = _syncs_between_marks(log.read_text(encoding="utf-8", errors="replace"))
                 results.syncs[contender.name] = count / found["steps"]
 
-
-def _run_child(before: list[str], contender: Contender, *words: str) -> str:
-    python = peers.interpreter() if contender.peer else sys.executable
-    command = [*before, python, "-m", "benchmarks.child", contender.name, *words]
-    done = subprocess.run(
-        command, cwd=_ROOT, check=True, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_SECONDS
-    )
-    return done.stdout
+    def _run_child(self, before: list[str], contender: Contender, *words: str) -> str:
+        python = peers.interpreter() if contender.peer else sys.executable
+        module = self._registry.module_of(contender.name)
+        done = subprocess.run(
+            [*before, python, "-m", "benchmarks.child", module, contender.name, *words],
+            cwd=_ROOT,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+        )
+        return done.stdout
 
 
 def _syncs_between_marks(log: str) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchmarks import figures_hive
+from benchmarks.contest import NotMeasuredError
 from benchmarks.figures_executing import executing, resuming, retrying
+from benchmarks.peers import MISSING
 from benchmarks.row import Row, milliseconds, rate
 
 if TYPE_CHECKING:
@@ -15,11 +18,18 @@ if TYPE_CHECKING:
 
 def rows(results: Results) -> list[Row]:
     """Return a line for everything that was measured."""
-    return [row for part in _PARTS for row in part(results)]
+    table: list[Row] = []
+    for part in _PARTS:
+        try:
+            for row in part(results):
+                table.append(row)  # noqa: PERF402 - those before one that fails are kept
+        except NotMeasuredError as error:
+            table.append(Row(error.name, results.absent.get(error.name, MISSING)))
+    return table
 
 
 def _raw(results: Results) -> Iterator[Row]:
-    yield Row("append + fdatasync", rate(results.median("fdatasync", "rate")))
+    yield Row("write + fdatasync, file of fixed size", rate(results.median("fdatasync", "rate")))
     ratio = results.ratio("sqlite", "rate", "fdatasync", "rate")
     figure = rate(results.median("sqlite", "rate"))
     yield Row("SQLite WAL+FULL, one row a commit", figure, f"{ratio:.2f} x fdatasync")
@@ -154,6 +164,7 @@ def _start(results: Results) -> Iterator[Row]:
 
 _PARTS: tuple[Callable[[Results], Iterator[Row]], ...] = (
     _raw,
+    *figures_hive.PARTS,
     _recording,
     executing,
     resuming,

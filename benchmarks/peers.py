@@ -15,7 +15,15 @@ MISSING = "not measured: make bench-peers"
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PYTHON = _ROOT / ".venv-bench" / "bin" / "python"
-_NAMES = ("dbos", "langgraph", "langgraph-checkpoint-sqlite", "stamina", "tenacity")
+_NAMES = (
+    "absurd-sdk",
+    "apache-burr",
+    "dbos",
+    "langgraph",
+    "langgraph-checkpoint-sqlite",
+    "stamina",
+    "tenacity",
+)
 _LOOK = f"from importlib.metadata import version; print(*map(version, {_NAMES!r}))"
 
 

@@ -28,3 +28,8 @@ def milliseconds(seconds: float) -> str:
 def microseconds(seconds: float) -> str:
     """Write how long something short takes."""
     return f"{seconds * 1e6:.2f} us"
+
+
+def short_time(seconds: float) -> str:
+    """Write a time in the unit that suits it."""
+    return f"{seconds * 1e6:,.1f} us" if seconds < 0.001 else f"{seconds * 1000:.2f} ms"

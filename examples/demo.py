@@ -1,8 +1,8 @@
 """Start a run, kill it with ``kill -9`` in the middle, start it again: nothing is done twice.
 
-An architect, three developers at once and a reviewer, played by a pretended model that takes a
-moment to answer. The process is killed while two developers are still at work; started again with
-the same run id, it goes on there.
+An architect, three concurrent developers and a reviewer, with a simulated model that takes a moment
+to answer. The process is killed while two developers are still running; started again with the same
+run id, it resumes there.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How long the pretended model thinks about each question, in seconds.
+#: Seconds that the simulated model takes for each question.
 QUESTIONS = {"design": 0.3, "cart": 0.3, "search": 1.2, "payment": 1.2, "review": 0.3}
-CUT_OFF = ["payment", "search"]
+INTERRUPTED = ["payment", "search"]
 
 
 # --- the program that is killed -------------------------------------------------------------------
 
 
 def work(folder: Path) -> None:
-    """Do what is not done yet; every question to the pretended model is noted in a file."""
+    """Execute the run; every question to the simulated model is recorded in a file."""
     hive = Hive(folder / "state")
     asked: set[str] = set()
 
@@ -47,10 +47,10 @@ def work(folder: Path) -> None:
         await asyncio.sleep(QUESTIONS[question])
         return f"answer to {question}"
 
-    async def tell(question: str, result: Awaitable[T]) -> T:
+    async def show(question: str, result: Awaitable[T]) -> T:
         answer = await result
         if question not in asked:
-            print(f"    {question:<8} kept, not called again: {answer}", flush=True)
+            print(f"    {question:<8} completed, not called again: {answer}", flush=True)
         return answer
 
     @hive.step(persona="architect")
@@ -68,24 +68,24 @@ def work(folder: Path) -> None:
 
     @hive.workflow
     async def build(feature: str) -> str:
-        parts = await tell("design", design(feature))
-        made = await asyncio.gather(*(tell(part, implement(part)) for part in parts))
-        return await tell("review", review(made))
+        parts = await show("design", design(feature))
+        made = await asyncio.gather(*(show(part, implement(part)) for part in parts))
+        return await show("review", review(made))
 
     print(f"    result   {hive.run_sync(build, 'shop', run_id='demo')}", flush=True)
 
 
-# --- the one that kills it ------------------------------------------------------------------------
+# --- the program that kills it --------------------------------------------------------------------
 
 
 def questions_in(folder: Path) -> list[str]:
-    """Return what the pretended model was asked so far."""
-    noted = folder / "questions.txt"
-    return noted.read_text().split() if noted.exists() else []
+    """Return the questions to the simulated model so far."""
+    recorded = folder / "questions.txt"
+    return recorded.read_text().split() if recorded.exists() else []
 
 
 async def steps_completed(folder: Path) -> int:
-    """Return how many steps are kept, as the journal tells any process that asks."""
+    """Return how many steps are completed, read from the journal."""
     async with Hive(folder / "state") as hive:
         events = [event async for event in hive.events("demo", follow=False)]
     return sum(isinstance(event, StepCompleted) for event in events)
@@ -97,9 +97,12 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def kill_in_the_middle(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until one developer is done and two are not, then end the process without a word."""
+    """Wait until one developer has completed and two have not, then kill the process."""
     for _ in range(1000):
-        if set(CUT_OFF) <= set(questions_in(folder)) and asyncio.run(steps_completed(folder)) == 2:
+        if (
+            set(INTERRUPTED) <= set(questions_in(folder))
+            and asyncio.run(steps_completed(folder)) == 2
+        ):
             break
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
@@ -107,25 +110,27 @@ def kill_in_the_middle(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def main() -> int:
-    """Run the demonstration; 0 if everything was done exactly as promised."""
+    """Run the demonstration; 0 if everything was executed as promised."""
     with tempfile.TemporaryDirectory(prefix="maestro-demo-") as name:
         folder = Path(name)
-        print("Starting a run: an architect, three developers at once, a reviewer.")
+        print("Starting a run: an architect, three concurrent developers, a reviewer.")
         first = start(folder)
         kill_in_the_middle(first, folder)
-        print(f"\nkill -9 of process {first.pid}, while {' and '.join(CUT_OFF)} were under way.\n")
+        print(
+            f"\nkill -9 of process {first.pid}, while {' and '.join(INTERRUPTED)} were running.\n"
+        )
         print("Starting it again, with the same run id:")
         code = start(folder).wait()
         print("\nmaestro show demo:", flush=True)
-        look = ["show", "demo", "--store", str(folder / "state")]
-        subprocess.run([sys.executable, "-m", "maestro_hive", *look], check=False)
+        command = ["show", "demo", "--store", str(folder / "state")]
+        subprocess.run([sys.executable, "-m", "maestro_hive", *command], check=False)
         asked = Counter(questions_in(folder))
-    expected = {question: 1 + (question in CUT_OFF) for question in QUESTIONS}
+    expected = {question: 1 + (question in INTERRUPTED) for question in QUESTIONS}
     good = code == 0 and asked == expected
     print(
-        f"\n{len(QUESTIONS) - len(CUT_OFF)} questions were asked once, the two cut off once more."
+        f"\n{len(QUESTIONS) - len(INTERRUPTED)} questions were asked once, the two interrupted ones twice."
     )
-    print("What was finished stayed finished." if good else f"That is not so: {dict(asked)}")
+    print("No completed step was called again." if good else f"Unexpected calls: {dict(asked)}")
     return 0 if good else 1
 
 

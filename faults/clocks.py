@@ -1,8 +1,8 @@
-"""Row 7: clocks that jump, that count from elsewhere, and that start again.
+"""Row 7: clocks that jump, that have another origin, and that restart.
 
-Real processes wait for a backoff or a breaker's cooldown, are killed, and go on in another world:
-with another time on the wall (libfaketime), in another time namespace, after a pretended reboot
-(another boot id over the kernel's). What they waited is measured out here.
+Real processes wait for a backoff or a breaker's cooldown, are killed, and resume in another
+environment: with another wall time (libfaketime), in another time namespace, after a simulated
+reboot (another boot id mounted over the kernel's). The waits are measured from outside.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults import tools
-from faults.child_processes import ChildProcesses, SilentError
+from faults.child_processes import ChildProcesses, NoReportError
+from faults.executor_workflows import clocks_here
 from faults.manual_clocks import move_clocks
 from faults.registry import Outcome, Plan, row
-from faults.workflows import clocks_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from faults.child_processes import Life
+    from faults.child_processes import ChildProcess
 
-#: How long is waited, and how much later a busy machine may be.
+#: Seconds of a wait, and how much later a busy machine may be.
 SECONDS, SLACK = 2.5, 1.5
-#: How much earlier it may look from here: what is said is seen a little later.
+#: How much earlier a wait may appear to end: reports are seen a little late.
 _EARLY = 0.05
 _STUCK = 12.0
-#: Two clocks that differ by so many seconds are not the same.
+#: Two clocks that differ by more seconds than this are different ones.
 _FAR = 1800.0
 _WAITS = ("backoff", "cooldown")
-_AT_ONCE = 8
+_CONCURRENT = 8
 _A_DAY = "86400"
 _BIND = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
 
@@ -47,7 +47,7 @@ _BIND = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
     "in a boot nothing early, late or stuck; after a reboot at most one full wait again",
 )
 def clocks(plan: Plan, outcome: Outcome) -> None:
-    """Let real processes wait in all these worlds, then move a manual clock at random."""
+    """Let real processes wait in all these environments, then move a manual clock at random."""
     rng = random.Random(plan.seed)
     cases = [
         case
@@ -56,13 +56,13 @@ def clocks(plan: Plan, outcome: Outcome) -> None:
     ]
     waited: list[float] = []
     before = outcome.failed
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        done = pool.map(_live_through, cases)
-        for case, seen in plan.watch("waits", zip(cases, done, strict=True), len(cases)):
+    with ThreadPoolExecutor(_CONCURRENT) as pool:
+        done = pool.map(_run_case, cases)
+        for case, seen in plan.track("waits", zip(cases, done, strict=True), len(cases)):
             for wrong in seen.wrong:
                 outcome.fail(f"{case.name}: {wrong}")
             waited.append(seen.late)
-    outcome.ran.append(f"{len(cases)} waits of {SECONDS:g} s in other worlds")
+    outcome.ran.append(f"{len(cases)} waits of {SECONDS:g} s in other environments")
     outcome.measured.append(
         f"{outcome.failed - before} of them wrong; the latest {max(waited):.2f} s late"
     )
@@ -71,24 +71,24 @@ def clocks(plan: Plan, outcome: Outcome) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """What decides which time a process sees, and what of it is another one than here."""
+class Environment:
+    """What determines the clocks of a process, and which of them differ from the ones here."""
 
     before: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    other: frozenset[str] = frozenset()
+    different: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A wait that is begun in one world and ended in another."""
+    """A wait that starts in one environment and ends in another."""
 
     name: str
     workflow: str
     folder: Path
-    first: World = World()
-    second: World = World()
-    #: After a reboot it may be early, and begin again.
+    first: Environment = Environment()
+    second: Environment = Environment()
+    #: After a reboot the wait may end early, or start again.
     rebooted: bool = False
     #: A file that sets the wall clock, and what to write into it while the process waits.
     jump: tuple[Path, str] | None = None
@@ -96,19 +96,19 @@ class Case:
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
-    """What became of a case."""
+class CaseResult:
+    """The result of a case."""
 
     wrong: list[str] = field(default_factory=list)
     late: float = 0.0
 
 
-# --- the worlds ----------------------------------------------------------------------------------
+# --- the environments ----------------------------------------------------------------------------
 
 
-def _wall(offset: str) -> World:
-    """Return a world with another time on the wall, in which the other clocks are right."""
-    return World(environment=_faketime(FAKETIME=offset), other=frozenset({"wall"}))
+def _wall(offset: str) -> Environment:
+    """Return an environment with another wall time, in which the other clocks are right."""
+    return Environment(environment=_faketime(FAKETIME=offset), different=frozenset({"wall"}))
 
 
 def _faketime(**how: str) -> dict[str, str]:
@@ -116,30 +116,32 @@ def _faketime(**how: str) -> dict[str, str]:
     return {"LD_PRELOAD": str(library), "FAKETIME_DONT_FAKE_MONOTONIC": "1", **how}
 
 
-def _namespace() -> World:
-    """Return a world whose clocks since boot are a day ahead, in the same boot."""
+def _namespace() -> Environment:
+    """Return an environment whose clocks since boot are a day ahead, in the same boot."""
     words = ("unshare", "-T", "--boottime", _A_DAY, "--monotonic", _A_DAY)
-    return World(before=words, other=frozenset({"boot"}))
+    return Environment(before=words, different=frozenset({"boot"}))
 
 
-def _reboot(folder: Path, offset: str | None = None) -> World:
-    """Return a world with another boot id, and perhaps another time on the wall."""
+def _reboot(folder: Path, offset: str | None = None) -> Environment:
+    """Return an environment with another boot id, and perhaps another wall time."""
     boot_id = folder / f"boot-{uuid.uuid4()}"
     boot_id.write_text(f"{uuid.uuid4()}\n", encoding="ascii")
     words = ("unshare", "-m", "sh", "-c", _BIND, str(boot_id))
-    wall = _wall(offset) if offset else World()
-    return World(before=words, environment=wall.environment, other=wall.other | {"boot_id"})
+    wall = _wall(offset) if offset else Environment()
+    return Environment(
+        before=words, environment=wall.environment, different=wall.different | {"boot_id"}
+    )
 
 
 def _cases(top: Path, rng: random.Random, outcome: Outcome | None) -> Iterator[Case]:
-    """Yield what this machine can do; say once what it cannot."""
+    """Yield the cases that this machine can run; record once which it cannot."""
     top.mkdir()
     no_faketime = tools.missing("faketime")
     no_namespace = tools.missing("unshare") or tools.unprivileged() or _refused("-T")
     no_mounts = tools.missing("unshare", "mount") or tools.unprivileged() or _refused("-m")
     if outcome is not None:
         for what, reason in (
-            ("other times on the wall", no_faketime),
+            ("other wall times", no_faketime),
             ("time namespaces", no_namespace),
             ("reboots", no_mounts),
         ):
@@ -171,7 +173,7 @@ def _placed(case: Case, folder: Path, rng: random.Random) -> Case:
 
 
 def _plain_cases(top: Path, workflow: str) -> Iterator[Case]:
-    yield Case(name="no change at all", workflow=workflow, folder=top)
+    yield Case(name="no change", workflow=workflow, folder=top)
 
 
 def _wall_cases(top: Path, workflow: str) -> Iterator[Case]:
@@ -190,9 +192,9 @@ def _wall_cases(top: Path, workflow: str) -> Iterator[Case]:
         )
         setting = top / f"{workflow}{offset}"
         setting.write_text("+0", encoding="ascii")
-        moved = World(
+        moved = Environment(
             environment=_faketime(FAKETIME_TIMESTAMP_FILE=str(setting), FAKETIME_NO_CACHE="1"),
-            other=frozenset({"wall"}),
+            different=frozenset({"wall"}),
         )
         yield Case(
             name=f"the wall clock {offset} in the wait",
@@ -208,8 +210,8 @@ def _namespace_cases(top: Path, workflow: str) -> Iterator[Case]:
     ahead = _namespace()
     for name, first, second in (
         ("all of it in a time namespace", ahead, ahead),
-        ("into a time namespace that is a day ahead", World(), ahead),
-        ("out of a time namespace that is a day ahead", ahead, World()),
+        ("into a time namespace that is a day ahead", Environment(), ahead),
+        ("out of a time namespace that is a day ahead", ahead, Environment()),
     ):
         yield Case(name=name, workflow=workflow, folder=top, first=first, second=second)
 
@@ -226,20 +228,20 @@ def _reboot_cases(top: Path, workflow: str, *, fake: bool) -> Iterator[Case]:
 
 
 def _hold_across_namespaces(plan: Plan, outcome: Outcome) -> None:
-    """A run that a living process holds is refused to one whose clock counts from elsewhere."""
+    """A run that a live process holds is refused to one whose clocks have another origin."""
     if tools.missing("unshare") or tools.unprivileged() or _refused("-T"):
         return
     for name, first, second in (
-        ("a day ahead", World(), _namespace()),
-        ("a day behind", _namespace(), World()),
+        ("a day ahead", Environment(), _namespace()),
+        ("a day behind", _namespace(), Environment()),
     ):
         folder = plan.scratch / name
         with _children(first) as one, _children(second) as other:
             holder = one.start("holding", folder)
-            holder.wait_until_it_says("held")
-            said = other.start("holding", folder).wait_until_it_says("answer")
-        right = said.get("refused") == holder.pid
-        outcome.require(right, f"a run was taken from its living holder by a process {name}")
+            holder.wait_for_report("leased")
+            reports = other.start("holding", folder).wait_for_report("answer")
+        right = reports.get("refused") == holder.pid
+        outcome.require(right, f"a run was taken over from its live holder by a process {name}")
     outcome.ran.append("2 runs held across time namespaces")
 
 
@@ -248,39 +250,39 @@ def _refused(how: str) -> str:
     return tried.stderr.strip()
 
 
-# --- living through one --------------------------------------------------------------------------
+# --- running a case ------------------------------------------------------------------------------
 
 
-def _live_through(case: Case) -> Seen:
+def _run_case(case: Case) -> CaseResult:
     with _children(case.first) as first, _children(case.second) as second:
-        life = first.start(case.workflow, case.folder, seconds=SECONDS)
-        life.wait_until_it_says("fails")
+        process = first.start(case.workflow, case.folder, seconds=SECONDS)
+        process.wait_for_report("fails")
         failed = time.monotonic()
         time.sleep(case.kill_after)
         if case.jump is not None:
             _set(*case.jump)
         else:
-            life.kill()
-            life.end()
-            life = second.start(case.workflow, case.folder, seconds=SECONDS)
-        life.wait_until_it_says("up")
+            process.kill()
+            process.end()
+            process = second.start(case.workflow, case.folder, seconds=SECONDS)
+        process.wait_for_report("up")
         up = time.monotonic()
-        return _judge(case, life, failed, up)
+        return _judge(case, process, failed, up)
 
 
-def _judge(case: Case, life: Life, failed: float, up: float) -> Seen:
-    seen = Seen()
+def _judge(case: Case, process: ChildProcess, failed: float, up: float) -> CaseResult:
+    seen = CaseResult()
     try:
-        said = life.wait_until_it_says("done", seconds=_STUCK)
-    except SilentError:
-        life.kill()
-        seen.wrong.append(f"stuck: it still waits after {_STUCK:g} s")
+        reports = process.wait_for_report("done", seconds=_STUCK)
+    except NoReportError:
+        process.kill()
+        seen.wrong.append(f"stuck: still waiting after {_STUCK:g} s")
     else:
-        other = _differences(said)
-        if other != case.second.other:
-            seen.wrong.append(f"it was to see another {set(case.second.other)}, and saw {other}")
+        other = _differences(reports)
+        if other != case.second.different:
+            seen.wrong.append(f"{set(case.second.different)} should differ, and {other} does")
     done = time.monotonic()
-    code = life.end()
+    code = process.end()
     if code and not seen.wrong:
         seen.wrong.append(f"it ended with {code}")
     if case.rebooted:
@@ -295,19 +297,21 @@ def _judge(case: Case, life: Life, failed: float, up: float) -> Seen:
     return seen
 
 
-def _differences(said: dict[str, Any]) -> set[str]:
-    """Return which clocks of a process are not the ones here."""
+def _differences(reports: dict[str, Any]) -> set[str]:
+    """Return which clocks of a process differ from the ones here."""
     here = clocks_here()
-    other = {name for name in ("wall", "boot") if abs(said[name] - here[name]) > _FAR}
-    return other | ({"boot_id"} if said["boot_id"] != here["boot_id"] else set())
+    other = {name for name in ("wall", "boot") if abs(reports[name] - here[name]) > _FAR}
+    return other | ({"boot_id"} if reports["boot_id"] != here["boot_id"] else set())
 
 
-def _children(world: World) -> ChildProcesses:
-    return ChildProcesses("faults.workflows", before=world.before, environment=world.environment)
+def _children(environment: Environment) -> ChildProcesses:
+    return ChildProcesses(
+        "faults.executor_workflows", before=environment.before, environment=environment.environment
+    )
 
 
 def _set(path: Path, offset: str) -> None:
-    """Set the wall clock of those who look into this file."""
+    """Set the wall clock of the processes that read this file."""
     temporary = path.with_suffix(".new")
     temporary.write_text(offset, encoding="ascii")
-    os.replace(temporary, path)  # noqa: PTH105 - in one step, as they may be looking
+    os.replace(temporary, path)  # noqa: PTH105 - atomically, since they may be reading

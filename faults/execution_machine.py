@@ -1,8 +1,9 @@
-"""A state machine over ``PersonaExecutor``: bodies that fail, die and are stopped, beside a model.
+"""A state machine over ``PersonaExecutor``: bodies fail, crash and are stopped, next to a model.
 
-A "process" here is a store and an executor on it, and its death is the store's: whatever it would
-still write is refused. In memory the next process shares the data; in a folder it gets a copy of
-the files as they were at the moment of death.
+``StepModel`` and ``RunModel`` say what must be true; they know nothing of journals. A "process"
+here is a store and an executor on it, and its crash is the store's: whatever it would still write
+is refused. In memory the next process shares the data; in a folder it gets a copy of the files as
+they were at the crash.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,61 +19,215 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from faults.execution_model import DELAYS, MAX_ATTEMPTS, MAX_INTERRUPTIONS, TINY, RunModel
-from faults.watch import DeadError, InboxWatcher
-from maestro_hive.engine import open_run as open_run_
-from maestro_hive.engine.attempt import current, round_number
-from maestro_hive.engine.config import ExecutionConfig, Level1Config
+from faults.manual_clocks import CrashedError, CrashingClock
+from maestro_hive.engine.config import ExecutionConfig, Level1Config, StateConfig
+from maestro_hive.engine.context import current, round_number
 from maestro_hive.engine.errors import UnrecoverableError
+from maestro_hive.engine.open_run import OpenRun
+from maestro_hive.engine.shared import forget_shared
 from maestro_hive.kernel.errors import StorageError
+from maestro_hive.maestro.state import stores as opened
+from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution import state_persistence
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from faults.execution_model import StepModel
     from maestro_hive.engine.results import ExecutionResult
     from maestro_hive.maestro.state.projections import StepState
+
+
+MAX_ATTEMPTS, MAX_INTERRUPTIONS = 3, 2
+DELAYS = {1: 4.0, 2: 8.0}
+#: Rounding errors of clock arithmetic are smaller than this.
+TINY = 1e-3
+
+
+@dataclass
+class StepModel:
+    """One step."""
+
+    completed: bool = False
+    output: Any = None
+    starts: int = 0
+    #: Failures by round of level 2: each has its own set of attempts.
+    by_round: dict[int, int] = field(default_factory=dict)
+    #: The rounds it was started in.
+    rounds: set[int] = field(default_factory=set)
+    stops: int = 0
+    interruptions: int = 0
+    last_attempt: int = 0
+    open: bool = False
+    #: The round that a failure ended.
+    final: int | None = None
+    #: Whether it ever failed, also before a retry was requested.
+    failed_before: bool = False
+    progress: dict[str, Any] = field(default_factory=dict)
+    #: When it may be called again, in true time, if its last outcome was a failure.
+    due: float | None = None
+    #: How long the wait is that ``due`` ends, and whether the machine was rebooted in it.
+    wait: float = 0.0
+    rebooted: bool = False
+
+    @property
+    def started(self) -> bool:
+        """Return whether the journal has an attempt of it."""
+        return self.last_attempt > 0
+
+    @property
+    def failures(self) -> int:
+        """The number of failed attempts."""
+        return sum(self.by_round.values())
+
+    def sentences(self) -> int:
+        """Return how many sentences of feedback there are; after a retry only the last failure's."""
+        return self.failures or int(self.failed_before)
+
+    def verdict(self, number: int = 1) -> str:
+        """Return what a call in this round results in: ``called`` if the body is called."""
+        if self.completed:
+            return "completed"
+        if self.interruptions + self.open > MAX_INTERRUPTIONS:
+            return "interrupted"
+        failures = self.by_round.get(number, 0)
+        if failures and (self.final == number or failures >= MAX_ATTEMPTS):
+            return "failed"
+        return "called"
+
+    def earliest(self, now: float) -> float:
+        """Return the earliest time of the next call."""
+        return now if self.due is None or self.rebooted else max(now, self.due)
+
+    def latest(self, now: float) -> float:
+        """Return the latest time of the first call of the body, for an execution requested now."""
+        if self.due is None:
+            return now
+        return now + self.wait if self.rebooted else max(now, self.due)
+
+    # --- events ---
+
+    def start(self, number: int = 1) -> None:
+        """An attempt starts; an earlier one that never ended is an interruption."""
+        verdict = self.verdict(number)
+        assert verdict == "called", f"called, but it is {verdict}"
+        self.interruptions += self.open
+        self.starts += 1
+        self.rounds.add(number)
+        self.last_attempt += 1
+        self.open = True
+        self.due = None
+
+    def complete(self, output: Any) -> None:
+        """It completes."""
+        self.open, self.completed, self.output = False, True, output
+
+    def fail(self, now: float, number: int, *, final: bool) -> None:
+        """It fails, and is retried after a delay unless this failure is final."""
+        self.open = False
+        failures = self.by_round[number] = self.by_round.get(number, 0) + 1
+        self.due, self.final = None, None
+        self.failed_before = True
+        if final or failures >= MAX_ATTEMPTS:
+            self.final = number
+        else:
+            self.wait = DELAYS[failures]
+            self.due, self.rebooted = now + self.wait, False
+
+    def stop(self) -> None:
+        """It is stopped gracefully."""
+        self.open = False
+        self.stops += 1
+
+    def interrupt(self) -> None:
+        """It exceeds its limit of interruptions, and that is recorded."""
+        self.interruptions += self.open
+        self.open = False
+
+    def start_over(self, *, forget: bool) -> None:
+        """A retry is requested, or with ``forget`` a complete repetition."""
+        if not self.started or (self.completed and not forget):
+            return
+        self.starts = self.stops = self.interruptions = 0
+        self.by_round, self.rounds = {}, set()
+        self.open = False
+        self.due = self.final = None
+        if forget:
+            self.completed, self.output, self.progress = False, None, {}
+            self.failed_before = False
+
+
+@dataclass
+class RunModel:
+    """One run of one persona."""
+
+    steps: dict[tuple[str, int], StepModel] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    history: list[Any] = field(default_factory=list)
+    tokens: int = 0
+    marked: dict[str, Any] = field(default_factory=dict)
+
+    def step(self, name: str, given: int) -> StepModel:
+        """Return a step, which may be new."""
+        return self.steps.setdefault((name, given), StepModel())
+
+    def completed(self) -> set[str]:
+        """Return the names of completed tasks."""
+        started = [(name, step) for (name, _), step in self.steps.items() if step.started]
+        waiting = {name for name, step in started if not step.completed}
+        return {name for name, _ in started if name not in waiting} | set(self.marked)
+
+    def retries(self) -> int:
+        """Return the number of attempts after the first one."""
+        return sum(step.last_attempt - 1 for step in self.steps.values() if step.started)
+
+    def reboot(self) -> None:
+        """The machine reboots: a wait may now end early, and lasts at most one full wait more."""
+        for step in self.steps.values():
+            step.rebooted = True
+
 
 RUN, PERSONA = "run", "developer"
 _NAMES = st.sampled_from(["a", "b", "c"])
 _GIVEN = st.sampled_from([1, 2])
-#: What a body does when it is called; the last but one dies in the wait after its failure.
+#: What a body does when it is called; ``crash-waiting`` crashes in the wait after its failure.
 _ACTS = st.lists(
-    st.sampled_from("ok fail final die die-first die-waiting stop".split()), min_size=1, max_size=4
+    st.sampled_from("ok fail final crash crash-first crash-waiting stop".split()),
+    min_size=1,
+    max_size=4,
 )
 _ROUNDS = st.sampled_from([1, 1, 1, 2])
 _HARMLESS = st.lists(st.sampled_from(["ok", "fail"]), min_size=1, max_size=4)
 
 
 class ExecutionMachine(RuleBasedStateMachine):
-    """The rules; subclasses say how a store is opened and how it dies."""
+    """The rules; subclasses define how a store is opened and how it crashes."""
 
     done: ClassVar[int] = 0
     counter: ClassVar[type[ExecutionMachine]]
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = InboxWatcher()
+        self.clock = CrashingClock()
         self.model = RunModel()
         self.loop = asyncio.new_event_loop()
         self.top = Path(tempfile.mkdtemp(prefix="faults-execution-"))
         self.executor: PersonaExecutor | None = None
         self.outputs = 0
-        #: What was wrong inside bodies, and whether several of them share the clock.
+        #: Failed assertions inside bodies, and whether several bodies share the clock.
         self.wrong: list[AssertionError] = []
-        self.crowded = False
+        self.concurrent = False
 
-    # --- what subclasses say ---
+    # --- defined by subclasses ---
 
     def open_store(self) -> ExecutionConfig:
-        """Let the next process find the data; return where."""
+        """Open the store for the next process; return its configuration."""
         raise NotImplementedError
 
     def kill_store(self) -> None:
-        """Let the store refuse whatever is still to be written."""
+        """Make the store refuse all further writes."""
         raise NotImplementedError
 
     # --- processes ---
@@ -97,64 +253,63 @@ class ExecutionMachine(RuleBasedStateMachine):
         assert self.executor is not None
         return self.executor
 
-    def die(self) -> None:
-        """Be killed: what was recorded is there, and nothing more will be."""
+    def crash_process(self) -> None:
+        """Crash: what was recorded is there, and nothing more is written."""
         assert self.executor is not None
         state = self.executor.state_persistence
         assert state is not None
         run, self.executor = state.run, None
         self.kill_store()
-        for place in [place for place, held in open_run_._held.items() if held is run]:  # noqa: SLF001
-            del open_run_._held[place]  # noqa: SLF001 - a new process knows nothing of it
-        state_persistence._open_states.discard(state)  # noqa: SLF001 - nor shuts it down
+        forget_shared(run.store, OpenRun, run.run_id, run)  # a new process starts without it
+        state_persistence._open_states().discard(state)  # noqa: SLF001 - and does not shut it down
 
-    def run(self, work: Coroutine[Any, Any, None], *, crowded: bool = False) -> None:
+    def run(self, work: Coroutine[Any, Any, None], *, concurrent: bool = False) -> None:
         """Run a coroutine to its end."""
-        self.crowded = crowded
+        self.concurrent = concurrent
         try:
             self.loop.run_until_complete(work)
         finally:
-            self.clock.die_in_sleep = []
+            self.clock.crash_in_sleep = []
             if self.wrong:
                 raise self.wrong[0]
 
     # --- bodies ---
 
     async def body(self, step: StepModel, acts: list[str], name: str, given: int) -> Any:
-        """Do what the acts say; the model is told of everything first, and asked."""
+        """Do the next act; the model is updated first, and compared."""
         round_ = round_number.get()
         step.start(round_)
         here = current()
         assert here.attempt == step.last_attempt
         assert len(here.feedback) == step.sentences()
         act = acts.pop(0) if acts else "ok"
-        if act == "die-first":
-            self.die()
-            raise DeadError
-        self._take_notes(step, name, given)
+        if act == "crash-first":
+            self.crash_process()
+            raise CrashedError
+        self._save_state(step, name, given)
         await asyncio.sleep(0)
         match act:
-            case "die":
-                self.die()
-                raise DeadError
+            case "crash":
+                self.crash_process()
+                raise CrashedError
             case "stop":
                 step.stop()
                 task = asyncio.current_task()
                 assert task is not None
-                self.loop.call_soon(task.cancel)  # by somebody else: it is in the middle of a turn
+                self.loop.call_soon(task.cancel)  # from outside: a task cannot cancel itself here
                 return await asyncio.sleep(60)
-            case "fail" | "die-waiting" | "final":
+            case "fail" | "crash-waiting" | "final":
                 step.fail(self.clock.true, round_, final=act == "final")
-                if act == "die-waiting":
-                    self.clock.die_in_sleep = [self.die]
+                if act == "crash-waiting":
+                    self.clock.crash_in_sleep = [self.crash_process]
                 raise UnrecoverableError("never") if act == "final" else ValueError("not now")
             case _:
                 self.outputs += 1
-                step.keep({"output": self.outputs})
+                step.complete({"output": self.outputs})
                 return step.output
 
-    def _take_notes(self, step: StepModel, name: str, given: int) -> None:
-        """Save something of every kind, after looking whether all that was saved is there."""
+    def _save_state(self, step: StepModel, name: str, given: int) -> None:
+        """Save something of every kind, after checking that everything saved before is there."""
         here, model = current(), self.model
         assert here.progress == step.progress
         assert dict(here.memory) == model.memory
@@ -171,7 +326,7 @@ class ExecutionMachine(RuleBasedStateMachine):
     async def call(
         self, name: str, given: int, acts: list[str], *, round_: int = 1, **options: Any
     ) -> None:
-        """Execute a step, and compare what comes of it with the model."""
+        """Execute a step, and compare the outcome with the model."""
         round_number.set(round_)
         step, executor = self.model.step(name, given), self.process().options(**options)
         over = step.verdict(round_) in ("failed", "interrupted")
@@ -189,7 +344,7 @@ class ExecutionMachine(RuleBasedStateMachine):
             self._check_failure(error, step, step.verdict(round_))
         except asyncio.CancelledError:
             assert not step.open
-        except (StorageError, DeadError):
+        except (StorageError, CrashedError):
             assert self.executor is None
         else:
             self._check_result(result, name, step, marked=marked)
@@ -199,7 +354,7 @@ class ExecutionMachine(RuleBasedStateMachine):
     async def _watched_body(
         self, step: StepModel, acts: list[str], latest: list[float], name: str, given: int
     ) -> Any:
-        """Keep what is wrong inside a body: the executor would take it for the body's failure."""
+        """Record a failed assertion of a body: the executor would take it for a failure of the body."""
         try:
             self._check_time(step, latest.pop() if latest else step.due)
             return await self.body(step, acts, name, given)
@@ -208,12 +363,12 @@ class ExecutionMachine(RuleBasedStateMachine):
             raise
 
     def _check_time(self, step: StepModel, latest: float | None) -> None:
-        """After a failure, a body is called neither early nor late."""
+        """After a failure, a body is called neither too early nor too late."""
         now = self.clock.true
         if step.due is None or latest is None:
             return
         assert step.rebooted or now >= step.due - TINY, f"early by {step.due - now} s"
-        assert self.crowded or now <= latest + TINY, f"late by {now - latest} s"
+        assert self.concurrent or now <= latest + TINY, f"late by {now - latest} s"
 
     def _check_failure(self, error: UnrecoverableError, step: StepModel, verdict: str) -> None:
         assert verdict in ("failed", "interrupted")
@@ -236,55 +391,55 @@ class ExecutionMachine(RuleBasedStateMachine):
 
     @rule(name=_NAMES, given=_GIVEN, acts=_ACTS, round_=_ROUNDS)
     def execute(self, name: str, given: int, acts: list[str], round_: int = 1) -> None:
-        """A step is executed, in a round of level 2; its body does what it does."""
+        """A step is executed, in a round of level 2."""
         self.run(self.call(name, given, acts, round_=round_))
 
     @rule(name=_NAMES, given=_GIVEN, acts=_ACTS)
     def retry(self, name: str, given: int, acts: list[str]) -> None:
-        """Somebody asks for a new set of attempts."""
+        """A new set of attempts is requested."""
         self.run(self.call(name, given, acts, retry=True))
 
     @rule(name=_NAMES, given=_GIVEN, acts=_ACTS)
     def force(self, name: str, given: int, acts: list[str]) -> None:
-        """Somebody wants it done again, kept or not."""
+        """The step is executed again, completed or not."""
         self.run(self.call(name, given, acts, force=True))
 
     @rule(chosen=st.dictionaries(st.tuples(_NAMES, _GIVEN), _HARMLESS, min_size=2, max_size=6))
-    def execute_at_once(self, chosen: dict[tuple[str, int], list[str]]) -> None:
-        """Several steps are executed at the same time."""
+    def execute_concurrently(self, chosen: dict[tuple[str, int], list[str]]) -> None:
+        """Several steps are executed concurrently."""
 
         async def together() -> None:
             calls = (self.call(*which, acts) for which, acts in chosen.items())
             await asyncio.gather(*calls)
 
-        self.run(together(), crowded=True)
+        self.run(together(), concurrent=True)
 
     @rule(chosen=st.sets(st.tuples(_NAMES, _GIVEN), min_size=2, max_size=6))
-    def die_at_once(self, chosen: set[tuple[str, int]]) -> None:
-        """Several steps are under way when the process dies."""
+    def crash_with_several_steps(self, chosen: set[tuple[str, int]]) -> None:
+        """Several steps are running when the process crashes."""
         executor = self.process()
         ready = {
             which
             for which in sorted(chosen)
             if self.model.step(*which).verdict() == "called" and which[0] not in self.model.marked
         }
-        left, all_began = set(ready), asyncio.Event()
+        left, all_started = set(ready), asyncio.Event()
 
         async def body(which: tuple[str, int]) -> None:
             self.model.step(*which).start()
             left.discard(which)
             if left:
-                await all_began.wait()
+                await all_started.wait()
             else:
-                self.die()
-                all_began.set()
-            raise DeadError
+                self.crash_process()
+                all_started.set()
+            raise CrashedError
 
         async def step(name: str, given: int) -> None:
             try:
                 task = partial(body, (name, given))
                 await executor.execute(lambda *_: task(), name, name, given)
-            except (StorageError, DeadError):
+            except (StorageError, CrashedError):
                 assert self.executor is None
 
         async def together() -> None:
@@ -295,7 +450,7 @@ class ExecutionMachine(RuleBasedStateMachine):
 
     @rule(name=_NAMES)
     def mark(self, name: str) -> None:
-        """Somebody says that a task is done."""
+        """A task is marked as completed."""
         state = self.process().state_persistence
         assert state is not None
         artifacts = {"made": name}
@@ -304,15 +459,15 @@ class ExecutionMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """The process ends as it should, and another one comes."""
+        """The process ends, and another one starts."""
         self.process().close()
         self.executor = None
 
     @rule()
     def crash(self) -> None:
-        """The process dies between two steps."""
+        """The process crashes between two steps."""
         self.process()
-        self.die()
+        self.crash_process()
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 60.0]))
     def wait(self, seconds: float) -> None:
@@ -326,18 +481,18 @@ class ExecutionMachine(RuleBasedStateMachine):
 
     @rule(set_to=st.sampled_from([-3600.0, 0.0, 3600.0]))
     def reboot(self, set_to: float) -> None:
-        """The machine is started again, perhaps with another time on the wall."""
+        """The machine reboots, perhaps with another wall time."""
         self.process()
-        self.die()
+        self.crash_process()
         self.clock.reboot()
         self.clock.jump(set_to)
         self.model.reboot()
 
-    # --- always ---
+    # --- invariants ---
 
     @invariant()
     def the_run_is_the_model(self) -> None:
-        """What the journal and the views say is what happened."""
+        """The journal and the views show what happened."""
         type(self).counter.done += 1
         if self.executor is None:
             return
@@ -380,7 +535,7 @@ class ExecutionMachine(RuleBasedStateMachine):
             assert ended <= MAX_ATTEMPTS * rounds + MAX_INTERRUPTIONS
 
     def teardown(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything."""
         if self.executor is not None:
             self.executor.close()
         self.forget_store()
@@ -388,4 +543,56 @@ class ExecutionMachine(RuleBasedStateMachine):
         shutil.rmtree(self.top, ignore_errors=True)
 
     def forget_store(self) -> None:
-        """Let go of what is left."""
+        """Forget the store."""
+
+
+class MemoryExecutionMachine(ExecutionMachine):
+    """The machine over stores in memory that share their data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._root = MemoryStore(clock=self.clock)
+
+    def open_store(self) -> ExecutionConfig:
+        """Open another store on the shared data."""
+        known = opened._stores().opened  # noqa: SLF001 - the registry of open stores
+        if (self.top, False) not in known:
+            store = MemoryStore(clock=self.clock, shared_with=self._root)
+            known[self.top, False] = opened._Opened(store)  # noqa: SLF001
+        state = StateConfig(state_dir=str(self.top), enable_persistence=False)
+        return ExecutionConfig(state=state)
+
+    def kill_store(self) -> None:
+        """Abandon the store without closing it."""
+        store = opened._stores().opened.pop((self.top, False)).store  # noqa: SLF001
+        assert isinstance(store, MemoryStore)
+        store.abandon()
+
+    def forget_store(self) -> None:
+        """Forget the store."""
+        opened._stores().opened.pop((self.top, False), None)  # noqa: SLF001
+
+
+class FolderExecutionMachine(ExecutionMachine):
+    """The machine over a journal in a folder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = (self.top / "0").resolve()
+
+    def open_store(self) -> ExecutionConfig:
+        """Open the folder, with the manual clock."""
+        known = opened._stores().opened  # noqa: SLF001 - the registry of open stores
+        if (self._folder, True) not in known:
+            store = SqliteStore(self._folder, clock=self.clock)
+            known[self._folder, True] = opened._Opened(store)  # noqa: SLF001
+        return ExecutionConfig(state=StateConfig(state_dir=str(self._folder)))
+
+    def kill_store(self) -> None:
+        """Copy the folder as it is, and delete the old one."""
+        old = self._folder
+        store = opened._stores().opened.pop((old, True)).store  # noqa: SLF001
+        self._folder = old.with_name(str(int(old.name) + 1))
+        shutil.copytree(old, self._folder, ignore=shutil.ignore_patterns("*-shm"))
+        store.close()
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Row 11: hostile ids, links and umasks: nothing is written outside, and all of it is private."""
+"""Row 11: hostile ids, links and umasks: nothing is written outside the folder, all files are private."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _TWINS = "Аа․．／∕⁄․․＼﹨﷐ＡａǅⅠ①·‥…\u200b\u200d\u
 
 
 def hostile_ids() -> Iterator[str]:
-    """Yield names that must not become names of files."""
+    """Yield ids that must not become file names."""
     yield from _WORDS
     for character in _ODD_CHARACTERS:
         yield f"run{character}1"
@@ -72,14 +72,18 @@ def hostile_ids() -> Iterator[str]:
     yield unicodedata.normalize("NFD", "é")
 
 
-@row(11, "hostile ids and links stay inside", "≥ 100 ids, 0 escapes; files 0600, folders 0700")
+@row(
+    11,
+    "hostile ids and links stay inside the folder",
+    "≥ 100 ids, 0 escapes; files 0600, folders 0700",
+)
 def ids(plan: Plan, outcome: Outcome) -> None:
-    """Ids at every door; links in every place; no umask."""
+    """Try the ids at every entry point, links at every path, and umask 000."""
     before = os.umask(0)
     try:
         _offer_ids(plan, outcome)
         _follow_links(plan, outcome)
-        _open_to_none(plan, outcome)
+        _check_modes(plan, outcome)
     finally:
         os.umask(before)
 
@@ -91,32 +95,32 @@ def _offer_ids(plan: Plan, outcome: Outcome) -> None:
     around = plan.scratch / "ids"
     folder = around / "deep" / "inside"
     folder.mkdir(parents=True)
-    doors = _doors(folder)
+    entry_points = _entry_points(folder)
     names = list(hostile_ids())
-    taken = escaped = 0
-    for name in plan.watch("ids", names, len(names)):
-        for door, use in doors.items():
+    accepted = escaped = 0
+    for name in plan.track("ids", names, len(names)):
+        for entry_point, use in entry_points.items():
             seen = _outside(around, folder)
             try:
                 use(name)
             except MaestroError:
                 pass
-            except Exception as error:  # noqa: BLE001 - that is what is looked for
-                outcome.fail(f"{door}: {name[:40]!r}: a raw {type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - raw errors are what is tested for
+                outcome.fail(f"{entry_point}: {name[:40]!r}: a raw {type(error).__name__}: {error}")
             else:
-                # An empty name means "give it one" to those who may.
-                if name or door not in {"StatePersistence", "StatePersistence.checkpoint"}:
-                    taken += 1
-                    outcome.fail(f"{door}: {name[:40]!r} was taken")
+                # These generate an id when given an empty one.
+                if name or entry_point not in {"StatePersistence", "StatePersistence.checkpoint"}:
+                    accepted += 1
+                    outcome.fail(f"{entry_point}: {name[:40]!r} was accepted")
             if _outside(around, folder) != seen:
                 escaped += 1
-                outcome.fail(f"{door}: {name[:40]!r} left something outside")
+                outcome.fail(f"{entry_point}: {name[:40]!r} wrote outside the folder")
     StateManager(persistence_dir=folder / "values").shutdown()
-    outcome.ran.append(f"{len(names)} ids at {len(doors)} doors")
-    outcome.measured.append(f"{escaped} escapes, {taken} taken")
+    outcome.ran.append(f"{len(names)} ids at {len(entry_points)} entry points")
+    outcome.measured.append(f"{escaped} escapes, {accepted} accepted")
 
 
-def _doors(folder: Path) -> dict[str, Callable[[str], object]]:
+def _entry_points(folder: Path) -> dict[str, Callable[[str], object]]:
     values = StateManager(persistence_dir=folder / "values")
     checkpoints = CheckpointManager(folder / "checkpoints")
     config = config_in(folder)
@@ -128,7 +132,7 @@ def _doors(folder: Path) -> dict[str, Callable[[str], object]]:
         with StatePersistence(config, RUN) as state:
             state.checkpoint(name)
 
-    def hold(name: str) -> None:
+    def lease(name: str) -> None:
         store = SqliteStore(folder / "store")
         try:
             store.acquire_run(name)
@@ -146,12 +150,12 @@ def _doors(folder: Path) -> dict[str, Callable[[str], object]]:
         "CheckpointManager.delete": checkpoints.delete_checkpoint,
         "StateManager.checkpoint": values.checkpoint,
         "StateManager.restore": values.restore,
-        "SqliteStore.acquire_run": hold,
+        "SqliteStore.acquire_run": lease,
     }
 
 
 def _outside(around: Path, folder: Path) -> list[str]:
-    """List what is around the folder, without what is in it."""
+    """List what is around the folder, but not what is in it."""
     found = [str(path) for path in around.iterdir()]
     found += [str(path) for path in folder.parent.iterdir()]
     return sorted(found + [str(path) for path in folder.iterdir() if path.name.startswith("up")])
@@ -161,7 +165,7 @@ def _outside(around: Path, folder: Path) -> list[str]:
 
 
 def _follow_links(plan: Plan, outcome: Outcome) -> None:
-    """Links where our folders and files should be are refused, or replaced; never followed."""
+    """Links in place of our folders and files are refused or replaced, never followed."""
     tried = 0
     for name, links in _LINKS.items():
         for link in links:
@@ -179,11 +183,11 @@ def _follow_links(plan: Plan, outcome: Outcome) -> None:
                     pass
             except MaestroError:
                 pass
-            except Exception as error:  # noqa: BLE001 - that is what is looked for
+            except Exception as error:  # noqa: BLE001 - raw errors are what is tested for
                 outcome.fail(f"a link at {link}: a raw {type(error).__name__}: {error}")
             left = {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()}
-            kept = left == {"file": b"mine"} and len(list(target.iterdir())) == 1
-            outcome.require(kept, f"{name} wrote through a link at {link}: {sorted(left)}")
+            unchanged = left == {"file": b"mine"} and len(list(target.iterdir())) == 1
+            outcome.require(unchanged, f"{name} wrote through a link at {link}: {sorted(left)}")
             shutil.rmtree(folder)
             shutil.rmtree(target)
     outcome.ran.append(f"{tried} links in place of our files and folders")
@@ -208,21 +212,21 @@ _LINKS = {
 }
 
 
-# --- rights ------------------------------------------------------------------------------------
+# --- file modes --------------------------------------------------------------------------------
 
 
-def _open_to_none(plan: Plan, outcome: Outcome) -> None:
+def _check_modes(plan: Plan, outcome: Outcome) -> None:
     """Under umask 000 every file is 0600 and every folder 0700."""
     count = 0
     for name in ("steps", "checkpoint", "manager", "save"):
-        folder = plan.scratch / f"rights-{name}" / "a" / "b"
+        folder = plan.scratch / f"modes-{name}" / "a" / "b"
         for _ in SCENARIOS[name](folder):
-            count += _check_rights(folder.parent.parent, outcome)
-        count += _check_rights(folder.parent.parent, outcome)
-    outcome.measured.append(f"{count:,} looks at rights under umask 000, all 0600 and 0700")
+            count += _check_mode_of_all(folder.parent.parent, outcome)
+        count += _check_mode_of_all(folder.parent.parent, outcome)
+    outcome.measured.append(f"{count:,} checks of file modes under umask 000, all 0600 and 0700")
 
 
-def _check_rights(root: Path, outcome: Outcome) -> int:
+def _check_mode_of_all(root: Path, outcome: Outcome) -> int:
     for path in [root, *root.rglob("*")]:
         try:
             mode = path.lstat().st_mode
@@ -230,5 +234,5 @@ def _check_rights(root: Path, outcome: Outcome) -> int:
             continue
         wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
         right = stat.S_IMODE(mode) == wanted
-        outcome.require(right, f"{path.name} has the rights {stat.S_IMODE(mode):o}")
+        outcome.require(right, f"{path.name} has the mode {stat.S_IMODE(mode):o}")
     return 1

@@ -1,4 +1,4 @@
-"""Texts that a hostile or broken program could leave where a document of ours is read."""
+"""Texts that a hostile or broken program could write where we read a document."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 _DEEP = 100_000
 
 
-def sealed(document: bytes) -> bytes:
-    """Return a document with the digest that makes it look like ours."""
+def with_digest(document: bytes) -> bytes:
+    """Return a document with a valid digest."""
     digest = hashlib.sha256(document).hexdigest().encode()
     return b'{"document":' + document + b',"sha256":"' + digest + b'"}\n'
 
 
 def plain() -> Iterator[tuple[str, bytes]]:
-    """Yield texts that are no document at all, or no JSON."""
+    """Yield texts that are not a document, or not JSON."""
     yield "empty", b""
     yield "nul", b"\0"
     yield "nuls", b"\0" * 100_000
@@ -50,7 +50,7 @@ def _nested() -> Iterator[tuple[str, bytes]]:
 
 
 def odd_values() -> Iterator[tuple[str, bytes]]:
-    """Yield JSON, or nearly, to be put where a value belongs."""
+    """Yield JSON, or nearly JSON, to use in place of a value."""
     yield "NaN", b"NaN"
     yield "Infinity", b"Infinity"
     yield "minus Infinity", b"-Infinity"
@@ -85,7 +85,7 @@ def odd_values() -> Iterator[tuple[str, bytes]]:
 
 
 def heads(kind: str) -> Iterator[tuple[str, bytes]]:
-    """Yield sealed documents whose format, kind or shape is wrong."""
+    """Yield documents with a valid digest whose format, kind or shape is wrong."""
     for name, number in (
         ("format 2", b"2"),
         ("format 10^30", b"1" + b"0" * 30),
@@ -96,17 +96,20 @@ def heads(kind: str) -> Iterator[tuple[str, bytes]]:
         ("format text", b'"1"'),
         ("format null", b"null"),
     ):
-        yield name, sealed(b'{"format":%s,"kind":"%s"}' % (number, kind.encode()))
-    yield "no format", sealed(b'{"kind":"%s"}' % kind.encode())
-    yield "no kind", sealed(b'{"format":1}')
-    yield "another kind", sealed(b'{"format":1,"kind":"escalation"}')
-    yield "kind is a list", sealed(b'{"format":1,"kind":["%s"]}' % kind.encode())
-    yield "sealed list", sealed(b"[]")
-    yield "sealed null", sealed(b"null")
-    yield "sealed nothing", sealed(b"")
-    yield "sealed twice", sealed(sealed(b'{"format":1,"kind":"%s"}' % kind.encode()).strip())
-    yield "only the head", sealed(b'{"format":1,"kind":"%s"}' % kind.encode())
-    good = sealed(b'{"format":1,"kind":"%s"}' % kind.encode())
+        yield name, with_digest(b'{"format":%s,"kind":"%s"}' % (number, kind.encode()))
+    yield "no format", with_digest(b'{"kind":"%s"}' % kind.encode())
+    yield "no kind", with_digest(b'{"format":1}')
+    yield "another kind", with_digest(b'{"format":1,"kind":"escalation"}')
+    yield "kind is a list", with_digest(b'{"format":1,"kind":["%s"]}' % kind.encode())
+    yield "digested list", with_digest(b"[]")
+    yield "digested null", with_digest(b"null")
+    yield "digested nothing", with_digest(b"")
+    yield (
+        "digested twice",
+        with_digest(with_digest(b'{"format":1,"kind":"%s"}' % kind.encode()).strip()),
+    )
+    yield "only the head", with_digest(b'{"format":1,"kind":"%s"}' % kind.encode())
+    good = with_digest(b'{"format":1,"kind":"%s"}' % kind.encode())
     yield "another digest", good[:-20] + b"0" * 10 + good[-10:]
     yield "digest in capitals", good[:-67] + good[-67:-3].upper() + good[-3:]
     yield "no line end", good.rstrip()
@@ -115,14 +118,14 @@ def heads(kind: str) -> Iterator[tuple[str, bytes]]:
     yield "twice in a row", good + good
 
 
-def spoiled(members: dict[str, object], kind: str) -> Iterator[tuple[str, bytes]]:
-    """Yield sealed documents in which one member, at any depth, is something else or missing."""
+def altered(members: dict[str, object], kind: str) -> Iterator[tuple[str, bytes]]:
+    """Yield documents with a valid digest in which one member, at any depth, is replaced."""
     base = {**members, "format": 1, "kind": kind}
     for path in _paths(members):
         for name, value in odd_values():
             text = json.dumps(_replaced(base, path, "@@"), separators=(",", ":"), sort_keys=True)
             shown = ".".join(map(str, path))
-            yield f"{name} at {shown}", sealed(text.encode().replace(b'"@@"', value, 1))
+            yield f"{name} at {shown}", with_digest(text.encode().replace(b'"@@"', value, 1))
 
 
 def _paths(node: object, above: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -146,11 +149,11 @@ def _replaced(node: object, path: tuple[str | int, ...], value: object) -> objec
 
 
 def bad_differences(kind: str, workflow: str) -> Iterator[tuple[str, bytes]]:
-    """Yield sealed runs whose large values lie: about their size, their base, their digest."""
+    """Yield runs with a valid digest whose large values have a wrong size, base or digest."""
     one, two = "11" * 32, "22" * 32
     cases: dict[str, dict[str, object]] = {
-        "it builds on itself": {one: {"base": one, "pieces": [[0, 5]]}},
-        "two build on each other": {
+        "its own base": {one: {"base": one, "pieces": [[0, 5]]}},
+        "each the base of the other": {
             one: {"base": two, "pieces": [[0, 5]]},
             two: {"base": one, "pieces": [[0, 5]]},
         },
@@ -170,7 +173,7 @@ def bad_differences(kind: str, workflow: str) -> Iterator[tuple[str, bytes]]:
         "none": {},
     }
     for name, values in cases.items():
-        yield f"values: {name}", sealed(_run_text(kind, workflow, one, values))
+        yield f"values: {name}", with_digest(_run_text(kind, workflow, one, values))
 
 
 def _run_text(kind: str, workflow: str, digest: str, values: dict[str, object]) -> bytes:

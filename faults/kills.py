@@ -9,19 +9,18 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from faults import strace, tools
-from faults.executing import is_in_a_step
+from faults.executor_scenario import was_in_a_step
 from faults.registry import Outcome, Plan, row
-from faults.spread import ahead, evenly
+from faults.tools import ahead, evenly
 from faults.verify import false_alarm, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from faults.strace import Point, Victim
+    from faults.strace import InjectedRun, Point
 
 SCENARIOS = ("first", "steps", "checkpoint", "manager", "save", "execute", "hive")
-#: Calls that change nothing on the disk: the state before and after them is the same, so a few
-#: of them are enough.
+#: Calls that change nothing on the disk: a few of them are enough.
 _PASSIVE = frozenset(
     "read pread64 lseek fstat stat lstat newfstatat statx access faccessat2 readlink readlinkat"
     " close getdents64 munmap".split()
@@ -35,7 +34,7 @@ _KILLED = {-signal.SIGKILL, 128 + signal.SIGKILL}
     "≥ 1,000 points, 0 lost, 0 stuck",
 )
 def kills(plan: Plan, outcome: Outcome) -> None:
-    """Kill each scenario at each of its calls, and look at what is left."""
+    """Kill each scenario at each of its calls, and verify what is left."""
     reason = tools.missing("strace")
     if reason:
         outcome.not_run.append(reason)
@@ -43,20 +42,20 @@ def kills(plan: Plan, outcome: Outcome) -> None:
     chosen = [point for name in SCENARIOS for point in choose(plan, name)]
     numbers = count(1)
 
-    def hurt(point: Point) -> Victim:
+    def inject(point: Point) -> InjectedRun:
         folder = plan.scratch / f"kill-{next(numbers)}"
         return strace.run(point, folder, "signal=KILL")
 
     landed: Counter[str] = Counter()
-    alarms = under_way = 0
-    for victim in plan.watch("kill points", ahead(hurt, chosen), len(chosen)):
-        alarms += _judge(victim, outcome)
-        if victim.landed and victim.code in _KILLED:
-            landed[f"{victim.point.scenario} {victim.point.call}"] += 1
-            under_way += victim.point.scenario == "execute" and is_in_a_step(victim.acks)
-        clean(victim.folder)
+    alarms = in_a_step = 0
+    for run in plan.track("kill points", ahead(inject, chosen), len(chosen)):
+        alarms += _judge(run, outcome)
+        if run.landed and run.code in _KILLED:
+            landed[f"{run.point.scenario} {run.point.call}"] += 1
+            in_a_step += run.point.scenario == "execute" and was_in_a_step(run.acks)
+        clean(run.folder)
     executed = sum(number for name, number in landed.items() if name.startswith("execute "))
-    outcome.measured.append(f"{under_way} of {executed} kills of the executor were in a step")
+    outcome.measured.append(f"{in_a_step} of {executed} kills of the executor were in a step")
     _report(plan, outcome, landed, alarms)
 
 
@@ -70,21 +69,21 @@ def choose(plan: Plan, scenario: str) -> list[Point]:
     return active + evenly(passive, 60)
 
 
-def _judge(victim: Victim, outcome: Outcome) -> bool:
-    point = victim.point
+def _judge(run: InjectedRun, outcome: Outcome) -> bool:
+    point = run.point
     where = f"{point.scenario}, {point.call} number {point.when}"
-    if victim.code not in {*_KILLED, 0}:
-        outcome.fail(f"{where}: ended with {victim.code}: {victim.errors[-300:]}")
+    if run.code not in {*_KILLED, 0}:
+        outcome.fail(f"{where}: ended with {run.code}: {run.errors[-300:]}")
     alarm = False
-    for wrong in verify(point.scenario, victim.folder, victim.acks):
+    for wrong in verify(point.scenario, run.folder, run.acks):
         outcome.fail(f"{where}: {wrong}")
-    if victim.folder.exists():
-        alarm = false_alarm(victim.folder)
+    if run.folder.exists():
+        alarm = false_alarm(run.folder)
     return alarm
 
 
 def clean(folder: Path) -> None:
-    """Remove a folder and the acknowledgements beside it."""
+    """Remove a folder and its file of acknowledgements."""
     shutil.rmtree(folder, ignore_errors=True)
     strace.acks_of(folder).unlink(missing_ok=True)
 
@@ -98,6 +97,6 @@ def _report(plan: Plan, outcome: Outcome, landed: Counter[str], alarms: int) -> 
     places = ", ".join(f"{call} {number}" for call, number in by_call.most_common())
     outcome.measured.append(f"{outcome.failed} lost or stuck; {alarms} false damage reports")
     outcome.measured.append(f"landed at: {places}")
-    outcome.require(alarms == 0, f"{alarms} sound folders were reported as damaged")
+    outcome.require(alarms == 0, f"{alarms} intact folders were reported as damaged")
     least = plan.amount(quick=90, full=1000)
     outcome.require(total >= least, f"only {total} kills landed in the folder, of {least}")

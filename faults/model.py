@@ -1,4 +1,4 @@
-"""Row 13: random sequences of all that a store or an executor can do, crashes included, modelled."""
+"""Row 13: random sequences of operations on a store or an executor, with crashes, against a model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from faults.execution_stores import FolderExecutionMachine, MemoryExecutionMachine
-from faults.machine import FolderMachine, MemoryMachine, StoreMachine
+from faults.execution_machine import FolderExecutionMachine, MemoryExecutionMachine
 from faults.registry import Outcome, Plan, row
+from faults.store_machine import FolderMachine, MemoryMachine, StoreMachine
 
 if TYPE_CHECKING:
     from typing import Any
@@ -28,11 +28,11 @@ def model(plan: Plan, outcome: Outcome) -> None:
         (FolderExecutionMachine, plan.amount(quick=20, full=400)),
     )
     for machine, examples in machines:
-        plan.say(f"{machine.__name__}: {examples} x {length} steps")
+        plan.show(f"{machine.__name__}: {examples} x {length} steps")
         machine.done = 0
         try:
             run_machine(machine, examples, length, plan.seed)
-        except Exception as error:  # noqa: BLE001 - Hypothesis raises what the store raised
+        except Exception as error:  # noqa: BLE001 - Hypothesis raises the store's error
             outcome.fail(f"{machine.__name__}: {type(error).__name__}: {error}\n{_notes(error)}")
         outcome.ran.append(f"{machine.__name__}: {examples:,} x {length} steps at most")
         outcome.measured.append(f"{machine.done:,} steps done")
@@ -46,9 +46,9 @@ def run_machine(
     *,
     shrink: bool = True,
 ) -> None:
-    """Let Hypothesis run a machine; raises what went wrong, with the steps that lead to it.
+    """Run a machine with Hypothesis; raise its failure, with the steps that lead to it.
 
-    To ``shrink`` is to look for the fewest such steps, which can take minutes.
+    ``shrink`` searches for the fewest such steps, which can take minutes.
     """
     chosen = settings(
         max_examples=examples,

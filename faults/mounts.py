@@ -1,4 +1,4 @@
-"""File systems of our own: loop devices whose power can be cut, and disks that are too small."""
+"""File systems for tests: loop devices whose power can be cut, and disks that are too small."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class LoopDisk:
         _do("mount", "-t", self.kind, "-o", "loop", str(self.image), str(self.point))
 
     def unmount(self) -> None:
-        """Let go of it."""
+        """Unmount it."""
         unmount(self.point)
 
     def cut(self) -> None:
-        """Cut the power: nothing that is not on the disk yet will ever be."""
+        """Cut the power: what is not on the disk yet is lost."""
         fd = os.open(self.point, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(fd, _SHUTDOWN, _WITHOUT_FLUSHING)
@@ -64,7 +64,7 @@ class LoopDisk:
 
 
 def unmount(point: Path) -> None:
-    """Unmount, if need be as soon as nobody uses it any more."""
+    """Unmount, lazily if it is still in use."""
     try:
         _do("umount", str(point))
     except MountError:
@@ -73,7 +73,7 @@ def unmount(point: Path) -> None:
 
 @contextmanager
 def loop_disk(kind: str, scratch: Path, size: int | None = None) -> Iterator[LoopDisk]:
-    """Make, mount and in the end unmount a disk."""
+    """Create, mount and finally unmount a disk."""
     disk = LoopDisk(kind, scratch / f"{kind}.img", scratch / f"{kind}-mount", size)
     disk.mount()
     try:
@@ -95,5 +95,5 @@ def memory_disk(point: Path, options: str) -> Iterator[Path]:
 
 
 def remount(point: Path, options: str) -> None:
-    """Change a mounted file system's limits or rights."""
+    """Change the limits or the mode of a mounted file system."""
     _do("mount", "-o", f"remount,{options}", str(point))

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from faults import tools
 from faults.mounts import LoopDisk, MountError, loop_disk
 from faults.registry import Outcome, Plan, row
-from faults.scenarios import LYING
+from faults.scenarios import NO_SYNCS
 from faults.strace import ROOT, command
 from faults.verify import false_alarm, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Scenario, how many acknowledgements it gives, and which one writes beside it.
+#: Scenario, how many acknowledgements it gives, and which one writes at the same time.
 _CUTS = (
     ("steps", 40, None),
     ("steps", 40, "second"),
@@ -31,7 +31,7 @@ _CUTS = (
     ("manager", 21, None),
     ("steps", 40, "second"),
     ("save", 6, None),
-    ("begins", 140, None),
+    ("starts", 140, None),
 )
 _PAGE = 4096
 _WRITE_AND_WAIT = 7  # SYNC_FILE_RANGE_WAIT_BEFORE | WRITE | WAIT_AFTER
@@ -44,7 +44,7 @@ _SECONDS = 30
     "≥ 300 cuts on ext4 and on XFS, 0 lost",
 )
 def power_cuts(plan: Plan, outcome: Outcome) -> None:
-    """Cut both file systems again and again."""
+    """Cut the power of both file systems many times."""
     reason = tools.unprivileged() or tools.missing("mount", "mkfs.ext4")
     if reason:
         outcome.not_run.append(reason)
@@ -63,15 +63,15 @@ def power_cuts(plan: Plan, outcome: Outcome) -> None:
 
 
 def _cut_often(plan: Plan, outcome: Outcome, disk: LoopDisk) -> None:
-    chance = random.Random(f"{plan.seed}/{disk.kind}")
+    rng = random.Random(f"{plan.seed}/{disk.kind}")
     cuts = plan.amount(quick=16, full=304)
     before, alarms, written = outcome.failed, 0, 0
-    for number in plan.watch(f"cuts on {disk.kind}", range(cuts), cuts):
-        name, most, beside = _CUTS[number % len(_CUTS)]
+    for number in plan.track(f"cuts on {disk.kind}", range(cuts), cuts):
+        name, most, concurrent = _CUTS[number % len(_CUTS)]
         folder = disk.point / f"cut-{number}"
-        after = chance.randrange(1, most + 1)
-        names = [name, *([beside] if beside else [])]
-        acks, late = _run_and_cut(disk, folder, names, after, chance)
+        after = rng.randrange(1, most + 1)
+        names = [name, *([concurrent] if concurrent else [])]
+        acks, late = _run_and_cut(disk, folder, names, after, rng)
         written += len(acks)
         disk.unmount()
         disk.mount()
@@ -87,19 +87,21 @@ def _cut_often(plan: Plan, outcome: Outcome, disk: LoopDisk) -> None:
 
 
 def _control(plan: Plan, outcome: Outcome, disk: LoopDisk) -> None:
-    """Leave the syncs out, and see that the cuts are noticed: a test that can fail."""
-    chance = random.Random(plan.seed)
+    """Run without syncs, and check that losses are found: the test can fail."""
+    rng = random.Random(plan.seed)
     cuts = plan.amount(quick=4, full=12)
     lost = 0
     for number in range(cuts):
         folder = disk.point / f"control-{number}"
-        acks, late = _run_and_cut(disk, folder, ["steps"], 30, chance, {LYING: "1"})
+        acks, late = _run_and_cut(disk, folder, ["steps"], 30, rng, {NO_SYNCS: "1"})
         disk.unmount()
         disk.mount()
         lost += bool(verify("steps", folder, acks, late=late, power=True))
         shutil.rmtree(folder, ignore_errors=True)
     outcome.measured.append(f"control without syncs: {lost} of {cuts} lost")
-    outcome.require(lost, f"{disk.kind}: the cuts do not cut, or the control syncs")
+    outcome.require(
+        lost, f"{disk.kind}: no loss without syncs: the cuts have no effect, or the control syncs"
+    )
 
 
 def _run_and_cut(
@@ -107,18 +109,18 @@ def _run_and_cut(
     folder: Path,
     names: list[str],
     after: int,
-    chance: random.Random,
+    rng: random.Random,
     environment: dict[str, str] | None = None,
 ) -> tuple[list[str], list[str]]:
     """Run scenarios until they have acknowledged ``after`` times, and cut.
 
-    Return what they said before, and what they still said while it happened: a sync that the cut
-    overtakes may return success from a disk that is gone, to a process that in truth is gone too.
+    Return what was acknowledged before the cut, and what was acknowledged during it: a sync that
+    runs during the cut may return success, to a process that would not exist any more.
     """
     reader, writer = os.pipe()
     with ExitStack() as stack:
         stack.callback(os.close, reader)
-        victims = [
+        processes = [
             stack.enter_context(
                 subprocess.Popen(
                     command(name, folder, "-"),
@@ -132,15 +134,15 @@ def _run_and_cut(
         ]
         os.close(writer)
         certain = _read_until(reader, after)
-        if chance.random() < 0.5:
-            time.sleep(chance.uniform(0, 0.002))
-        if chance.random() < 0.3:
-            _write_out_of_order(folder / "journal.db-wal", chance)
+        if rng.random() < 0.5:
+            time.sleep(rng.uniform(0, 0.002))
+        if rng.random() < 0.3:
+            _write_out_of_order(folder / "journal.db-wal", rng)
         certain += _read_now(reader)
         disk.cut()
-        for victim in victims:
-            victim.kill()
-            victim.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
         late = certain + _read_until(reader, 10**9)
     return _lines(certain), _lines(late)
 
@@ -166,15 +168,15 @@ def _read_until(reader: int, lines: int) -> bytes:
     return text
 
 
-def _write_out_of_order(log: Path, chance: random.Random) -> None:
-    """Let some pages of the log reach the disk before others, as a busy kernel may."""
+def _write_out_of_order(log: Path, rng: random.Random) -> None:
+    """Write some pages of the WAL to the disk before others, as a kernel may."""
     libc = ctypes.CDLL(None, use_errno=True)
     with suppress(OSError):
         fd = os.open(log, os.O_RDONLY)
         try:
             pages = os.fstat(fd).st_size // _PAGE
             for page in range(pages):
-                if chance.random() < 0.5:
+                if rng.random() < 0.5:
                     start = ctypes.c_int64(page * _PAGE)
                     libc.sync_file_range(fd, start, ctypes.c_int64(_PAGE), _WRITE_AND_WAIT)
         finally:

@@ -1,8 +1,8 @@
-"""The programs that are killed, starved and cut off: each says aloud what was acknowledged.
+"""The programs that faults are injected into: each reports what was acknowledged.
 
 ``python -m faults.scenarios NAME FOLDER ACKS`` runs one in FOLDER and adds a line to the file ACKS
-(``-`` is standard output) after each operation that returned. Every scenario goes on where it
-finds the folder, so it can be started again after anything.
+(``-`` is standard output) after each operation that returned. Every scenario resumes from what is
+in its folder, so it can be started again after any fault.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from faults import hive_runs
-from faults.executing import execute
+from faults import hive_scenario
+from faults.executor_scenario import execute
 from maestro_hive.kernel.errors import FencedError, MaestroError, StoreFailedError
 
 if TYPE_CHECKING:
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.store import RunLease
 
 STEPS = 20
-#: Said before closing, where an error may stay unsaid: nothing is promised any more.
+#: Reported before closing, where an error may stay unreported: nothing is promised after it.
 CLOSING = "~ closing"
 RUN = "faulted"
-#: How the program ends: all done, an error that is not ours, a store that went on after failing.
+#: Exit codes: completed, an error that is not ours, a store that continued after it failed.
 DONE, RAW_ERROR, WENT_ON = 0, 70, 71
-#: Set for a control in which the syncs of our own code are left out.
-LYING = "FAULTS_WITHOUT_SYNCS"
-#: How often a program opens its folder again after an error of ours.
+#: Environment variable of the control in which our own code does not sync.
+NO_SYNCS = "FAULTS_WITHOUT_SYNCS"
+#: How often a program opens its folder, the first time included, after our errors.
 _OPENINGS = 3
 
 
 def result_of(step: int) -> dict[str, Any]:
-    """Return the result of a step: some fit their row, some grow, some are alone."""
+    """Return the result of a step: some fit into their row, some grow, some do neither."""
     return {"step": step, "text": f"{step} " * (step * 61 % 900)}
 
 
@@ -50,13 +50,13 @@ def first(folder: Path) -> Iterator[str]:
     yield "opened"
     with _refusing(store):
         store.acquire_run(RUN)
-        yield "held"
+        yield "leased"
         yield CLOSING
         store.close()
 
 
 def steps(folder: Path, run: str = RUN, count: int = STEPS) -> Iterator[str]:
-    """Record steps: begun without a sync, kept with one."""
+    """Record steps: started without a sync, completed with one."""
     from maestro_hive.maestro.state import codec  # noqa: PLC0415
     from maestro_hive.maestro.state.records import EntryKind, NewEntry  # noqa: PLC0415
     from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
@@ -67,44 +67,43 @@ def steps(folder: Path, run: str = RUN, count: int = STEPS) -> Iterator[str]:
         known = store.entries(hold.run)
         done = sum(entry.kind == EntryKind.STEP_COMPLETED for entry in known)
         for step in range(done + 1, count + 1):
-            begun = NewEntry(EntryKind.ATTEMPT_STARTED, step, 1, facts=b'{"name":"work"}')
-            _append(store, hold, begun, sync=False)
-            yield f"{run} begun {step}"
+            started = NewEntry(EntryKind.ATTEMPT_STARTED, step, 1, facts=b'{"name":"work"}')
+            _append(store, hold, started, sync=False)
+            yield f"{run} started {step}"
             value = codec.encode(result_of(step))
-            kept = NewEntry(EntryKind.STEP_COMPLETED, step, 1, value=value, family="work")
-            _append(store, hold, kept, sync=True)
-            yield f"{run} kept {step}"
+            completed = NewEntry(EntryKind.STEP_COMPLETED, step, 1, value=value, family="work")
+            _append(store, hold, completed, sync=True)
+            yield f"{run} completed {step}"
         yield CLOSING
         store.close()
 
 
 def long(folder: Path, run: str = RUN) -> Iterator[str]:
-    """Record so much that the log is copied into the database and written over again."""
+    """Record so much that the WAL is checkpointed and overwritten."""
     from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
 
     number = 0
-    for number, said in enumerate(steps(folder, run, count=400), start=1):
-        yield said
+    for number, ack in enumerate(steps(folder, run, count=400), start=1):
+        yield ack
         if number % 60 == 0:
             store = SqliteStore(folder, busy_seconds=5)
             store.checkpoint()
             store.close()
 
 
-def begins(folder: Path, run: str = RUN, count: int = 120) -> Iterator[str]:
-    """Begin many attempts and sync none of them, over a log that has been used before."""
+def starts(folder: Path, run: str = RUN, count: int = 120) -> Iterator[str]:
+    """Start many attempts without a sync, in a WAL that has been used before."""
     from maestro_hive.maestro.state.records import EntryKind, NewEntry  # noqa: PLC0415
     from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
 
-    said = list(steps(folder, run))
-    yield from said
+    yield from list(steps(folder, run))
     store = SqliteStore(folder, busy_seconds=5)
     store.checkpoint()
     hold = store.acquire_run(run)
     for step in range(STEPS + 1, count + 1):
-        begun = NewEntry(EntryKind.ATTEMPT_STARTED, step, 1, facts=b'{"name":"work"}')
-        _append(store, hold, begun, sync=False)
-        yield f"{run} begun {step}"
+        started = NewEntry(EntryKind.ATTEMPT_STARTED, step, 1, facts=b'{"name":"work"}')
+        _append(store, hold, started, sync=False)
+        yield f"{run} started {step}"
 
 
 def _append(store: SqliteStore, hold: RunLease, entry: Any, *, sync: bool) -> None:
@@ -131,7 +130,7 @@ def config_in(folder: Path) -> ExecutionConfig:
 
 
 def checkpoint(folder: Path, count: int = 5) -> Iterator[str]:
-    """Finish tasks, and write a checkpoint after each."""
+    """Complete tasks, and write a checkpoint after each."""
     from maestro_hive.unified_execution.state_persistence import StatePersistence  # noqa: PLC0415
 
     state = StatePersistence(config_in(folder), RUN)
@@ -147,7 +146,7 @@ def checkpoint(folder: Path, count: int = 5) -> Iterator[str]:
 
 
 def manager(folder: Path, count: int = 10) -> Iterator[str]:
-    """Set and update values, and write them down once."""
+    """Set and update values, and write a checkpoint at the end."""
     from maestro_hive.maestro.state.state_manager import StateManager  # noqa: PLC0415
 
     values = StateManager(persistence_dir=folder, auto_persist=True)
@@ -185,20 +184,20 @@ SCENARIOS: dict[str, Callable[[Path], Iterator[str]]] = {
     "manager": manager,
     "save": save,
     "execute": execute,
-    "hive": hive_runs.run,
+    "hive": hive_scenario.run,
     "long": long,
-    "begins": begins,
+    "starts": starts,
     "second": lambda folder: steps(folder, "second"),
 }
 
 
-class WentOnError(Exception):
-    """A store accepted work after a write of it had failed."""
+class ContinuedAfterFailureError(Exception):
+    """A store accepted work after one of its writes had failed."""
 
 
 @contextmanager
 def _refusing(store: SqliteStore) -> Iterator[None]:
-    """Make sure that a store which failed refuses everything from then on."""
+    """Check that a store that failed refuses everything afterwards."""
     try:
         yield
     except StoreFailedError:
@@ -207,7 +206,7 @@ def _refusing(store: SqliteStore) -> Iterator[None]:
                 attempt()
             except StoreFailedError:
                 continue
-            raise WentOnError("the store went on after a failed write") from None
+            raise ContinuedAfterFailureError("the store continued after a failed write") from None
         store.close()
         raise
     except MaestroError:
@@ -215,26 +214,26 @@ def _refusing(store: SqliteStore) -> Iterator[None]:
         raise
 
 
-def _lie_about_syncs() -> None:
-    """Acknowledge without syncing: a control, to see that the harness notices."""
+def _disable_syncs() -> None:
+    """Acknowledge without syncing: the control that shows that losses are detected."""
     for name in ("fsync", "fdatasync"):
         setattr(os, name, lambda _fd: None)
 
 
 def main(name: str, folder: Path, acks: str) -> int:
-    """Run a scenario to its end, opening again after errors of ours."""
-    if os.environ.get(LYING):
-        _lie_about_syncs()
+    """Run a scenario to its end; open the folder again after our errors."""
+    if os.environ.get(NO_SYNCS):
+        _disable_syncs()
     target = 1 if acks == "-" else os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for _ in range(_OPENINGS):
         try:
-            for said in SCENARIOS[name](folder):
-                os.write(target, f"{said}\n".encode())
+            for ack in SCENARIOS[name](folder):
+                os.write(target, f"{ack}\n".encode())
         except MaestroError as error:
             os.write(target, f"! {type(error).__name__} {error!r}\n".encode())
-        except WentOnError:
+        except ContinuedAfterFailureError:
             return WENT_ON
-        except BaseException:  # noqa: BLE001 - the report of it is what this is for
+        except BaseException:  # noqa: BLE001 - it is reported
             traceback.print_exc()
             return RAW_ERROR
         else:

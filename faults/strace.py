@@ -1,4 +1,4 @@
-"""Running a scenario under strace: where it touches its folder, and hurting it exactly there."""
+"""Running a scenario under strace: where it touches its folder, and injecting a fault there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from faults.scenarios import CLOSING
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Every call by which a program can touch files; those the machine lacks are left out.
+#: Every call by which a program can touch files; strace skips those that the machine lacks.
 CALLS = (
     "openat open creat mkdir mkdirat write pwrite64 writev pwritev fsync fdatasync rename renameat"
     " renameat2 ftruncate fallocate unlink unlinkat rmdir flock fcntl mmap munmap read pread64"
@@ -25,7 +25,7 @@ CALLS = (
 ).split()
 _LINE = re.compile(r"^(?:(\d+)\s+)?(\w+)\((.*)$")
 _SECONDS = 60
-#: The code of a scenario that did not end by itself.
+#: The exit code of a scenario that did not end by itself.
 STUCK = 99
 
 
@@ -39,8 +39,8 @@ class Point:
 
 
 @dataclass(slots=True, kw_only=True)
-class Victim:
-    """What became of a scenario: how it ended, what it acknowledged, what it did last."""
+class InjectedRun:
+    """A scenario with a fault: how it ended, what it acknowledged, and the call that failed."""
 
     point: Point
     folder: Path
@@ -61,25 +61,25 @@ def brief(errors: str) -> str:
 
 
 def acks_of(folder: Path) -> Path:
-    """Return the file of acknowledgements, which is beside the folder and not in it."""
+    """Return the file of acknowledgements, which is next to the folder and not in it."""
     return folder.with_name(f"{folder.name}.acks")
 
 
 def read_acks(path: Path) -> list[str]:
-    """Return the acknowledgements that were written whole."""
+    """Return the complete lines of acknowledgements."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
 
 def command(scenario: str, folder: Path, acks: str) -> list[str]:
-    """Return the words that start a scenario; the real interpreter, not a shim."""
+    """Return the command of a scenario; the real interpreter, not a shim."""
     return [sys.executable, "-m", "faults.scenarios", scenario, str(folder), acks]
 
 
 @cache
 def points(scenario: str, scratch: Path) -> tuple[Point, ...]:
-    """Run a scenario unhurt and return every call of it that touches its folder."""
-    folder, log = scratch / f"{scenario}-unhurt", scratch / f"{scenario}.strace"
+    """Run a scenario without a fault and return its calls that touch its folder."""
+    folder, log = scratch / f"{scenario}-unharmed", scratch / f"{scenario}.strace"
     names = ",".join(f"?{call}" for call in CALLS)
     words = ["strace", "-f", "-y", "-s", "4096", "-o", str(log), "-e", f"trace={names}"]
     words += command(scenario, folder, str(acks_of(folder)))
@@ -98,22 +98,22 @@ def points(scenario: str, scratch: Path) -> tuple[Point, ...]:
 
 
 def touches(text: str, folder: Path) -> bool:
-    """Return whether the words of a call name the folder or something in it."""
+    """Return whether the arguments of a call name the folder or something in it."""
     return f'"{folder}"' in text or f"<{folder}>" in text or f"{folder}/" in text
 
 
-def run(point: Point, folder: Path, hurt: str, *, seconds: float = _SECONDS) -> Victim:
-    """Run a scenario and hurt it at one call; ``hurt`` is strace's word for how."""
+def run(point: Point, folder: Path, fault: str, *, seconds: float = _SECONDS) -> InjectedRun:
+    """Run a scenario and inject a fault at one call; ``fault`` is in strace's syntax."""
     log = folder.with_name(f"{folder.name}.strace")
-    inject = f"inject={point.call}:{hurt}:when={point.when}"
+    inject = f"inject={point.call}:{fault}:when={point.when}"
     traced = f"trace={point.call},write"
     words = ["strace", "-f", "-y", "-o", str(log), "-e", traced, "-e", inject]
     words += command(point.scenario, folder, str(acks_of(folder)))
     code, errors = _run(words, seconds)
     acks = read_acks(acks_of(folder))
-    line, closing = _hurt_line(log, point)
+    line, closing = _failed_line(log, point)
     log.unlink()
-    return Victim(
+    return InjectedRun(
         point=point,
         folder=folder,
         code=code,
@@ -143,8 +143,8 @@ def _run(words: list[str], seconds: float) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def _hurt_line(log: Path, point: Point) -> tuple[str, bool]:
-    """Return the call that was hurt, and whether it came in closing."""
+def _failed_line(log: Path, point: Point) -> tuple[str, bool]:
+    """Return the arguments of the call with the fault, and whether the scenario was closing."""
     seen: Counter[str] = Counter()
     closing = False
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():

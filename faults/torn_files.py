@@ -1,4 +1,4 @@
-"""Row 4: a torn or altered file is found; what is read is what was written, or an error of ours."""
+"""Row 4: a torn or altered file is detected; a read gives what was written, or our error."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _HEADER = 32
 
 @row(
     4,
-    "a torn or altered file is found",
+    "a torn or altered file is detected",
     "documents 100 %; journal: what was written or our error; lost WAL frames reported",
 )
 def torn_files(plan: Plan, outcome: Outcome) -> None:
-    """Cut and flip every document, and a sample of the journal and its log."""
+    """Cut and flip every document, and a sample of the journal and its WAL."""
     _documents(plan, outcome)
     _team_state(plan, outcome)
     _database(plan, outcome)
-    _log(plan, outcome)
+    _wal(plan, outcome)
 
 
 # --- documents ---------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def _documents(plan: Plan, outcome: Outcome) -> None:
         "state_manager_checkpoint": folder / "values" / "checkpoints" / "all-of-it.json",
     }
     found = tried = 0
-    for kind, path in plan.watch("kinds of document", kinds.items(), len(kinds)):
+    for kind, path in plan.track("kinds of document", kinds.items(), len(kinds)):
         whole = path.read_bytes()
         for broken in _all_breaks(whole):
             tried += 1
@@ -69,7 +69,7 @@ def _documents(plan: Plan, outcome: Outcome) -> None:
                 outcome.fail(f"{kind}: an altered document was accepted")
     outcome.ran.append(f"{tried:,} cuts and flips of documents")
     outcome.measured.append(f"{found:,} of {tried:,} found")
-    _through_the_doors(plan, outcome, kinds)
+    _through_the_readers(plan, outcome, kinds)
 
 
 def _all_breaks(whole: bytes) -> Iterator[bytes]:
@@ -87,8 +87,8 @@ def _refused(read: Callable[[], object]) -> bool:
     return False
 
 
-def _through_the_doors(plan: Plan, outcome: Outcome, kinds: dict[str, Path]) -> None:
-    """A torn newest copy is set aside, and the run goes on from the one before it."""
+def _through_the_readers(plan: Plan, outcome: Outcome, kinds: dict[str, Path]) -> None:
+    """A torn newest copy is set aside, and the run resumes from the one before it."""
     folder = plan.scratch / "documents" / "run"
     whole = kinds["checkpoint"].read_bytes()
     for number in range(plan.amount(quick=10, full=60)):
@@ -101,7 +101,7 @@ def _through_the_doors(plan: Plan, outcome: Outcome, kinds: dict[str, Path]) -> 
             done = state.state.completed_tasks
         outcome.require(done == ["task-1"], f"a torn checkpoint: resumed with {done}")
         aside = list(torn.parent.glob("*.damaged-*"))
-        outcome.require(aside, "a torn checkpoint was not kept aside")
+        outcome.require(aside, "a torn checkpoint was not set aside")
         healthy = CheckpointManager(place / "checkpoints").health_check()["healthy"]
         outcome.require(healthy, "after setting aside, the checkpoints are not healthy")
         shutil.rmtree(place)
@@ -110,13 +110,13 @@ def _through_the_doors(plan: Plan, outcome: Outcome, kinds: dict[str, Path]) -> 
     path.write_bytes(path.read_bytes()[:-9])
     open_manager = StateManager(persistence_dir=values, auto_persist=True)
     refused = _refused(lambda: open_manager.restore("all-of-it"))
-    outcome.require(refused, "StateManager.restore took a torn checkpoint")
+    outcome.require(refused, "StateManager.restore accepted a torn checkpoint")
     outcome.require(open_manager.get_state("count") == 2, "a refused restore changed the values")
     open_manager.shutdown()
 
 
 def _team_state(plan: Plan, outcome: Outcome) -> None:
-    """A saved feature has a digest too; cut or altered, it is refused."""
+    """A saved feature has a digest too; a torn or altered file is refused."""
     from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
 
     folder = plan.scratch / "team"
@@ -135,9 +135,9 @@ def _team_state(plan: Plan, outcome: Outcome) -> None:
             accepted += ExecutionState.load(path) != original
         except (MaestroError, ValidationError):
             continue
-    outcome.require(not accepted, f"{accepted} altered state.json were taken for good")
+    outcome.require(not accepted, f"{accepted} altered state.json were accepted")
     outcome.ran.append(f"{tried:,} cuts and flips of state.json")
-    outcome.measured.append(f"{accepted} taken for something else")
+    outcome.measured.append(f"{accepted} accepted")
 
 
 # --- the journal -------------------------------------------------------------------------------
@@ -149,14 +149,14 @@ def _exhaust(scenario: Iterator[str]) -> None:
 
 
 def _prepared(plan: Plan, name: str, *, copied_in: bool) -> Path:
-    """Return a folder as the steps leave it: in the database, or all in the log of a live one."""
+    """Return a folder after the steps: all in the database, or all in the WAL of an open one."""
     folder = plan.scratch / name
     if copied_in:
         _exhaust(steps(folder))
         (folder / "journal.db-wal").write_bytes(b"")
     else:
         live = plan.scratch / f"{name}-live"
-        for _ in steps(live):  # the last to close copies the log in, so it is taken before
+        for _ in steps(live):  # closing checkpoints the WAL, so copy before
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(live, folder)
     (folder / "journal.db-shm").unlink(missing_ok=True)
@@ -164,7 +164,7 @@ def _prepared(plan: Plan, name: str, *, copied_in: bool) -> Path:
 
 
 def _read_all(folder: Path) -> tuple[str, SqliteStore | None]:
-    """Read a journal through the store: "same", "short", "error" of ours, or what else it gave."""
+    """Read a journal through the store; return "same", "short", "error" (ours) or "WRONG"."""
     try:
         store = SqliteStore(folder)
     except MaestroError:
@@ -172,18 +172,18 @@ def _read_all(folder: Path) -> tuple[str, SqliteStore | None]:
     try:
         record = store.run(RUN)
         entries = store.entries(record.id) if record else []
-        kept = [entry for entry in entries if entry.kind == EntryKind.STEP_COMPLETED]
-        for number, entry in enumerate(kept, start=1):
+        completed = [entry for entry in entries if entry.kind == EntryKind.STEP_COMPLETED]
+        for number, entry in enumerate(completed, start=1):
             right = store.load(entry) == codec.encode(result_of(number)).data
             if not right or entry.step != number:
                 return "WRONG", store
     except MaestroError:
         return "error", store
-    return ("same" if len(kept) == STEPS else "short"), store
+    return ("same" if len(completed) == STEPS else "short"), store
 
 
 def _try(original: Path, place: Path, name: str, data: bytes) -> tuple[str, bool, bool]:
-    """Read a copy with one file replaced; return (what was read, damage told, check told)."""
+    """Read a copy with one file replaced; return what was read, and whether opening and check reported damage."""
     shutil.copytree(original, place)
     (place / name).write_bytes(data)
     try:
@@ -194,14 +194,14 @@ def _try(original: Path, place: Path, name: str, data: bytes) -> tuple[str, bool
         checked = found == "error"
         if store is not None:
             warned = warned and bool(store.damage)
-            checked = checked or _check_tells(store)
+            checked = checked or _check_reports(store)
             store.close()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is not ours
+    except Exception as error:  # noqa: BLE001 - any error that is not ours
         return f"a raw {type(error).__name__}: {error}", False, False
     return found, warned, checked
 
 
-def _check_tells(store: SqliteStore) -> bool:
+def _check_reports(store: SqliteStore) -> bool:
     try:
         return bool(store.check())
     except MaestroError:
@@ -211,62 +211,62 @@ def _check_tells(store: SqliteStore) -> bool:
 def _database(plan: Plan, outcome: Outcome) -> None:
     original = _prepared(plan, "database", copied_in=True)
     whole = (original / "journal.db").read_bytes()
-    chance = random.Random(plan.seed)
+    rng = random.Random(plan.seed)
     tries = plan.amount(quick=150, full=1500)
     seen: dict[str, int] = {}
-    for number in plan.watch("breaks of journal.db", range(tries), tries):
-        at = chance.randrange(len(whole))
-        data = whole[:at] if number % 5 == 0 else _flip(whole, at, chance)
+    for number in plan.track("breaks of journal.db", range(tries), tries):
+        at = rng.randrange(len(whole))
+        data = whole[:at] if number % 5 == 0 else _flip(whole, at, rng)
         place = plan.scratch / f"db-{number}"
         found, _, checked = _try(original, place, "journal.db", data)
         seen[found] = seen.get(found, 0) + 1
         if found == "short" and number % 5 == 0 and at == 0:
-            found = "error"  # an empty file is a new journal, and the log was emptied by us
+            found = "error"  # an empty file is a new journal, and the WAL was emptied above
         outcome.require(found in {"same", "error"}, f"journal.db broken at {at}: {found}")
-        outcome.require(checked or at in range(18, 100), f"journal.db broken at {at}: unnoticed")
+        outcome.require(checked or at in range(18, 100), f"journal.db broken at {at}: not reported")
         shutil.rmtree(place)
     outcome.ran.append(f"{tries:,} breaks of journal.db")
     outcome.measured.append(f"journal.db: {_words(seen)}")
 
 
-def _flip(whole: bytes, at: int, chance: random.Random) -> bytes:
-    return whole[:at] + bytes([whole[at] ^ chance.randrange(1, 256)]) + whole[at + 1 :]
+def _flip(whole: bytes, at: int, rng: random.Random) -> bytes:
+    return whole[:at] + bytes([whole[at] ^ rng.randrange(1, 256)]) + whole[at + 1 :]
 
 
 def _words(seen: dict[str, int]) -> str:
     return ", ".join(f"{number} {what}" for what, number in sorted(seen.items()))
 
 
-def _log(plan: Plan, outcome: Outcome) -> None:
+def _wal(plan: Plan, outcome: Outcome) -> None:
     original = _prepared(plan, "log", copied_in=False)
     whole = (original / "journal.db-wal").read_bytes()
     frames = (len(whole) - _HEADER) // _FRAME
-    chance = random.Random(plan.seed + 1)
+    rng = random.Random(plan.seed + 1)
     tries = plan.amount(quick=150, full=1500)
     seen: dict[str, int] = {}
-    told = 0
-    for number in plan.watch("breaks of the log", range(tries), tries):
-        at = chance.randrange(len(whole))
+    reported = 0
+    for number in plan.track("breaks of the WAL", range(tries), tries):
+        at = rng.randrange(len(whole))
         cut = number % 5 == 0
-        data = whole[:at] if cut else _flip(whole, at, chance)
+        data = whole[:at] if cut else _flip(whole, at, rng)
         place = plan.scratch / f"log-{number}"
         found, warned, checked = _try(original, place, "journal.db-wal", data)
         seen[found] = seen.get(found, 0) + 1
-        told += warned
-        where = f"log {'cut' if cut else 'flipped'} at {at} of {len(whole)}"
+        reported += warned
+        where = f"WAL {'cut' if cut else 'flipped'} at {at} of {len(whole)}"
         outcome.require(found in {"same", "short", "error"}, f"{where}: {found}")
-        behind = (at - _HEADER) // _FRAME + 1  # the first frame behind the broken one
-        if found == "short" and not cut and behind < frames - 4:
-            outcome.require(warned, f"{where}: lost without a word")
+        following = (at - _HEADER) // _FRAME + 1  # the first frame after the broken one
+        if found == "short" and not cut and following < frames - 4:
+            outcome.require(warned, f"{where}: lost without a report")
             if number % 40 == 1:
-                _doctor_tells(place, outcome, where)
+                _doctor_reports(place, outcome, where)
         del checked
         shutil.rmtree(place)
-    outcome.ran.append(f"{tries:,} breaks of the log")
-    outcome.measured.append(f"log: {_words(seen)}; {told} reported as damage")
+    outcome.ran.append(f"{tries:,} breaks of the WAL")
+    outcome.measured.append(f"WAL: {_words(seen)}; {reported} reported as damage")
 
 
-def _doctor_tells(folder: Path, outcome: Outcome, where: str) -> None:
+def _doctor_reports(folder: Path, outcome: Outcome, where: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "maestro_hive", "doctor", "--store", str(folder)],
         cwd=ROOT,
@@ -275,5 +275,7 @@ def _doctor_tells(folder: Path, outcome: Outcome, where: str) -> None:
         check=False,
         timeout=60,
     )
-    told = done.returncode == 1 and "damaged" in done.stdout
-    outcome.require(told, f"{where}: doctor did not tell: {done.stdout[-200:]}{done.stderr[-200:]}")
+    reported = done.returncode == 1 and "damaged" in done.stdout
+    outcome.require(
+        reported, f"{where}: doctor did not report it: {done.stdout[-200:]}{done.stderr[-200:]}"
+    )

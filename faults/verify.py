@@ -1,9 +1,7 @@
 """What must be left of a scenario.
 
-All that was acknowledged, nothing invented, and a folder that opens, is sound and takes the next
-write.
-
-``power`` is for a cut that reaches the disk: there "begun" may be lost, "kept" may not.
+Everything that was acknowledged, nothing that was not done, and a folder that opens, is intact and
+accepts the next write. After a power cut (``power``) "started" may be lost, "completed" may not.
 """
 
 from __future__ import annotations
@@ -12,9 +10,9 @@ import shutil
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from faults.executing import check_execution
-from faults.hive_runs import check_runs
-from faults.lost import LostError, require
+from faults.executor_scenario import check_execution
+from faults.hive_scenario import check_runs
+from faults.registry import BrokenPromiseError, require
 from faults.scenarios import RUN, STEPS, config_in, result_of
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import FencedError, MaestroError
@@ -33,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Said:
-    """What a scenario acknowledged: for certain, and perhaps only after the power was gone."""
+class Acknowledged:
+    """What a scenario acknowledged: before a power cut (``certain``), and during it."""
 
     def __init__(self, certain: list[str], late: list[str]) -> None:
         self.openings = 1 + sum(ack.startswith("!") for ack in certain)
@@ -46,7 +44,7 @@ class Said:
         return _highest(self.certain, what)
 
     def most(self, what: str) -> int:
-        """Return the highest number that may be there: one may have been under way."""
+        """Return the highest number that may be there: one operation may have been running."""
         return _highest(self.all, what) + 1
 
     def numbers(self, what: str) -> list[int]:
@@ -54,7 +52,7 @@ class Said:
         return _numbers(self.certain, what)
 
     def runs(self) -> list[str]:
-        """Return the runs that are spoken of."""
+        """Return the runs that were named."""
         return sorted({ack.split(" ", 1)[0] for ack in self.all} | {RUN})
 
 
@@ -69,13 +67,13 @@ def _numbers(acks: list[str], what: str) -> list[int]:
 def verify(
     name: str, folder: Path, acks: list[str], *, late: list[str] | None = None, power: bool = False
 ) -> list[str]:
-    """Return what is wrong with the folder a scenario left, in words; empty is good."""
-    said = Said(acks, late or [])
+    """Return what is wrong with the folder of a scenario; empty if nothing is."""
+    acked = Acknowledged(acks, late or [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DamagedJournalWarning)
         try:
-            _CHECKS[name](folder, said, power)
-        except (LostError, MaestroError) as error:
+            _CHECKS[name](folder, acked, power)
+        except (BrokenPromiseError, MaestroError) as error:
             return [f"{type(error).__name__}: {error}"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return [f"a raw {type(error).__name__}: {error}"]
@@ -83,51 +81,51 @@ def verify(
 
 
 def false_alarm(folder: Path) -> bool:
-    """Return whether a folder was found damaged when it was opened."""
+    """Return whether a folder was reported as damaged when it was opened."""
     return any(folder.rglob("damaged/*.json"))
 
 
 # --- the journal -------------------------------------------------------------------------------
 
 
-def _check_first(folder: Path, _said: Said, _power: bool) -> None:
-    _check_sound(folder)
+def _check_first(folder: Path, _acked: Acknowledged, _power: bool) -> None:
+    _check_intact(folder)
 
 
-def _check_steps(folder: Path, said: Said, power: bool) -> None:
+def _check_steps(folder: Path, acked: Acknowledged, power: bool) -> None:
     store = SqliteStore(folder, busy_seconds=5)
     try:
-        for run in said.runs():
-            _check_run(store, run, said, power=power)
+        for run in acked.runs():
+            _check_run(store, run, acked, power=power)
     finally:
         store.close()
-    _check_sound(folder)
+    _check_intact(folder)
 
 
-def _check_run(store: SqliteStore, run: str, said: Said, *, power: bool) -> None:
+def _check_run(store: SqliteStore, run: str, acked: Acknowledged, *, power: bool) -> None:
     record = store.run(run)
     entries = store.entries(record.id) if record else []
-    kept = [entry for entry in entries if entry.kind == EntryKind.STEP_COMPLETED]
-    begun = {entry.step for entry in entries if entry.kind == EntryKind.ATTEMPT_STARTED}
-    least, most = said.least(f"{run} kept"), said.most(f"{run} kept")
+    completed = [entry for entry in entries if entry.kind == EntryKind.STEP_COMPLETED]
+    started = {entry.step for entry in entries if entry.kind == EntryKind.ATTEMPT_STARTED}
+    least, most = acked.least(f"{run} completed"), acked.most(f"{run} completed")
     require(
-        least <= len(kept) <= most,
-        f"{run}: {least} steps were acknowledged and {len(kept)} are there",
+        least <= len(completed) <= most,
+        f"{run}: {least} steps were acknowledged and {len(completed)} are there",
     )
     if not power:
-        acknowledged = set(range(1, said.least(f"{run} begun") + 1))
-        require(begun >= acknowledged, f"{run}: a begun attempt is lost")
-    invented = max(begun, default=0) > said.most(f"{run} begun")
-    require(not invented, f"{run}: an attempt was invented")
-    for number, entry in enumerate(kept, start=1):
-        require(entry.step == number and number in begun, f"{run}: step {number} is out of order")
+        acknowledged = set(range(1, acked.least(f"{run} started") + 1))
+        require(started >= acknowledged, f"{run}: a started attempt is lost")
+    unknown = max(started, default=0) > acked.most(f"{run} started")
+    require(not unknown, f"{run}: there is an attempt that never started")
+    for number, entry in enumerate(completed, start=1):
+        require(entry.step == number and number in started, f"{run}: step {number} is out of order")
         data = store.load(entry)
         right = data == codec.encode(result_of(number)).data
         require(right, f"{run}: step {number} has another result")
 
 
-def _check_sound(folder: Path) -> None:
-    """The folder opens, has nothing wrong in it, and takes the next write."""
+def _check_intact(folder: Path) -> None:
+    """The folder opens, is intact, and accepts the next write."""
     store = SqliteStore(folder, busy_seconds=5)
     try:
         wrong = store.check()
@@ -142,24 +140,24 @@ def _check_sound(folder: Path) -> None:
         store.close()
 
 
-def _check_executed(folder: Path, said: Said, _power: bool) -> None:
-    check_execution(folder, said.certain, said.openings)
-    _check_sound(folder / "state")
+def _check_executed(folder: Path, acked: Acknowledged, _power: bool) -> None:
+    check_execution(folder, acked.certain, acked.openings)
+    _check_intact(folder / "state")
 
 
-def _check_hive(folder: Path, said: Said, _power: bool) -> None:
-    check_runs(folder, said.certain, said.openings)
-    _check_sound(folder / "state")
+def _check_hive(folder: Path, acked: Acknowledged, _power: bool) -> None:
+    check_runs(folder, acked.certain, acked.openings)
+    _check_intact(folder / "state")
 
 
 # --- checkpoints -------------------------------------------------------------------------------
 
 
-def _check_checkpoint(folder: Path, said: Said, _power: bool) -> None:
-    tasks, written = said.least("task"), said.least("checkpoint")
-    _check_files(folder, said.numbers("checkpoint"))
+def _check_checkpoint(folder: Path, acked: Acknowledged, _power: bool) -> None:
+    tasks, written = acked.least("task"), acked.least("checkpoint")
+    _check_files(folder, acked.numbers("checkpoint"))
     with StatePersistence(config_in(folder), RUN) as state:
-        _check_tasks(state, tasks, said.most("task"))
+        _check_tasks(state, tasks, acked.most("task"))
         require(state.restored is None or not tasks, "the journal was not used")
         state.mark_task_completed("next")
         state.checkpoint("next")
@@ -173,7 +171,7 @@ def _check_tasks(state: StatePersistence, least: int, most: int) -> None:
     require(least <= len(done) <= most, f"{least} tasks acknowledged, {len(done)} are there")
     for number in range(1, len(done) + 1):
         right = state.state.artifacts.get(f"made-{number}") == result_of(number)
-        require(right, f"what task {number} made is not there")
+        require(right, f"the artifacts of task {number} are not there")
 
 
 def _check_files(folder: Path, written: list[int]) -> None:
@@ -189,7 +187,7 @@ def _check_files(folder: Path, written: list[int]) -> None:
 
 
 def _check_copies(folder: Path, written: int) -> None:
-    """Without its journal the run resumes from what was written last."""
+    """Without its journal the run resumes from its newest copy."""
     alone = folder.with_name(f"{folder.name}-copies")
     shutil.copytree(folder, alone, ignore=shutil.ignore_patterns("journal*", "holders"))
     try:
@@ -204,31 +202,31 @@ def _check_copies(folder: Path, written: int) -> None:
 # --- values and features -----------------------------------------------------------------------
 
 
-def _check_manager(folder: Path, said: Said, _power: bool) -> None:
+def _check_manager(folder: Path, acked: Acknowledged, _power: bool) -> None:
     store = SqliteStore(folder, busy_seconds=5)
     try:
         found = {d.key: codec.decode(d.value) for d in store.documents("default")}
     finally:
         store.close()
     count = found.pop("count", 0)
-    least, most = said.least("counted"), said.most("counted")
+    least, most = acked.least("counted"), acked.most("counted")
     require(least <= count <= most, f"{least} counted, and the count is {count}")
-    possible: dict[str, Any] = {f"key-{n}": result_of(n) for n in range(1, said.most("set") + 1)}
-    wanted = {f"key-{n}" for n in range(1, said.least("set") + 1)}
+    possible: dict[str, Any] = {f"key-{n}": result_of(n) for n in range(1, acked.most("set") + 1)}
+    wanted = {f"key-{n}" for n in range(1, acked.least("set") + 1)}
     require(wanted <= found.keys(), "a value that was set is lost")
-    strange = [key for key, value in found.items() if possible.get(key) != value]
-    require(not strange, f"values were invented: {strange}")
+    unknown = [key for key, value in found.items() if possible.get(key) != value]
+    require(not unknown, f"values that were never set: {unknown}")
     saved = folder / "checkpoints" / "all-of-it.json"
-    if "saved" in said.certain or saved.exists():
+    if "saved" in acked.certain or saved.exists():
         documents.unseal(files.read_whole(saved), "state_manager_checkpoint", str(saved))
-    _check_sound(folder)
+    _check_intact(folder)
 
 
-def _check_save(folder: Path, said: Said, _power: bool) -> None:
+def _check_save(folder: Path, acked: Acknowledged, _power: bool) -> None:
     path = folder / ".mahabharatha" / "state.json"
     state = ExecutionState.load(path)
     level = state.current_level if state else 0
-    least, most = said.least("saved"), said.most("saved")
+    least, most = acked.least("saved"), acked.most("saved")
     require(least <= level <= most, f"level {least} was saved, and level {level} is there")
     if state:
         mixed = {task.error for task in state.tasks.values()} != {str(level)}
@@ -239,12 +237,12 @@ def _check_save(folder: Path, said: Said, _power: bool) -> None:
     require(loaded is not None and loaded.feature == "next", "the next save is not there")
 
 
-_CHECKS: dict[str, Callable[[Path, Said, bool], None]] = {
+_CHECKS: dict[str, Callable[[Path, Acknowledged, bool], None]] = {
     "first": _check_first,
     "steps": _check_steps,
     "second": _check_steps,
     "long": _check_steps,
-    "begins": _check_steps,
+    "starts": _check_steps,
     "execute": _check_executed,
     "hive": _check_hive,
     "checkpoint": _check_checkpoint,

@@ -1,4 +1,4 @@
-"""A door: ``IterativeExecutor`` lives in ``maestro_hive.unified_execution.iterative_executor``."""
+"""Re-exports ``maestro_hive.unified_execution.iterative_executor`` at a path callers import from."""
 
 from maestro_hive.unified_execution.iterative_executor import IterativeExecutor, IterativeResult
 

@@ -1,4 +1,4 @@
-"""What a caller of ``.mahabharatha/state.py`` relies on; ``tests/unit/team`` goes into detail."""
+"""What callers of ``.mahabharatha/state.py`` rely on; ``tests/unit/team`` has the details."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft7Validator, ValidationError, validate
 
-import state as door
+import state as public_state
 from maestro_hive.kernel.errors import AtomicWriteError, MaestroError
 from maestro_hive.team import state as team_state
 from state import (
@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve().parents[1]
 SCHEMAS = ["checkpoint.schema.json", "state.schema.json", "task.schema.json"]
 
 
-# --- the first four tests, by the names they have always had ------------------------------------
+# --- the first four tests, under their original names -------------------------------------------
 
 
 def test_create_state() -> None:
@@ -59,7 +59,7 @@ def test_save_load_roundtrip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["open", "fchmod", "write", "fsync", "rename"])
 def test_atomic_write_on_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """A write that breaks off leaves the old text; ``tests/crash`` kills real processes too."""
+    """A write that fails leaves the old text; ``tests/crash`` kills real processes too."""
     path = tmp_path / "state.json"
     atomic_write(str(path), "old")
 
@@ -105,7 +105,7 @@ def test_schema_validation_rejects_invalid(
         ExecutionState.load(str(path))
 
 
-# --- what else the first users were promised ----------------------------------------------------
+# --- the rest of the documented behaviour --------------------------------------------------------
 
 CHECK = """
 from state import ExecutionState, TaskStatus, Checkpoint
@@ -134,7 +134,7 @@ print('OK: State persistence works')
 """
 
 
-def test_the_first_check_works_as_it_was_written(tmp_path: Path) -> None:
+def test_the_documented_check_works_as_written(tmp_path: Path) -> None:
     folder = tmp_path / ".mahabharatha"
     folder.mkdir()
     shutil.copy(HERE / "state.py", folder)
@@ -151,7 +151,7 @@ def test_a_missing_file_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ExecutionState.load("no/such/folder/state.json") is None
 
 
-def test_what_is_not_json_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_a_file_that_is_not_json_raises_our_error(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_text('{"feature": "x", ')
     with pytest.raises(MaestroError, match=r"state\.json.*not JSON"):
@@ -160,10 +160,10 @@ def test_what_is_not_json_is_an_error_of_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("timestamp", [None, datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC)])
 def test_a_checkpoint_comes_back_as_it_was(timestamp: datetime | None) -> None:
-    kept = Checkpoint("TASK-001", "worker-1", timestamp, ["a.py"], ["b.py"], 3, {"deep": [{}]})
-    data = json.loads(json.dumps(kept.to_dict()))
+    saved = Checkpoint("TASK-001", "worker-1", timestamp, ["a.py"], ["b.py"], 3, {"deep": [{}]})
+    data = json.loads(json.dumps(saved.to_dict()))
     validate(data, load_schema("checkpoint.schema.json"))
-    assert Checkpoint.from_dict(data) == kept
+    assert Checkpoint.from_dict(data) == saved
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -180,7 +180,7 @@ def test_no_schema_is_missing_here_or_there() -> None:
         assert sorted(each.name for each in folder.iterdir()) == SCHEMAS
 
 
-def test_this_is_a_door_and_not_a_copy() -> None:
-    assert door.__all__ == team_state.__all__
-    for name in door.__all__:
-        assert getattr(door, name) is getattr(team_state, name)
+def test_this_module_re_exports_and_copies_nothing() -> None:
+    assert public_state.__all__ == team_state.__all__
+    for name in public_state.__all__:
+        assert getattr(public_state, name) is getattr(team_state, name)

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.sqlite.store import SqliteStore

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.engine.copies import KIND
 from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.records import EntryKind

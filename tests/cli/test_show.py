@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.unified_execution import PersonaExecutor, UnrecoverableError
 from tests.cli.processes import answer, complaint, copy_of, in_terminal, maestro

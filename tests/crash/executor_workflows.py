@@ -9,58 +9,56 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.engine.errors import UnrecoverableError
 from maestro_hive.kernel.signals import stop_politely
 
 if TYPE_CHECKING:
-    from faults.child_processes import Workflow
-
-    from faults.scene import Scene
+    from faults.child_processes import ObservedRun, Workflow
 
 
-def _die() -> None:
+def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 # --- the workflows -------------------------------------------------------------------------------
 
 
-async def three_steps(scene: Scene) -> None:
+async def three_steps(observed: ObservedRun) -> None:
     """Three steps, one of which may hang."""
-    hang_in = scene.options.get("hang_in")
+    hang_in = observed.options.get("hang_in")
 
     async def body(name: str) -> str:
-        scene.started(name)
+        observed.started(name)
         if name == hang_in:
-            scene.say(hangs=name)
+            observed.report(hangs=name)
             await asyncio.sleep(60)
         return f"{name} is done"
 
-    executor = scene.executor()
+    executor = observed.executor()
     outputs = []
     for name in ("plan", "build", "check"):
         outputs.append((await executor.execute(body, name, name)).final_output)
-        scene.say(kept=name)
-    scene.show(executor, outputs=outputs)
+        observed.report(acknowledged=name)
+    observed.show(executor, outputs=outputs)
 
 
-async def backing_off(scene: Scene) -> None:
+async def backing_off(observed: ObservedRun) -> None:
     """A step that fails once, and has to wait for the second attempt."""
 
     async def body() -> dict[str, Any]:
-        if scene.started("flaky") == 1:
-            scene.say(fails=True)
+        if observed.started("flaky") == 1:
+            observed.report(fails=True)
             raise ConnectionError("not yet")
         return {"attempt": current().attempt, "feedback": current().feedback}
 
-    executor = scene.executor(base_delay_seconds=scene.options["delay"])
-    scene.say(up=time.monotonic())
+    executor = observed.executor(base_delay_seconds=observed.options["delay"])
+    observed.report(up=time.monotonic())
     result = await executor.execute(body, "flaky")
-    scene.show(executor, output=result.final_output, attempts=result.attempt_count)
+    observed.show(executor, output=result.final_output, attempts=result.attempt_count)
 
 
-async def remembering(scene: Scene) -> None:
+async def remembering(observed: ObservedRun) -> None:
     """A step that saves all it can, and dies."""
 
     async def first() -> str:
@@ -73,13 +71,13 @@ async def remembering(scene: Scene) -> None:
 
     async def second() -> dict[str, Any]:
         here = current()
-        if scene.started("second") == 1:
+        if observed.started("second") == 1:
             here.memory["half"] = "done"
             here.history.append({"asked": "second"})
             here.save_progress(current_step="half", files_created=["a.py"])
             here.save_progress(state_data={"line": 7})
             here.spend(tokens=40, usd=0.5)
-            _die()
+            _kill_self()
         return {
             "attempt": here.attempt,
             "memory": dict(here.memory),
@@ -88,13 +86,13 @@ async def remembering(scene: Scene) -> None:
             "effect_key": here.effect_key,
         }
 
-    executor = scene.executor()
+    executor = observed.executor()
     await executor.execute(first, "first")
     result = await executor.execute(second, "second")
-    scene.show(executor, output=result.final_output, spent=result.total_tokens_used)
+    observed.show(executor, output=result.final_output, spent=result.total_tokens_used)
 
 
-async def remembering_at_once(scene: Scene) -> None:
+async def remembering_at_once(observed: ObservedRun) -> None:
     """Steps of one persona that remember at the same time."""
 
     async def body(name: str) -> None:
@@ -105,32 +103,32 @@ async def remembering_at_once(scene: Scene) -> None:
         await asyncio.sleep(0)
         here.history.append(name)
 
-    executor = scene.executor()
+    executor = observed.executor()
     await asyncio.gather(*(executor.execute(body, name, name) for name in ("a", "b", "c")))
-    scene.show(executor)
+    observed.show(executor)
 
 
-async def scripted(scene: Scene) -> None:
+async def scripted(observed: ObservedRun) -> None:
     """One step, whose script says what each of its starts does: fail, die or succeed."""
-    script = scene.options["script"]
+    script = observed.options["script"]
 
     async def body() -> str:
-        number = scene.started("scripted")
+        number = observed.started("scripted")
         act = script[number - 1]
         if act == "fail":
             raise ValueError(f"failure of start {number}")
         if act == "die":
-            _die()
+            _kill_self()
         return f"done at start {number}"
 
-    with scene.executor() as executor:
+    with observed.executor() as executor:
         try:
-            result = await executor.options(retry=scene.options.get("retry", False)).execute(
+            result = await executor.options(retry=observed.options.get("retry", False)).execute(
                 body, "scripted"
             )
         except UnrecoverableError as error:
             report = error.failure_report
-            scene.show(
+            observed.show(
                 executor,
                 error=str(error),
                 status=error.result.final_status,
@@ -138,21 +136,21 @@ async def scripted(scene: Scene) -> None:
                 attempts=[each.status for each in error.result.attempts],
             )
         else:
-            scene.show(executor, output=result.final_output, attempts=result.attempt_count)
+            observed.show(executor, output=result.final_output, attempts=result.attempt_count)
 
 
-async def crowd(scene: Scene) -> None:
+async def concurrent_steps(observed: ObservedRun) -> None:
     """Many steps at once, every second one in a thread; some of them fail the first time."""
-    rng = random.Random(scene.options["seed"])
-    longest = scene.options["longest"]
+    rng = random.Random(observed.options["seed"])
+    longest = observed.options["longest"]
 
     async def body(number: int, seconds: float) -> int:
-        starts = scene.started(f"s{number}")
+        starts = observed.started(f"s{number}")
         await asyncio.sleep(seconds)
         return end(number, starts)
 
     def body_in_a_thread(number: int, seconds: float) -> int:
-        starts = scene.started(f"s{number}")
+        starts = observed.started(f"s{number}")
         time.sleep(seconds)
         return end(number, starts)
 
@@ -168,53 +166,53 @@ async def crowd(scene: Scene) -> None:
         task = body_in_a_thread if number % 2 else body
         mine = executor.options(key=str(number))
         result = await mine.execute(task, f"s{number}", number, rng.uniform(0, longest))
-        scene.say(kept=number)
+        observed.report(acknowledged=number)
         return int(result.final_output)
 
-    executor = scene.executor(max_interruptions=scene.options["kills"])
-    scene.say(up=True)
-    squares = await asyncio.gather(*(step(number) for number in range(scene.options["steps"])))
-    scene.show(executor, squares=squares)
+    executor = observed.executor(max_interruptions=observed.options["kills"])
+    observed.report(up=True)
+    squares = await asyncio.gather(*(step(number) for number in range(observed.options["steps"])))
+    observed.show(executor, squares=squares)
 
 
-async def changing(scene: Scene) -> None:
+async def changing(observed: ObservedRun) -> None:
     """A program whose code is another one at every restart: its steps are given from outside.
 
     A step is its name and its input; one that begins with ``<`` is the result of that step.
     """
-    executor = scene.executor()
+    executor = observed.executor()
     known: dict[str, str] = {}
 
     async def body(name: str, given: str) -> str:
-        scene.started(name)
-        if name == scene.options.get("dies_in"):
-            _die()
+        observed.started(name)
+        if name == observed.options.get("dies_in"):
+            _kill_self()
         return f"{name}({given.strip().lower()})"
 
-    for name, given in scene.options["steps"]:
+    for name, given in observed.options["steps"]:
         value = known[given[1:]] if given.startswith("<") else given
         known[name] = (await executor.execute(body, name, name, value)).final_output
-    scene.show(executor, outputs=known)
+    observed.show(executor, outputs=known)
 
 
-async def stopped(scene: Scene) -> int:
+async def stopped(observed: ObservedRun) -> int:
     """A step that takes a minute, async or in a thread; unless it is told to be quick."""
-    quick = scene.options.get("quick", False)
+    quick = observed.options.get("quick", False)
 
     async def slow() -> str:
-        scene.started("slow")
-        scene.say(begun=True)
+        observed.started("slow")
+        observed.report(started=True)
         await asyncio.sleep(0 if quick else 60)
         return "rested"
 
     def slow_in_a_thread() -> str:
-        scene.started("slow")
-        scene.say(begun=True)
+        observed.started("slow")
+        observed.report(started=True)
         time.sleep(0 if quick else 60)
         return "rested"
 
-    body = slow_in_a_thread if scene.options["kind"] == "sync" else slow
-    executor = scene.executor(max_attempts=1, max_interruptions=0)
+    body = slow_in_a_thread if observed.options["kind"] == "sync" else slow
+    executor = observed.executor(max_attempts=1, max_interruptions=0)
     stop = stop_politely()
     try:
         async with stop:
@@ -223,7 +221,7 @@ async def stopped(scene: Scene) -> int:
         if stop.signal is None:
             raise
         return 128 + stop.signal
-    scene.show(
+    observed.show(
         executor,
         output=result.final_output,
         attempts=[each.status for each in result.attempts],
@@ -239,7 +237,7 @@ WORKFLOWS: dict[str, Workflow] = {
         remembering,
         remembering_at_once,
         scripted,
-        crowd,
+        concurrent_steps,
         changing,
         stopped,
     )

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-VICTIM = Path(__file__).with_name("victim.py")
+INJECTOR = Path(__file__).with_name("fault_injector.py")
 DONE, OURS = 0, 3
 #: Every how many calls it is hurt: a prime, so that all kinds of call have their turn.
 STRIDE = 37
 
 
-def hurt(folder: Path, how: str) -> list[dict[str, Any]]:
-    words = [sys.executable, str(VICTIM), "execute", str(folder), str(STRIDE), how]
+def inject(folder: Path, how: str) -> list[dict[str, Any]]:
+    words = [sys.executable, str(INJECTOR), "execute", str(folder), str(STRIDE), how]
     done = subprocess.run(
         words,
         capture_output=True,
@@ -34,17 +34,17 @@ def hurt(folder: Path, how: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_run_killed_at_any_call_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
-    *killed, last = hurt(tmp_path / "run", "kill")
+def test_a_run_killed_at_any_call_continues_and_repeats_nothing(tmp_path: Path) -> None:
+    *killed, last = inject(tmp_path / "run", "kill")
     assert [each["wrong"] for each in (*killed, last)] == [[]] * (len(killed) + 1)
     assert {each["end"] for each in killed} == {-signal.SIGKILL}
-    begun = [any(ack.startswith("started") for ack in each["acks"]) for each in killed]
-    assert sum(begun) >= 0.5 * len(killed), "most of them should die in a step"
+    started = [any(ack.startswith("started") for ack in each["acks"]) for each in killed]
+    assert sum(started) >= 0.5 * len(killed), "most of them should die in a step"
     assert last["end"] == DONE
 
 
 def test_a_run_whose_disk_fails_at_any_call_ends_with_an_error_of_ours(tmp_path: Path) -> None:
-    *failed, last = hurt(tmp_path / "run", "fail")
+    *failed, last = inject(tmp_path / "run", "fail")
     assert [each["wrong"] for each in (*failed, last)] == [[]] * (len(failed) + 1)
     assert [each for each in failed if each["end"] not in {DONE, OURS}] == []
     assert any(each["end"] == OURS for each in failed)

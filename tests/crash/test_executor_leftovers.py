@@ -6,7 +6,7 @@ import asyncio
 import gc
 from typing import TYPE_CHECKING
 
-from faults.scene import Scene
+from faults.child_processes import ObservedRun
 from maestro_hive.maestro.state import recorder
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def test_a_loop_that_ended_is_not_kept_alive_by_what_was_recorded_on_it(tmp_path: Path) -> None:
     gc.collect()
-    before = len(recorder._recorders)
-    with Scene(tmp_path, {}).executor() as executor:
+    before = len(recorder._recorders())
+    with ObservedRun(tmp_path, {}).executor() as executor:
         for number in range(5):
             asyncio.run(executor.execute(str, "step", number))
         gc.collect()
-        assert len(recorder._recorders) - before <= 1
+        assert len(recorder._recorders()) - before <= 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from faults.execution_stores import FolderExecutionMachine, MemoryExecutionMachine
+from faults.execution_machine import FolderExecutionMachine, MemoryExecutionMachine
 from faults.model import run_machine
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def test_an_executor_does_what_its_model_does(machine: type[ExecutionMachine]) -
     run_machine(machine, examples=EXAMPLES[machine], length=30, start=1, shrink=False)
 
 
-def test_a_polite_stop_is_not_fed_back_as_a_failure() -> None:
+def test_a_graceful_stop_is_not_fed_back_as_a_failure() -> None:
     machine = MemoryExecutionMachine()
     machine.execute(name="a", given=1, acts=["fail", "stop"])
     machine.execute(name="a", given=1, acts=["ok"])  # the model counts the sentences of feedback

@@ -8,9 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from faults.child_processes import ChildProcesses
 
-from faults.scene import PERSONA, Scene
+from faults.child_processes import PERSONA, ChildProcesses, ObservedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +23,9 @@ def children() -> Iterator[ChildProcesses]:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def observed(tmp_path: Path) -> ObservedRun:
     """The folder that all processes of a test share."""
-    return Scene(tmp_path, {})
+    return ObservedRun(tmp_path, {})
 
 
 # --- finished steps, half-done waits, what a persona knows ---------------------------------------
@@ -34,65 +33,67 @@ def scene(tmp_path: Path) -> Scene:
 
 @pytest.mark.parametrize("hang_in, done", [("plan", 0), ("build", 1), ("check", 2)])
 def test_a_finished_step_is_not_called_again_after_kill(
-    children: ChildProcesses, scene: Scene, hang_in: str, done: int
+    children: ChildProcesses, observed: ObservedRun, hang_in: str, done: int
 ) -> None:
-    first = children.start("three_steps", scene.folder, hang_in=hang_in)
-    first.wait_until_it_says("hangs")
+    first = children.start("three_steps", observed.folder, hang_in=hang_in)
+    first.wait_for_report("hangs")
     first.kill()
     assert first.end() == -signal.SIGKILL
-    end = children.run("three_steps", scene.folder)
+    end = children.run("three_steps", observed.folder)
     names = ["plan", "build", "check"]
     assert end["outputs"] == [f"{name} is done" for name in names]
-    assert scene.starts() == [*names[: done + 1], *names[done:]]
+    assert observed.starts() == [*names[: done + 1], *names[done:]]
     assert (end["completed"], end["pending"]) == (names, [])
     assert end["retries"] == {PERSONA: 1}
     assert end["persona"]["status"] == "success"
 
 
-def test_a_finished_run_calls_nothing_at_all(children: ChildProcesses, scene: Scene) -> None:
-    first = children.run("three_steps", scene.folder)
-    assert children.run("three_steps", scene.folder) == first
-    assert scene.starts() == ["plan", "build", "check"]
+def test_a_finished_run_calls_nothing_at_all(
+    children: ChildProcesses, observed: ObservedRun
+) -> None:
+    first = children.run("three_steps", observed.folder)
+    assert children.run("three_steps", observed.folder) == first
+    assert observed.starts() == ["plan", "build", "check"]
 
 
 def test_after_a_kill_in_a_backoff_only_the_rest_of_it_is_waited(
-    children: ChildProcesses, scene: Scene
+    children: ChildProcesses, observed: ObservedRun
 ) -> None:
     delay = 2.0
-    first = children.start("backing_off", scene.folder, delay=delay)
-    first.wait_until_it_says("fails")
+    first = children.start("backing_off", observed.folder, delay=delay)
+    first.wait_for_report("fails")
     time.sleep(0.8)
     first.kill()
     first.end()
-    again = children.start("backing_off", scene.folder, delay=delay)
+    again = children.start("backing_off", observed.folder, delay=delay)
     end = again.finish()
-    before, after = scene.start_times()
+    before, after = observed.start_times()
     assert delay <= after - before < delay + 3.0
-    assert after - again.said()[0]["up"] < delay - 0.5, "it waited all over again"
+    assert after - again.reports()[0]["up"] < delay - 0.5, "it waited all over again"
     assert (end["output"]["attempt"], end["attempts"]) == (2, 2)
     assert "not yet" in end["output"]["feedback"][0]
     assert end["retries"] == {PERSONA: 1}
 
 
-def test_a_wait_that_ended_while_nobody_lived_is_not_waited_again(
-    children: ChildProcesses, scene: Scene
+def test_a_wait_that_ended_between_two_processes_is_not_waited_again(
+    children: ChildProcesses, observed: ObservedRun
 ) -> None:
-    first = children.start("backing_off", scene.folder, delay=0.6)
-    first.wait_until_it_says("fails")
+    first = children.start("backing_off", observed.folder, delay=0.6)
+    first.wait_for_report("fails")
     time.sleep(0.2)
     first.kill()
     first.end()
     time.sleep(0.6)
-    again = children.start("backing_off", scene.folder, delay=0.6)
+    again = children.start("backing_off", observed.folder, delay=0.6)
     assert again.finish()["attempts"] == 2
-    assert scene.start_times()[1] - again.said()[0]["up"] < 0.4
+    assert observed.start_times()[1] - again.reports()[0]["up"] < 0.4
 
 
 def test_memory_history_progress_and_tokens_survive_a_kill(
-    children: ChildProcesses, scene: Scene
+    children: ChildProcesses, observed: ObservedRun
 ) -> None:
-    assert children.start("remembering", scene.folder).end() == -signal.SIGKILL
-    end = children.run("remembering", scene.folder)
+    assert children.start("remembering", observed.folder).end() == -signal.SIGKILL
+    end = children.run("remembering", observed.folder)
     found = end["output"]
     memory = {"language": "Python", "style": {"names": ["nouns", "promises"]}, "half": "done"}
     history = [{"asked": "first"}, {"asked": "second"}]
@@ -112,9 +113,9 @@ def test_memory_history_progress_and_tokens_survive_a_kill(
 
 
 def test_steps_at_once_do_not_overwrite_each_others_memory(
-    children: ChildProcesses, scene: Scene
+    children: ChildProcesses, observed: ObservedRun
 ) -> None:
-    shown = children.run("remembering_at_once", scene.folder)["persona"]
+    shown = children.run("remembering_at_once", observed.folder)["persona"]
     assert sorted(shown["history"]) == ["a", "b", "c"]
     assert sorted(shown["memory"]) == ["a", "b", "c"]
 
@@ -122,21 +123,23 @@ def test_steps_at_once_do_not_overwrite_each_others_memory(
 # --- limits that no kill can stretch -------------------------------------------------------------
 
 
-def live_until_it_ends(children: ChildProcesses, scene: Scene, **options: Any) -> dict[str, Any]:
+def restart_until_it_ends(
+    children: ChildProcesses, observed: ObservedRun, **options: Any
+) -> dict[str, Any]:
     """Start it again for as long as it is killed; return the last thing it said."""
     for _ in range(20):
-        life = children.start("scripted", scene.folder, **options)
-        if life.end() != -signal.SIGKILL:
-            return life.said()[-1]
+        process = children.start("scripted", observed.folder, **options)
+        if process.end() != -signal.SIGKILL:
+            return process.reports()[-1]
     raise AssertionError("it never came to an end")
 
 
 def test_a_body_that_fails_and_dies_in_turn_has_exactly_its_attempts(
-    children: ChildProcesses, scene: Scene
+    children: ChildProcesses, observed: ObservedRun
 ) -> None:
     script = ["fail", "die", "die", "fail", "fail"]
-    end = live_until_it_ends(children, scene, script=script)
-    assert len(scene.starts()) == 5
+    end = restart_until_it_ends(children, observed, script=script)
+    assert len(observed.starts()) == 5
     statuses = ["retrying", "interrupted", "interrupted", "retrying", "failed"]
     assert end["attempts"] == statuses
     assert "Level 1 retries exhausted for scripted" in end["error"]
@@ -148,61 +151,61 @@ def test_a_body_that_fails_and_dies_in_turn_has_exactly_its_attempts(
     assert [f"failure of start {n}" in report["context"][n - 1] for n in (1, 4, 5)] == [True] * 3
     assert end["pending"] == ["scripted"]
 
-    again = children.run("scripted", scene.folder, script=script)
-    assert len(scene.starts()) == 5, "it was called once more"
+    again = children.run("scripted", observed.folder, script=script)
+    assert len(observed.starts()) == 5, "it was called once more"
     assert again["attempts"] == statuses
     assert again["report"]["context"] == report["context"]
 
 
-def test_a_body_that_always_dies_is_interrupted_until_somebody_asks_for_a_retry(
-    children: ChildProcesses, scene: Scene
+def test_a_body_that_always_dies_is_interrupted_until_a_retry_is_requested(
+    children: ChildProcesses, observed: ObservedRun
 ) -> None:
     script = ["die"] * 8 + ["succeed"]
-    end = live_until_it_ends(children, scene, script=script)
-    assert len(scene.starts()) == 1 + 5
+    end = restart_until_it_ends(children, observed, script=script)
+    assert len(observed.starts()) == 1 + 5
     assert end["status"] == "interrupted"
     assert "is interrupted" in end["error"]
     assert end["attempts"] == ["interrupted"] * 6, "nothing runs any more"
-    assert children.run("scripted", scene.folder, script=script)["status"] == "interrupted"
-    assert len(scene.starts()) == 6
+    assert children.run("scripted", observed.folder, script=script)["status"] == "interrupted"
+    assert len(observed.starts()) == 6
 
-    life = children.start("scripted", scene.folder, script=script, retry=True)
-    assert life.end() == -signal.SIGKILL
-    end = live_until_it_ends(children, scene, script=script)
+    process = children.start("scripted", observed.folder, script=script, retry=True)
+    assert process.end() == -signal.SIGKILL
+    end = restart_until_it_ends(children, observed, script=script)
     assert end["output"] == "done at start 9"
     assert end["completed"] == ["scripted"]
 
 
 def test_a_step_that_failed_before_it_was_interrupted_can_be_retried(
-    children: ChildProcesses, scene: Scene
+    children: ChildProcesses, observed: ObservedRun
 ) -> None:
     script = ["fail"] + ["die"] * 6 + ["succeed"]
-    end = live_until_it_ends(children, scene, script=script)
-    assert (end["status"], len(scene.starts())) == ("interrupted", 7)
-    end = children.run("scripted", scene.folder, script=script, retry=True)
+    end = restart_until_it_ends(children, observed, script=script)
+    assert (end["status"], len(observed.starts())) == ("interrupted", 7)
+    end = children.run("scripted", observed.folder, script=script, retry=True)
     assert end["output"] == "done at start 8"
 
 
 def test_a_step_that_was_given_up_has_new_attempts_after_a_retry(
-    children: ChildProcesses, scene: Scene
+    children: ChildProcesses, observed: ObservedRun
 ) -> None:
     script = ["fail", "fail", "die", "fail", "fail", "fail", "succeed"]
-    end = live_until_it_ends(children, scene, script=script)
-    assert (end["status"], len(scene.starts())) == ("failed", 4)
-    end = children.run("scripted", scene.folder, script=script, retry=True)
-    assert (end["output"], len(scene.starts())) == ("done at start 7", 7)
+    end = restart_until_it_ends(children, observed, script=script)
+    assert (end["status"], len(observed.starts())) == ("failed", 4)
+    end = children.run("scripted", observed.folder, script=script, retry=True)
+    assert (end["output"], len(observed.starts())) == ("done at start 7", 7)
 
 
 # --- code that changes between restarts ----------------------------------------------------------
 
 
 def test_of_code_that_changed_only_what_must_is_run_again(
-    children: ChildProcesses, scene: Scene
+    children: ChildProcesses, observed: ObservedRun
 ) -> None:
     first = [["fetch", "A"], ["old", "x"], ["parse", "<fetch"], ["report", "<parse"]]
-    life = children.start("changing", scene.folder, steps=first, dies_in="report")
-    assert life.end() == -signal.SIGKILL
-    assert scene.starts() == ["fetch", "old", "parse", "report"]
+    process = children.start("changing", observed.folder, steps=first, dies_in="report")
+    assert process.end() == -signal.SIGKILL
+    assert observed.starts() == ["fetch", "old", "parse", "report"]
 
     added_removed_and_reordered = [
         ["greet", "new"],
@@ -210,8 +213,8 @@ def test_of_code_that_changed_only_what_must_is_run_again(
         ["parse", "<fetch"],
         ["report", "<parse"],
     ]
-    children.run("changing", scene.folder, steps=added_removed_and_reordered)
-    assert scene.starts()[4:] == ["greet", "report"]
+    children.run("changing", observed.folder, steps=added_removed_and_reordered)
+    assert observed.starts()[4:] == ["greet", "report"]
 
     another_input_with_the_same_result = [
         ["parse", "fetch(a)"],
@@ -219,16 +222,16 @@ def test_of_code_that_changed_only_what_must_is_run_again(
         ["report", "<parse"],
         ["parse", "<fetch"],
     ]
-    children.run("changing", scene.folder, steps=another_input_with_the_same_result)
-    assert scene.starts()[6:] == ["fetch"]
+    children.run("changing", observed.folder, steps=another_input_with_the_same_result)
+    assert observed.starts()[6:] == ["fetch"]
 
     another_input = [["fetch", "B"], ["parse", "<fetch"], ["report", "<parse"]]
-    end = children.run("changing", scene.folder, steps=another_input)
-    assert scene.starts()[7:] == ["fetch", "parse", "report"]
+    end = children.run("changing", observed.folder, steps=another_input)
+    assert observed.starts()[7:] == ["fetch", "parse", "report"]
     assert end["outputs"]["report"] == "report(parse(fetch(b)))"
 
-    children.run("changing", scene.folder, steps=first)
-    assert Counter(scene.starts()) == {"fetch": 3, "old": 1, "parse": 2, "report": 3, "greet": 1}
+    children.run("changing", observed.folder, steps=first)
+    assert Counter(observed.starts()) == {"fetch": 3, "old": 1, "parse": 2, "report": 3, "greet": 1}
 
 
 # --- a polite stop -------------------------------------------------------------------------------
@@ -236,16 +239,16 @@ def test_of_code_that_changed_only_what_must_is_run_again(
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_a_polite_stop_spends_neither_an_attempt_nor_an_interruption(
-    children: ChildProcesses, scene: Scene, kind: str, how: signal.Signals
+def test_a_graceful_stop_spends_neither_an_attempt_nor_an_interruption(
+    children: ChildProcesses, observed: ObservedRun, kind: str, how: signal.Signals
 ) -> None:
     for _ in range(2):
-        life = children.start("stopped", scene.folder, kind=kind)
-        life.wait_until_it_says("begun")
+        process = children.start("stopped", observed.folder, kind=kind)
+        process.wait_for_report("started")
         asked = time.monotonic()
-        life.kill(how)
-        assert life.end() == 128 + how
+        process.kill(how)
+        assert process.end() == 128 + how
         assert time.monotonic() - asked < 5
-    end = children.run("stopped", scene.folder, kind=kind, quick=True)
+    end = children.run("stopped", observed.folder, kind=kind, quick=True)
     assert (end["output"], end["attempts"]) == ("rested", ["cancelled", "cancelled", "success"])
-    assert len(scene.starts()) == 3
+    assert len(observed.starts()) == 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from faults.machine import FolderMachine, MemoryMachine, StoreMachine
 from faults.model import run_machine
+from faults.store_machine import FolderMachine, MemoryMachine, StoreMachine
 
 
 @pytest.mark.parametrize("machine", [FolderMachine, MemoryMachine])

@@ -36,7 +36,7 @@ Found = list[dict[str, Any]]
 def test_a_save_killed_at_any_call_leaves_the_old_state_or_the_new_one(
     tmp_path: Path, launch: str
 ) -> None:
-    found = _run_victim(tmp_path, "kill", launch)
+    found = _run_program(tmp_path, "kill", launch)
     *killed, last = found
     assert [each["end"] for each in killed] == [-signal.SIGKILL] * len(killed)
     assert {each["call"] for each in killed} >= {"open", "write", "fsync", "rename", "close"}
@@ -55,7 +55,7 @@ def test_a_save_killed_at_any_call_leaves_the_old_state_or_the_new_one(
 def test_a_save_whose_disk_fails_at_any_call_is_an_error_of_ours(
     tmp_path: Path, launch: str
 ) -> None:
-    found = _run_victim(tmp_path, "fail", launch)
+    found = _run_program(tmp_path, "fail", launch)
     *failed, last = found
     assert [each["end"] for each in failed] == [REFUSED] * len(failed)
     assert {each["loaded"] for each in failed} <= {"none", "old", "new"}
@@ -64,7 +64,7 @@ def test_a_save_whose_disk_fails_at_any_call_is_an_error_of_ours(
     assert (last["end"], last["loaded"]) == (SAVED, "new")
 
 
-def _run_victim(folder: Path, how: str, launch: str) -> Found:
+def _run_program(folder: Path, how: str, launch: str) -> Found:
     done = subprocess.run(
         [sys.executable, __file__, str(folder), how, launch],
         capture_output=True,

@@ -23,16 +23,16 @@ class Work:
     """Steps that take long, and tell how they ended."""
 
     def __init__(self, hive: Hive) -> None:
-        self.told: list[str] = []
+        self.outcomes: list[str] = []
         self.hive = hive
 
         @hive.step
         async def slow(name: str) -> str:
-            self.told.append(f"{name} begun")
+            self.outcomes.append(f"{name} started")
             try:
                 await asyncio.sleep(30)
             except asyncio.CancelledError:
-                self.told.append(f"{name} cancelled")
+                self.outcomes.append(f"{name} cancelled")
                 raise
             return name
 
@@ -48,7 +48,7 @@ class Work:
         self.slow, self.child, self.parent = slow, child, parent
 
     async def started(self, count: int) -> None:
-        await until(lambda: len(self.told) == count)
+        await until(lambda: len(self.outcomes) == count)
 
 
 def test_cancelling_a_run_cancels_its_steps_its_children_and_what_it_detached(hive: Hive) -> None:
@@ -63,7 +63,7 @@ def test_cancelling_a_run_cancels_its_steps_its_children_and_what_it_detached(hi
         assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
     asyncio.run(main())
-    assert sorted(work.told[4:]) == [
+    assert sorted(work.outcomes[4:]) == [
         f"{name} cancelled" for name in ("child", "detached", "other", "step")
     ]
     assert {info.status for info in hive.runs()} == {"cancelled"}
@@ -85,7 +85,7 @@ def test_a_cancelled_run_stays_so_in_another_process_of_the_folder(folder: Path)
         work = Work(hive)
         with pytest.raises(RunCancelledError):
             hive.run_sync(work.parent, run_id="r")
-        assert not work.told
+        assert not work.outcomes
 
 
 def test_a_workflow_cannot_refuse_to_be_cancelled(hive: Hive) -> None:
@@ -109,17 +109,19 @@ def test_a_workflow_cannot_refuse_to_be_cancelled(hive: Hive) -> None:
 
     async def main(workflow: Any, run_id: str) -> None:
         running = asyncio.create_task(hive.run(workflow, run_id=run_id))
-        await until(lambda: status(hive, run_id) == "running" and len(work.told) % 2 == 1)
+        await until(lambda: status(hive, run_id) == "running" and len(work.outcomes) % 2 == 1)
         hive.cancel(run_id)
         with pytest.raises(RunCancelledError):
             await running
 
     asyncio.run(main(stubborn, "a"))
     asyncio.run(main(deaf, "b"))
-    assert work.told == ["one begun", "one cancelled", "three begun", "three cancelled"]
+    assert work.outcomes == ["one started", "one cancelled", "three started", "three cancelled"]
 
 
-def test_a_run_that_nobody_executes_is_cancelled_at_once_with_its_children(folder: Path) -> None:
+def test_a_run_that_no_process_executes_is_cancelled_at_once_with_its_children(
+    folder: Path,
+) -> None:
     async def main() -> None:
         with Hive(folder, quick_config()) as hive:
             work = Work(hive)
@@ -164,12 +166,12 @@ def test_leaving_a_run_is_not_cancelling_it(folder: Path) -> None:
                 async with asyncio.timeout(0.3):
                     await hive.run(work.child, "x", run_id="r")
             assert status(hive) == "stopped"
-            assert work.told == ["x begun", "x cancelled"]
+            assert work.outcomes == ["x started", "x cancelled"]
 
     asyncio.run(main())
 
 
-def test_a_run_that_was_killed_before_it_began_can_be_cancelled(hive: Hive) -> None:
+def test_a_run_that_was_killed_before_it_started_can_be_cancelled(hive: Hive) -> None:
     work = Work(hive)
     store = hive._open()
     store.release_run(
@@ -178,16 +180,16 @@ def test_a_run_that_was_killed_before_it_began_can_be_cancelled(hive: Hive) -> N
     assert hive.cancel("r", "never mind")
     with pytest.raises(RunCancelledError, match="never mind"):
         hive.run_sync(work.child, "x", run_id="r")
-    assert not work.told
+    assert not work.outcomes
 
 
 def test_a_run_of_no_workflow_cannot_be_cancelled(hive: Hive) -> None:
     with (
         PersonaExecutor(hive.config, "worker", workflow_id="r"),
-        pytest.raises(ConfigurationError, match="is no workflow's: stop the program"),
+        pytest.raises(ConfigurationError, match="was not started by a workflow: stop the program"),
     ):
         hive.cancel("r")
-    with pytest.raises(ConfigurationError, match="is no workflow's"):
+    with pytest.raises(ConfigurationError, match="was not started by a workflow"):
         hive.cancel("r")
 
 
@@ -249,7 +251,7 @@ def test_a_run_can_be_cancelled_and_watched_in_the_moment_it_is_started(hive: Hi
         with pytest.raises(RunCancelledError, match="at once"):
             await handle.result()
         watched = hive.start(work.child, "y", run_id="s")
-        seen = [type(event).__name__ async for event in _until_begun(hive)]
+        seen = [type(event).__name__ async for event in _until_started(hive)]
         assert seen[0] == "RunStarted"
         watched.cancel()
         with pytest.raises(RunCancelledError):
@@ -258,7 +260,7 @@ def test_a_run_can_be_cancelled_and_watched_in_the_moment_it_is_started(hive: Hi
     asyncio.run(main())
 
 
-async def _until_begun(hive: Hive) -> Any:
+async def _until_started(hive: Hive) -> Any:
     async for event in hive.events("s"):
         yield event
         return

@@ -54,7 +54,7 @@ def test_a_child_is_a_run_of_its_own(hive: Hive) -> None:
     assert {info.status for info in infos.values()} == {"success"}
 
 
-def test_the_failure_of_a_child_is_kept_and_retried_with_its_parent(folder: Path) -> None:
+def test_the_failure_of_a_child_is_stored_and_retried_with_its_parent(folder: Path) -> None:
     with Hive(folder, quick_config()) as hive:
         family = Family(hive, broken=True)
         with pytest.raises(RunFailedError, match=r"run 'r' failed: RunFailedError: run 'r\.child-"):
@@ -138,5 +138,5 @@ def test_a_run_inside_a_workflow_needs_a_name(hive: Hive) -> None:
     async def nameless() -> str:
         return await hive.run(family.child, "a")
 
-    with pytest.raises(RunFailedError, match="needs a run_id, or each start would run it anew"):
+    with pytest.raises(RunFailedError, match="needs a run_id, or each start would run it again"):
         hive.run_sync(nameless)

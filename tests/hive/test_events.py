@@ -32,7 +32,7 @@ async def all_events(hive: Hive, run_id: str = "r", **options: object) -> list[R
     return [event async for event in hive.events(run_id, **options)]  # type: ignore[arg-type]
 
 
-def test_events_come_while_the_run_goes_on_and_end_with_it(hive: Hive) -> None:
+def test_events_come_while_the_run_continues_and_end_with_it(hive: Hive) -> None:
     go = asyncio.Event()
 
     @hive.step(persona="worker")

@@ -75,7 +75,7 @@ def resumed(chain: Chain, run_id: str) -> Any:
     return asyncio.run(chain.hive.resume(run_id))
 
 
-def test_steps_before_are_kept_and_those_after_run_again_if_their_input_changed(
+def test_steps_before_are_stored_and_those_after_run_again_if_their_input_changed(
     chain: Chain,
 ) -> None:
     new = chain.hive.fork("r", from_step="step7", factor=2)
@@ -83,7 +83,7 @@ def test_steps_before_are_kept_and_those_after_run_again_if_their_input_changed(
     assert chain.called == STEPS[6:]
 
 
-def test_steps_after_are_kept_if_their_input_came_out_the_same(chain: Chain) -> None:
+def test_steps_after_are_stored_if_their_input_came_out_the_same(chain: Chain) -> None:
     new = chain.hive.fork("r", from_step=7)
     assert resumed(chain, new) == 10
     assert chain.called == ["step7"]
@@ -141,7 +141,7 @@ def test_a_failed_run_can_be_forked_and_its_failures_are_not_taken_along(folder:
         assert calls.count("True") == 1
 
 
-def test_children_that_succeeded_are_kept(hive: Hive) -> None:
+def test_children_that_succeeded_are_stored(hive: Hive) -> None:
     calls: list[int] = []
 
     @hive.workflow

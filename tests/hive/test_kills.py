@@ -45,7 +45,7 @@ _PRELUDE = """
     hive = Hive(folder / "state", config)
 """
 
-_CROWD = """
+_CONCURRENT = """
     def megabytes():
         return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -53,7 +53,7 @@ _CROWD = """
 
     @hive.step(persona="worker")
     async def work(number, step):
-        say("begun", number, step)
+        say("started", number, step)
         await asyncio.sleep(0)
         return step
 
@@ -62,7 +62,7 @@ _CROWD = """
         total = 0
         for step in range(0, 20, 4):
             for done in await asyncio.gather(*(work(number, step + n) for n in range(4))):
-                say("kept", number, done)
+                say("completed", number, done)
                 total += done
         return total
 
@@ -82,7 +82,7 @@ _CROWD = """
 _WAITING = """
     @hive.step
     async def slow():
-        say("slow begun", current().attempt)
+        say("slow started", current().attempt)
         await asyncio.sleep(float(sys.argv[2]))
         return "done"
 
@@ -131,18 +131,18 @@ class Program:
             time.sleep(0.01)
 
 
-def said(folder: Path) -> list[list[str]]:
+def printed(folder: Path) -> list[list[str]]:
     log = folder / "log"
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
 def completed_steps(folder: Path) -> int:
     log = folder / "log"
-    return log.read_bytes().count(b"kept") if log.exists() else 0
+    return log.read_bytes().count(b"completed") if log.exists() else 0
 
 
-def has_said(folder: Path, *words: str) -> Callable[[], bool]:
-    return lambda: any(line[: len(words)] == list(words) for line in said(folder))
+def has_printed(folder: Path, *words: str) -> Callable[[], bool]:
+    return lambda: any(line[: len(words)] == list(words) for line in printed(folder))
 
 
 @pytest.fixture
@@ -164,32 +164,32 @@ def test_two_hundred_workflows_at_once_survive_ten_kills_and_need_no_more_memory
 ) -> None:
     rng = random.Random(4)
     for kill in range(10):
-        life = program(_CROWD)
-        enough = 300 * kill + rng.randrange(1, 300)  # of the 4,000 steps that are to be kept
-        life.wait_for(lambda enough=enough: completed_steps(tmp_path) >= enough)
-        life.kill()
-    code, out, err = program(_CROWD).end()
+        child = program(_CONCURRENT)
+        enough = 300 * kill + rng.randrange(1, 300)  # of the 4,000 steps that are to be completed
+        child.wait_for(lambda enough=enough: completed_steps(tmp_path) >= enough)
+        child.kill()
+    code, out, err = program(_CONCURRENT).end()
     assert code == 0, err
-    assert said(tmp_path)[-1] == ["all"]
+    assert printed(tmp_path)[-1] == ["all"]
     acknowledged: set[tuple[str, ...]] = set()
     starts: Counter[tuple[str, ...]] = Counter()
-    for word, *rest in said(tmp_path)[:-1]:
-        if word == "kept":
+    for word, *rest in printed(tmp_path)[:-1]:
+        if word == "completed":
             acknowledged.add(tuple(rest))
         else:
-            assert tuple(rest) not in acknowledged, f"{rest} was kept, and started again"
+            assert tuple(rest) not in acknowledged, f"{rest} was completed, and started again"
             starts[tuple(rest)] += 1
     assert len(starts) == 200 * 20
     assert sum(starts.values()) > 200 * 20, "no kill came in the middle of a step"
     memory = [float(line.split()[1]) for line in out.splitlines()]
-    if len(memory) == 2:  # fewer than 100 were left for the last life
+    if len(memory) == 2:  # fewer than 100 were left for the last process
         assert memory[1] - memory[0] < 30, memory
 
 
 def test_memory_does_not_grow_with_the_workflows_that_are_done(
     tmp_path: Path, program: Any
 ) -> None:
-    code, out, err = program(_CROWD).end()
+    code, out, err = program(_CONCURRENT).end()
     assert code == 0, err
     (_, first), (_, last) = (line.split() for line in out.splitlines())
     assert float(last) - float(first) < 30, out
@@ -198,36 +198,36 @@ def test_memory_does_not_grow_with_the_workflows_that_are_done(
 def test_a_waiting_run_is_killed_answered_by_another_process_and_resumed(
     tmp_path: Path, program: Any
 ) -> None:
-    life = program(_WAITING, "0")
-    life.wait_for(has_said(tmp_path, "asking"))
+    child = program(_WAITING, "0")
+    child.wait_for(has_printed(tmp_path, "asking"))
     with Hive(tmp_path / "state", quick_config()) as hive:
-        life.wait_for(lambda: status(hive) == "waiting")
-        life.kill()
+        child.wait_for(lambda: status(hive) == "waiting")
+        child.kill()
         assert status(hive) == "waiting"
         hive.answer("r", "approve", True)
     code, out, err = program(_WAITING, "0").end()
     assert (code, out) == (0, "[True, 'done']\n"), err
-    assert said(tmp_path).count(["answered", "True"]) == 1
+    assert printed(tmp_path).count(["answered", "True"]) == 1
 
 
 def test_a_living_run_is_answered_and_cancelled_from_another_process(
     tmp_path: Path, program: Any
 ) -> None:
-    life = program(_WAITING, "60")
-    life.wait_for(has_said(tmp_path, "asking"))
+    child = program(_WAITING, "60")
+    child.wait_for(has_printed(tmp_path, "asking"))
     with Hive(tmp_path / "state", quick_config()) as hive:
 
         @hive.workflow
         async def ask() -> None: ...
 
-        life.wait_for(lambda: status(hive) == "waiting")
-        with pytest.raises(RunLeasedError, match=f"process {life.process.pid}"):
+        child.wait_for(lambda: status(hive) == "waiting")
+        with pytest.raises(RunLeasedError, match=f"process {child.process.pid}"):
             hive.run_sync(ask, run_id="r")
         hive.answer("r", "approve", False)
-        life.wait_for(has_said(tmp_path, "slow", "begun"))
+        child.wait_for(has_printed(tmp_path, "slow", "started"))
         assert status(hive) == "running"
         assert hive.cancel("r", "from outside")
-        code, _, err = life.end()
+        code, _, err = child.end()
         assert code == 1
         assert "RunCancelledError: run 'r' was cancelled (from outside)" in err
         assert status(hive) == "cancelled"
@@ -236,16 +236,16 @@ def test_a_living_run_is_answered_and_cancelled_from_another_process(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_polite_stop_is_no_failure_and_ends_the_process_as_usual(
+def test_a_graceful_stop_is_no_failure_and_ends_the_process_as_usual(
     tmp_path: Path, program: Any, number: signal.Signals
 ) -> None:
-    life = program(_WAITING, "60")
+    child = program(_WAITING, "60")
     with Hive(tmp_path / "state", quick_config()) as hive:
-        life.wait_for(has_said(tmp_path, "asking"))
+        child.wait_for(has_printed(tmp_path, "asking"))
         hive.answer("r", "approve", True)
-        life.wait_for(has_said(tmp_path, "slow", "begun"))
-        os.kill(life.process.pid, number)
-        code, _, err = life.end()
+        child.wait_for(has_printed(tmp_path, "slow", "started"))
+        os.kill(child.process.pid, number)
+        code, _, err = child.end()
         assert code == {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 143}[number], err
         assert status(hive) == "stopped"
     code, out, err = program(_WAITING, "0").end()
@@ -255,8 +255,8 @@ def test_a_polite_stop_is_no_failure_and_ends_the_process_as_usual(
 def test_events_of_a_run_in_another_process_are_followed_to_its_end(
     tmp_path: Path, program: Any
 ) -> None:
-    life = program(_WAITING, "0.3")
-    life.wait_for(has_said(tmp_path, "asking"))
+    child = program(_WAITING, "0.3")
+    child.wait_for(has_printed(tmp_path, "asking"))
 
     async def follow() -> list[str]:
         names = []
@@ -276,4 +276,4 @@ def test_events_of_a_run_in_another_process_are_followed_to_its_end(
         "StepCompleted",
         "RunEnded",
     ]
-    assert life.end()[0] == 0
+    assert child.end()[0] == 0

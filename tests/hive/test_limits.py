@@ -1,4 +1,4 @@
-"""Limits in one process: tasks, loops, cancellation, clocks; another store plays another process."""
+"""Limits in one process: tasks, loops, cancellation, clocks; a second store is a second process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.engine import limits
-from maestro_hive.engine.limits import NAMESPACE, Limit
+from maestro_hive.engine.limits import NAMESPACE, Limit, RateLimit, Semaphore
 from maestro_hive.engine.rates import Rate
+from maestro_hive.engine.shared import all_shared
 from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError, StoreClosedError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from maestro_hive.maestro.state.records import Lease
     from maestro_hive.maestro.state.store import Store
 
-SLOTS = 3
+PERMITS = 3
 
 
 @pytest.fixture(params=["quick", "slow", "memory"])
@@ -58,103 +59,107 @@ def at_rate(store: Store, times: int, seconds: float, name: str = "step") -> Lim
 
 
 def held(store: Store, name: str = "step") -> list[str]:
-    """Return the leases of a limit that somebody has."""
-    names = [f"slot/{name}/{number}" for number in range(10)]
-    names += [f"slot/{name}/line/{number}" for number in range(8)]
+    """Return the leases of a semaphore that are held."""
+    names = [f"semaphore/{name}/{what}" for what in (*range(10), "next")]
     return [each for each in names if store.lease(each) is not None]
+
+
+async def enter(limit: Limit) -> Callable[[], None]:
+    """Enter a limit; return what is called at the end, also where there is nothing to release."""
+    return await limit.enter(None) or (lambda: None)
 
 
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         await asyncio.sleep(0.005)
 
 
-class Room:
-    """Counts who is inside."""
+class Attempts:
+    """Counts those that are active at once."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self.inside = self.most = self.entered = 0
+        self.active = self.most = self.started = 0
 
-    async def visit(self, limit: Limit, seconds: float = 0.002) -> None:
-        give_back = await limit.enter()
+    async def make(self, limit: Limit, seconds: float = 0.002) -> None:
+        release = await enter(limit)
         with self._mutex:
-            self.inside += 1
-            self.entered += 1
-            self.most = max(self.most, self.inside)
+            self.active += 1
+            self.started += 1
+            self.most = max(self.most, self.active)
         try:
             await asyncio.sleep(seconds)
         finally:
             with self._mutex:
-                self.inside -= 1
-            give_back()
+                self.active -= 1
+            release()
 
 
 # --- at once ------------------------------------------------------------------------------------
 
 
-def test_never_more_than_so_many_are_inside_at_once(store: Store) -> None:
-    room = Room()
+def test_never_more_than_so_many_are_active_at_once(store: Store) -> None:
+    attempts = Attempts()
 
     async def scene() -> None:
-        limit = at_once(store, SLOTS)
-        await asyncio.gather(*(room.visit(limit) for _ in range(40)))
+        limit = at_once(store, PERMITS)
+        await asyncio.gather(*(attempts.make(limit) for _ in range(40)))
         await until(lambda: not held(store))
 
     asyncio.run(scene())
-    assert (room.entered, room.most) == (40, SLOTS)
+    assert (attempts.started, attempts.most) == (40, PERMITS)
 
 
 def test_limits_of_one_name_are_one_limit_and_other_names_are_others(store: Store) -> None:
-    room, other = Room(), Room()
+    attempts, other = Attempts(), Attempts()
 
     async def scene() -> None:
         first, second = at_once(store, 1), at_once(store, 1)
         elsewhere = at_once(store, 1, "other")
-        give_back = await elsewhere.enter()
-        await asyncio.gather(*(room.visit(limit) for limit in (first, second) * 5))
-        give_back()
-        await other.visit(elsewhere)
+        release = await enter(elsewhere)
+        await asyncio.gather(*(attempts.make(limit) for limit in (first, second) * 5))
+        release()
+        await other.make(elsewhere)
         await until(lambda: not held(store) and not held(store, "other"))
 
     asyncio.run(scene())
-    assert (room.entered, room.most, other.entered) == (10, 1, 1)
+    assert (attempts.started, attempts.most, other.started) == (10, 1, 1)
 
 
 def test_tasks_of_one_process_are_served_in_the_order_they_came(store: Store) -> None:
     order: list[int] = []
 
-    async def visit(limit: Limit, number: int) -> None:
-        give_back = await limit.enter()
+    async def attempt(limit: Limit, number: int) -> None:
+        release = await enter(limit)
         order.append(number)
         await asyncio.sleep(0)
-        give_back()
+        release()
 
     async def scene() -> None:
         limit = at_once(store, 1)
-        await asyncio.gather(*(visit(limit, number) for number in range(20)))
+        await asyncio.gather(*(attempt(limit, number) for number in range(20)))
 
     asyncio.run(scene())
     assert order == list(range(20))
 
 
-def test_a_slot_given_back_wakes_the_next_one_here_at_once(store: Store) -> None:
+def test_a_released_permit_wakes_the_next_task_here_at_once(store: Store) -> None:
     async def scene() -> float:
         limit = at_once(store, 1)
-        give_back = await limit.enter()
-        waiting = asyncio.create_task(limit.enter())
+        release = await enter(limit)
+        waiting = asyncio.create_task(enter(limit))
         await asyncio.sleep(0.3)  # long enough for pauses to have grown, were there any
-        began = time.monotonic()
-        give_back()
+        released = time.monotonic()
+        release()
         (await waiting)()
-        return time.monotonic() - began
+        return time.monotonic() - released
 
     assert asyncio.run(scene()) < 0.1
 
 
-def test_tasks_of_one_process_pass_a_slot_on_without_writing(
+def test_tasks_of_one_process_pass_a_permit_on_without_writing(
     folder_store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
@@ -165,65 +170,96 @@ def test_tasks_of_one_process_pass_a_slot_on_without_writing(
         return take_lease(name)
 
     monkeypatch.setattr(folder_store, "take_lease", watched)
-    room = Room()
+    attempts = Attempts()
 
     async def scene() -> None:
         limit = at_once(folder_store, 2)
-        await asyncio.gather(*(room.visit(limit, 0.001) for _ in range(50)))
+        await asyncio.gather(*(attempts.make(limit, 0.001) for _ in range(50)))
 
     asyncio.run(scene())
-    assert room.entered == 50
-    assert taken == ["slot/step/0", "slot/step/1"]
+    assert attempts.started == 50
+    assert taken == ["semaphore/step/0", "semaphore/step/1"]
     assert not held(folder_store)
 
 
-def test_giving_back_twice_does_not_give_away_the_slot_of_the_next_one(store: Store) -> None:
+def test_a_second_release_does_not_release_the_permit_of_the_next_task(store: Store) -> None:
     async def scene() -> None:
         limit = at_once(store, 1)
-        first = await limit.enter()
-        waiting = asyncio.create_task(limit.enter())
+        first = await enter(limit)
+        waiting = asyncio.create_task(enter(limit))
         await asyncio.sleep(0.01)
         first()
         second = await waiting
         first()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(limit.enter(), 0.1)
-        assert held(store) == ["slot/step/0"]
+            await asyncio.wait_for(enter(limit), 0.1)
+        assert held(store) == ["semaphore/step/0"]
         second()
-        (await asyncio.wait_for(limit.enter(), 5))()
+        (await asyncio.wait_for(enter(limit), 5))()
 
     asyncio.run(scene())
 
 
+def test_a_second_release_while_the_first_is_written_releases_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(tmp_path / "state")
+    monkeypatch.setattr(store, "syncs_fast", lambda: False)
+    release_lease, may_continue = store.release_lease, threading.Event()
+
+    def slow(lease: Lease) -> None:
+        may_continue.wait(10)
+        release_lease(lease)
+
+    async def scene() -> None:
+        limit = at_once(store, 1)
+        release = await enter(limit)
+        monkeypatch.setattr(store, "release_lease", slow)
+        release()
+        waiting = asyncio.create_task(enter(limit))
+        await asyncio.sleep(0.05)
+        release()
+        await asyncio.sleep(0.05)
+        may_continue.set()
+        second = await asyncio.wait_for(waiting, 5)
+        await asyncio.sleep(0.05)
+        assert held(store) == ["semaphore/step/0"]
+        second()
+        await until(lambda: not held(store))
+
+    asyncio.run(scene())
+    store.close()
+
+
 def test_event_loops_in_several_threads_share_a_limit(store: Store) -> None:
-    room = Room()
+    attempts = Attempts()
 
-    async def visits() -> None:
+    async def several() -> None:
         limit = at_once(store, 2)
-        await asyncio.gather(*(room.visit(limit, 0.001) for _ in range(15)))
+        await asyncio.gather(*(attempts.make(limit, 0.001) for _ in range(15)))
 
-    threads = [threading.Thread(target=asyncio.run, args=(visits(),)) for _ in range(4)]
+    threads = [threading.Thread(target=asyncio.run, args=(several(),)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert (room.entered, room.inside) == (60, 0)
-    assert room.most <= 2
+    assert (attempts.started, attempts.active) == (60, 0)
+    assert attempts.most <= 2
     asyncio.run(until(lambda: not held(store)))
 
 
-def test_what_is_shared_is_dropped_when_nobody_uses_it(folder_store: SqliteStore) -> None:
+def test_what_is_shared_is_dropped_when_it_is_not_used(folder_store: SqliteStore) -> None:
     async def scene() -> None:
-        give_back = await at_once(folder_store, 1).enter()
+        release = await enter(at_once(folder_store, 1))
         again = at_once(folder_store, 1)
-        with pytest.raises(TimeoutError):  # whoever has a slot keeps what is shared alive
-            await asyncio.wait_for(again.enter(), 0.05)
-        give_back()
+        with pytest.raises(TimeoutError):  # a permit in use keeps what is shared alive
+            await asyncio.wait_for(enter(again), 0.05)
+        release()
 
     asyncio.run(scene())
     gc.collect()
-    assert not limits._slots.get(folder_store)
-    assert not limits._gates.get(folder_store)
+    assert not all_shared(folder_store, Semaphore)
+    assert not all_shared(folder_store, RateLimit)
 
 
 @pytest.mark.parametrize("most", [0, -1, True, 1.5, "3"])
@@ -235,8 +271,8 @@ def test_a_number_that_cannot_be_used_is_refused(most: int) -> None:
 def test_without_a_limit_nothing_is_waited_for_or_written(folder_store: SqliteStore) -> None:
     async def scene() -> None:
         free = Limit(folder_store, "step", rate=None, max_concurrency=None)
-        for give_back in [await free.enter() for _ in range(100)]:
-            give_back()
+        for release in [await enter(free) for _ in range(100)]:
+            release()
 
     asyncio.run(scene())
     assert not held(folder_store)
@@ -246,31 +282,31 @@ def test_without_a_limit_nothing_is_waited_for_or_written(folder_store: SqliteSt
 # --- cancelled -----------------------------------------------------------------------------------
 
 
-def test_cancelled_waiters_leave_nothing_behind(store: Store) -> None:
+def test_cancelled_waiters_hold_nothing(store: Store) -> None:
     async def scene() -> None:
         limit = at_once(store, 1)
-        give_back = await limit.enter()
-        waiting = [asyncio.create_task(limit.enter()) for _ in range(20)]
+        release = await enter(limit)
+        waiting = [asyncio.create_task(enter(limit)) for _ in range(20)]
         for turn, task in enumerate(waiting):
             for _ in range(turn % 4):
                 await asyncio.sleep(0)
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        give_back()
-        (await asyncio.wait_for(limit.enter(), 5))()
+        release()
+        (await asyncio.wait_for(enter(limit), 5))()
         await until(lambda: not held(store))
 
     asyncio.run(scene())
 
 
-def test_who_is_cancelled_at_any_moment_leaks_no_slot(store: Store) -> None:
-    """Cancel after more and more turns of the loop, while slots are given back all the time."""
+def test_a_task_cancelled_at_any_moment_leaks_no_permit(store: Store) -> None:
+    """Cancel after more and more turns of the loop, while permits are released all the time."""
 
     async def one_time(limit: Limit, turns: int) -> None:
-        give_back = await limit.enter()
-        waiting = [asyncio.create_task(limit.enter()) for _ in range(3)]
+        release = await enter(limit)
+        waiting = [asyncio.create_task(enter(limit)) for _ in range(3)]
         await asyncio.sleep(0)
-        give_back()
+        release()
         for _ in range(turns):
             await asyncio.sleep(0)
         for task in waiting:
@@ -289,7 +325,7 @@ def test_who_is_cancelled_at_any_moment_leaks_no_slot(store: Store) -> None:
     asyncio.run(scene())
 
 
-def test_who_is_cancelled_while_a_thread_takes_the_slot_gives_it_back(
+def test_a_task_cancelled_while_a_thread_takes_its_permit_releases_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(tmp_path / "state")
@@ -305,24 +341,24 @@ def test_who_is_cancelled_while_a_thread_takes_the_slot_gives_it_back(
 
     async def scene() -> None:
         limit = at_once(store, 1)
-        task = asyncio.create_task(limit.enter())
+        task = asyncio.create_task(enter(limit))
         await until(entered.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         may_go_on.set()
-        (await asyncio.wait_for(limit.enter(), 5))()
+        (await asyncio.wait_for(enter(limit), 5))()
         await until(lambda: not held(store))
 
     asyncio.run(scene())
     store.close()
 
 
-def test_who_is_cancelled_while_waiting_for_the_rate_gives_its_slot_back(store: Store) -> None:
+def test_a_task_cancelled_while_waiting_for_the_rate_releases_its_permit(store: Store) -> None:
     async def scene() -> None:
         both = Limit(store, "step", rate=Rate(1, 60), max_concurrency=2)
-        (await both.enter())()
-        task = asyncio.create_task(both.enter())
+        (await enter(both))()
+        task = asyncio.create_task(enter(both))
         await until(lambda: len(held(store)) == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -332,7 +368,7 @@ def test_who_is_cancelled_while_waiting_for_the_rate_gives_its_slot_back(store: 
     asyncio.run(scene())
 
 
-def test_a_beginning_that_is_cancelled_while_a_thread_counts_it_does_not_count(
+def test_a_start_that_is_cancelled_while_a_thread_counts_it_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(tmp_path / "state")
@@ -348,14 +384,14 @@ def test_a_beginning_that_is_cancelled_while_a_thread_counts_it_does_not_count(
 
     async def scene() -> None:
         limit = at_rate(store, 1, 3600)
-        task = asyncio.create_task(limit.enter())
+        task = asyncio.create_task(enter(limit))
         await until(entered.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         may_go_on.set()
         await until(lambda: (store.document(NAMESPACE, "step") or _NONE).version == 2)
-        await asyncio.wait_for(limit.enter(), 5)
+        await asyncio.wait_for(enter(limit), 5)
 
     asyncio.run(scene())
     store.close()
@@ -368,31 +404,33 @@ class _NONE:
 # --- another process -----------------------------------------------------------------------------
 
 
-def test_another_process_has_its_share_of_the_same_slots() -> None:
+def test_another_process_has_its_share_of_the_same_permits() -> None:
     mine = MemoryStore()
     other = MemoryStore(shared_with=mine)
-    room = Room()
+    attempts = Attempts()
 
     async def scene() -> None:
-        visits = [room.visit(at_once(store, 2), 0.01) for store in (mine, other) for _ in range(10)]
-        await asyncio.gather(*visits)
+        several = [
+            attempts.make(at_once(store, 2), 0.01) for store in (mine, other) for _ in range(10)
+        ]
+        await asyncio.gather(*several)
         await until(lambda: not held(mine))
 
     asyncio.run(scene())
-    assert (room.entered, room.most) == (20, 2)
+    assert (attempts.started, attempts.most) == (20, 2)
 
 
-def test_a_process_with_many_tasks_leaves_slots_to_one_with_a_single_task() -> None:
+def test_a_process_with_many_tasks_leaves_permits_to_one_with_a_single_task() -> None:
     crowd = MemoryStore()
     single = MemoryStore(shared_with=crowd)
-    room = Room()
+    attempts = Attempts()
 
     async def scene() -> int:
-        many = [asyncio.create_task(room.visit(at_once(crowd, 1), 0.01)) for _ in range(200)]
+        many = [asyncio.create_task(attempts.make(at_once(crowd, 1), 0.01)) for _ in range(200)]
         await asyncio.sleep(0.03)
-        give_back = await asyncio.wait_for(at_once(single, 1).enter(), 5)
-        entered = room.entered
-        give_back()
+        release = await asyncio.wait_for(enter(at_once(single, 1)), 5)
+        entered = attempts.started
+        release()
         for task in many:
             task.cancel()
         await asyncio.gather(*many, return_exceptions=True)
@@ -402,90 +440,91 @@ def test_a_process_with_many_tasks_leaves_slots_to_one_with_a_single_task() -> N
     assert not held(crowd)
 
 
-def test_the_slot_of_a_dead_process_is_free() -> None:
+def test_the_permit_of_a_dead_process_is_free() -> None:
     store = MemoryStore()
     dead = MemoryStore(shared_with=store)
 
     async def scene() -> None:
-        await at_once(dead, 1).enter()
-        for number in range(8):  # it stood in line, too
-            dead.take_lease(f"slot/step/line/{number}")
+        await enter(at_once(dead, 1))
+        dead.take_lease("semaphore/step/next")  # it was also the next one to get a permit
         dead.abandon()
-        (await asyncio.wait_for(at_once(store, 1).enter(), 5))()
+        (await asyncio.wait_for(enter(at_once(store, 1)), 5))()
 
     asyncio.run(scene())
 
 
-def test_who_lost_its_slot_while_it_hung_does_not_give_it_away() -> None:
+def test_a_process_that_lost_its_permit_while_stopped_does_not_release_it() -> None:
     clock = ManualClock()
-    hung, other = (store := MemoryStore(clock=clock)), MemoryStore(shared_with=store)
+    stopped, other = (store := MemoryStore(clock=clock)), MemoryStore(shared_with=store)
 
     async def scene() -> None:
-        give_back = await at_once(hung, 1).enter()
+        release = await enter(at_once(stopped, 1))
         clock.advance(20)  # and the lease expires
-        theirs = await asyncio.wait_for(at_once(other, 1).enter(), 5)
-        give_back()
-        assert hung.lease("slot/step/0") is not None
-        theirs()
-        assert hung.lease("slot/step/0") is None
+        release_other = await asyncio.wait_for(enter(at_once(other, 1)), 5)
+        release()
+        assert stopped.lease("semaphore/step/0") is not None
+        release_other()
+        assert stopped.lease("semaphore/step/0") is None
 
     asyncio.run(scene())
 
 
-def test_a_slot_that_was_lost_is_not_passed_on_to_a_task_here() -> None:
+def test_a_permit_that_was_lost_is_not_passed_on_to_a_task_here() -> None:
     clock = ManualClock()
-    hung, other = (store := MemoryStore(clock=clock)), MemoryStore(shared_with=store)
+    stopped, other = (store := MemoryStore(clock=clock)), MemoryStore(shared_with=store)
 
     async def scene() -> None:
-        limit = at_once(hung, 1)
-        give_back = await limit.enter()
-        waiting = asyncio.create_task(limit.enter())
+        limit = at_once(stopped, 1)
+        release = await enter(limit)
+        waiting = asyncio.create_task(enter(limit))
         await asyncio.sleep(0.01)
         clock.advance(20)
-        theirs = await asyncio.wait_for(at_once(other, 1).enter(), 5)
-        give_back()
+        release_other = await asyncio.wait_for(enter(at_once(other, 1)), 5)
+        release()
         await asyncio.sleep(0.1)
         assert not waiting.done()
-        theirs()
+        release_other()
         (await asyncio.wait_for(waiting, 5))()
 
     asyncio.run(scene())
 
 
-def test_a_long_task_keeps_its_slot_in_a_store_that_renews_nothing() -> None:
+def test_a_long_task_holds_its_permit_in_a_store_that_renews_nothing() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
     other = MemoryStore(shared_with=store)
 
     async def scene() -> None:
         limit = at_once(store, 2)
-        give_back = await limit.enter()
+        release = await enter(limit)
         clock.advance(3600)
-        await at_once(other, 2).enter()
+        await enter(at_once(other, 2))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(limit.enter(), 0.2)
-        give_back()
-        (await asyncio.wait_for(limit.enter(), 5))()
+            await asyncio.wait_for(enter(limit), 0.2)
+        release()
+        (await asyncio.wait_for(enter(limit), 5))()
 
     asyncio.run(scene())
 
 
 @pytest.mark.parametrize("before, after", [(4, 2), (2, 4)])
-def test_another_number_of_slots_after_a_restart_just_works(
+def test_another_number_of_permits_after_a_restart_just_works(
     tmp_path: Path, before: int, after: int
 ) -> None:
     for most in (before, after):
         store = SqliteStore(tmp_path / "state")
-        room = Room()
+        attempts = Attempts()
 
-        async def scene(store: Store = store, most: int = most, room: Room = room) -> None:
+        async def scene(
+            store: Store = store, most: int = most, attempts: Attempts = attempts
+        ) -> None:
             limit = at_once(store, most)
-            await asyncio.gather(*(room.visit(limit, 0.01) for _ in range(12)))
+            await asyncio.gather(*(attempts.make(limit, 0.01) for _ in range(12)))
             for _ in range(most):
-                await limit.enter()  # and ends without giving back
+                await enter(limit)  # and ends without a release
 
         asyncio.run(scene())
-        assert (room.entered, room.most) == (12, most)
+        assert (attempts.started, attempts.most) == (12, most)
         store.close()
 
 
@@ -494,53 +533,53 @@ def test_a_closed_store_is_an_error_and_giving_back_to_it_is_none(tmp_path: Path
 
     async def scene() -> None:
         limit = Limit(store, "step", rate=Rate(5, 1), max_concurrency=2)
-        give_back = await limit.enter()
+        release = await enter(limit)
         store.close()
-        give_back()
+        release()
         with pytest.raises(StoreClosedError):
-            await limit.enter()
+            await enter(limit)
 
     asyncio.run(scene())
 
 
-# --- in a stretch of time ------------------------------------------------------------------------
+# --- in a window --------------------------------------------------------------------------------
 
 
-def began(clock: ManualClock, limit: Limit, times: int) -> list[float]:
-    """Enter so often, on a clock that moves by itself when somebody sleeps."""
+def start_times(clock: ManualClock, limit: Limit, times: int) -> list[float]:
+    """Enter so often, on a clock that sleepers advance; return the moments."""
     moments: list[float] = []
 
     async def scene() -> None:
         for _ in range(times):
-            (await limit.enter())()
+            (await enter(limit))()
             moments.append(clock.boot_seconds())
 
     asyncio.run(scene())
     return moments
 
 
-def test_no_stretch_has_more_beginnings_than_the_rate_and_little_is_lost() -> None:
+def test_no_window_has_more_starts_than_the_rate_and_little_is_lost() -> None:
     clock = ManualClock()
-    moments = began(clock, at_rate(MemoryStore(clock=clock), 60, 60), 600)
+    moments = start_times(clock, at_rate(MemoryStore(clock=clock), 60, 60), 600)
     assert all(last - first >= 60 for first, last in zip(moments, moments[60:], strict=False))
     assert moments[-1] - moments[0] < 9 * 60 * 1.03
 
 
-def test_the_log_of_beginnings_does_not_grow_over_the_rate() -> None:
+def test_the_log_of_starts_does_not_grow_over_the_rate() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
-    began(clock, at_rate(store, 5, 10), 200)
+    start_times(clock, at_rate(store, 5, 10), 200)
     document = store.document(NAMESPACE, "step")
     assert document is not None
-    assert len(codec.decode(document.value)["began"]) <= 5
+    assert len(codec.decode(document.value)["starts"]) <= 5
 
 
-def test_the_beginnings_of_a_process_that_ended_still_count() -> None:
+def test_the_starts_of_a_process_that_ended_still_count() -> None:
     clock = ManualClock()
     first = MemoryStore(clock=clock)
-    began(clock, at_rate(first, 3, 60), 3)
+    start_times(clock, at_rate(first, 3, 60), 3)
     first.abandon()
-    (moment,) = began(clock, at_rate(MemoryStore(shared_with=first), 3, 60), 1)
+    (moment,) = start_times(clock, at_rate(MemoryStore(shared_with=first), 3, 60), 1)
     assert 1060 <= moment < 1061
 
 
@@ -548,29 +587,29 @@ def test_the_beginnings_of_a_process_that_ended_still_count() -> None:
 def test_setting_the_wall_clock_changes_nothing_within_a_boot(jump: float) -> None:
     clock = ManualClock()
     limit = at_rate(MemoryStore(clock=clock), 3, 60)
-    began(clock, limit, 3)
+    start_times(clock, limit, 3)
     clock.jump(jump)
-    (moment,) = began(clock, limit, 1)
+    (moment,) = start_times(clock, limit, 1)
     assert 1060 <= moment < 1061
 
 
-def test_after_a_reboot_what_began_is_as_long_ago_as_the_wall_clock_says() -> None:
+def test_after_a_reboot_starts_are_as_long_ago_as_the_wall_clock_says() -> None:
     clock = ManualClock()
     limit = at_rate(MemoryStore(clock=clock), 3, 600)
-    began(clock, limit, 3)
+    start_times(clock, limit, 3)
     clock.reboot(100)  # which leaves 50 on its boot clock
-    (moment,) = began(clock, limit, 1)
+    (moment,) = start_times(clock, limit, 1)
     assert 550 <= moment < 551
 
 
-def test_a_wall_clock_set_back_over_a_reboot_costs_one_whole_stretch_at_most() -> None:
+def test_a_wall_clock_set_back_over_a_reboot_costs_one_whole_window_at_most() -> None:
     clock = ManualClock()
     limit = at_rate(MemoryStore(clock=clock), 3, 600)
-    began(clock, limit, 3)
+    start_times(clock, limit, 3)
     clock.reboot(100)
     clock.jump(-1e6)
-    moments = began(clock, limit, 4)
-    assert 650 <= moments[0] <= 651  # 50 on its boot clock, and the stretch
+    moments = start_times(clock, limit, 4)
+    assert 650 <= moments[0] <= 651  # 50 on its boot clock, and the window
     assert moments[2] <= 651
     assert 1250 <= moments[3] < 1252
 
@@ -578,22 +617,22 @@ def test_a_wall_clock_set_back_over_a_reboot_costs_one_whole_stretch_at_most() -
 def test_a_laptop_that_slept_does_not_wait_for_what_passed_meanwhile() -> None:
     clock = ManualClock()
     limit = at_rate(MemoryStore(clock=clock), 3, 600)
-    began(clock, limit, 3)
+    start_times(clock, limit, 3)
     clock.sleep_machine(700)
-    assert began(clock, limit, 1) == [1700]
+    assert start_times(clock, limit, 1) == [1700]
 
 
 def test_another_rate_after_a_restart_just_works() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
-    began(clock, at_rate(store, 60, 60), 60)
-    (lower,) = began(clock, at_rate(store, 10, 60), 1)
+    start_times(clock, at_rate(store, 60, 60), 60)
+    (lower,) = start_times(clock, at_rate(store, 10, 60), 1)
     assert 1060 <= lower < 1061
-    assert began(clock, at_rate(store, 100, 60), 50)[-1] < 1062
+    assert start_times(clock, at_rate(store, 100, 60), 50)[-1] < 1062
 
 
-def test_a_beginning_that_took_too_long_to_write_is_counted_when_it_begins() -> None:
-    """Or the next stretch would be measured from a moment at which nothing began."""
+def test_a_start_that_took_too_long_to_write_is_counted_again() -> None:
+    """Or the next window would be measured from a moment at which nothing started."""
     clock = ManualClock()
     store = MemoryStore(clock=clock)
     update = store.update_document
@@ -605,7 +644,7 @@ def test_a_beginning_that_took_too_long_to_write_is_counted_when_it_begins() -> 
         return done
 
     store.update_document = slow  # type: ignore[method-assign, assignment]
-    moments = began(clock, at_rate(store, 1, 10), 2)
+    moments = start_times(clock, at_rate(store, 1, 10), 2)
     assert moments[0] == 1001.0
     assert moments[1] - moments[0] >= 10
 
@@ -613,13 +652,13 @@ def test_a_beginning_that_took_too_long_to_write_is_counted_when_it_begins() -> 
 def test_tasks_wait_for_the_rate_in_the_order_they_came(store: Store) -> None:
     order: list[int] = []
 
-    async def visit(limit: Limit, number: int) -> None:
-        await limit.enter()
+    async def attempt(limit: Limit, number: int) -> None:
+        await enter(limit)
         order.append(number)
 
     async def scene() -> None:
         limit = at_rate(store, 5, 0.1)
-        await asyncio.gather(*(visit(limit, number) for number in range(20)))
+        await asyncio.gather(*(attempt(limit, number) for number in range(20)))
 
     asyncio.run(scene())
     assert order == list(range(20))
@@ -628,26 +667,26 @@ def test_tasks_wait_for_the_rate_in_the_order_they_came(store: Store) -> None:
 def test_a_cancelled_wait_for_the_rate_uses_nothing_up(store: Store) -> None:
     async def scene() -> None:
         limit = at_rate(store, 2, 0.3)
-        await limit.enter()
-        await limit.enter()
-        waiting = [asyncio.create_task(limit.enter()) for _ in range(10)]
+        await enter(limit)
+        await enter(limit)
+        waiting = [asyncio.create_task(enter(limit)) for _ in range(10)]
         await asyncio.sleep(0.05)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await asyncio.wait_for(limit.enter(), 2)
+        await asyncio.wait_for(enter(limit), 2)
         async with asyncio.timeout(0.15):
-            await limit.enter()
+            await enter(limit)
 
     asyncio.run(scene())
 
 
-def test_a_log_that_is_none_is_named(store: Store) -> None:
-    store.update_document(NAMESPACE, "step", lambda _: codec.encode({"began": 5}))
+def test_a_document_that_is_no_log_is_named(store: Store) -> None:
+    store.update_document(NAMESPACE, "step", lambda _: codec.encode({"starts": 5}))
 
     async def scene() -> None:
         with pytest.raises(DocumentCorruptError, match="limits/step"):
-            await at_rate(store, 1, 1).enter()
+            await enter(at_rate(store, 1, 1))
 
     asyncio.run(scene())
 
@@ -657,10 +696,9 @@ def test_a_forked_child_starts_with_nothing_shared(folder_store: SqliteStore) ->
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            with limits._mutex:
-                empty = not limits._slots and not limits._gates
+            empty = not all_shared(folder_store, Semaphore)
             try:
-                asyncio.run(limit.enter())
+                asyncio.run(enter(limit))
             except StoreClosedError:
                 os._exit(42 if empty else 1)
         os._exit(1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_BUSY_TIMEOUT = 20.0
+_TIMEOUT = 20.0
 _LONG = 600.0
 
 _CHILD = textwrap.dedent("""
@@ -35,16 +35,17 @@ _CHILD = textwrap.dedent("""
     most = None if most == "-" else int(most)
     log = os.open(folder + "/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def say(word, now):
+    def record(word, now):
         os.write(log, f"{word} {os.getpid()} {now!r}\\n".encode())
 
     async def work(limit):
         while True:
-            give_back = await limit.enter()
-            say("began", time.clock_gettime(time.CLOCK_BOOTTIME))
+            release = await limit.enter(None)
+            record("started", time.clock_gettime(time.CLOCK_BOOTTIME))
             await asyncio.sleep(float(seconds))
-            say("ended", time.clock_gettime(time.CLOCK_BOOTTIME))
-            give_back()
+            record("ended", time.clock_gettime(time.CLOCK_BOOTTIME))
+            if release is not None:
+                release()
 
     async def main():
         limit = Limit(store, "step", rate=rate, max_concurrency=most)
@@ -57,7 +58,7 @@ _CHILD = textwrap.dedent("""
 
 
 class Child:
-    """A process whose tasks enter, work and leave, over and over."""
+    """A process whose tasks enter the limit, work and end, over and over."""
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class Child:
     def go(self) -> None:
         assert self._process.stdout is not None
         assert self._process.stdin is not None
-        heard, _, _ = select.select([self._process.stdout], [], [], _BUSY_TIMEOUT)
-        assert heard, "a child says nothing"
+        readable, _, _ = select.select([self._process.stdout], [], [], _TIMEOUT)
+        assert readable, "a child does not start"
         assert self._process.stdout.readline() == "ready\n"
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -132,29 +133,29 @@ def events(folder: Path) -> list[Event]:
     return [Event(word, int(pid), float(at)) for word, pid, at in map(str.split, lines)]
 
 
-def began(folder: Path, pid: int | None = None) -> list[float]:
+def start_times(folder: Path, pid: int | None = None) -> list[float]:
     return sorted(
-        event.at for event in events(folder) if event.word == "began" and pid in {None, event.pid}
+        event.at for event in events(folder) if event.word == "started" and pid in {None, event.pid}
     )
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _BUSY_TIMEOUT
+    deadline = time.monotonic() + _TIMEOUT
     while not condition():
-        assert time.monotonic() < deadline, "it does not happen"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.01)
 
 
-def most_inside(folder: Path, deaths: dict[int, float]) -> int:
-    """Return how many were inside at once; who was killed was inside until then."""
-    changes = [(event.at, 1 if event.word == "began" else -1) for event in events(folder)]
+def most_active(folder: Path, deaths: dict[int, float]) -> int:
+    """Return how many were active at once; those of a killed process until it was killed."""
+    changes = [(event.at, 1 if event.word == "started" else -1) for event in events(folder)]
     for pid, at in deaths.items():
         words = Counter(event.word for event in events(folder) if event.pid == pid)
-        changes += [(at, -1)] * (words["began"] - words["ended"])
-    inside = most = 0
+        changes += [(at, -1)] * (words["started"] - words["ended"])
+    active = most = 0
     for _, change in sorted(changes):
-        inside += change
-        most = max(most, inside)
+        active += change
+        most = max(most, active)
     return most
 
 
@@ -168,30 +169,30 @@ def test_a_rate_is_never_exceeded_over_four_processes_and_a_kill(
     time.sleep(3.8)
     for child in children[1:]:
         child.kill()
-    moments = began(tmp_path)
-    for first, after_a_stretch in zip(moments, moments[rate.times :], strict=False):
-        assert after_a_stretch - first > rate.seconds
-    # Over whole stretches: the last one was cut off by the end of the test.
-    stretches = (len(moments) - 1) // rate.times
-    took = moments[stretches * rate.times] - moments[0]
-    assert stretches >= 3
-    assert stretches * rate.seconds / took > 0.8
-    assert all(began(tmp_path, child.pid) for child in children)
+    moments = start_times(tmp_path)
+    for first, after_a_window in zip(moments, moments[rate.times :], strict=False):
+        assert after_a_window - first > rate.seconds
+    # Over whole windows: the last one was cut off by the end of the test.
+    windows = (len(moments) - 1) // rate.times
+    took = moments[windows * rate.times] - moments[0]
+    assert windows >= 3
+    assert windows * rate.seconds / took > 0.8
+    assert all(start_times(tmp_path, child.pid) for child in children)
 
 
-def test_a_rate_counts_what_a_killed_process_began(
+def test_a_rate_counts_what_a_killed_process_started(
     tmp_path: Path, start: Callable[..., list[Child]]
 ) -> None:
     (first,) = start(rate="3/1500ms", tasks=3, seconds=_LONG)
-    until(lambda: len(began(tmp_path)) == 3)
+    until(lambda: len(start_times(tmp_path)) == 3)
     first.kill()
     start(rate="3/1500ms")
-    until(lambda: len(began(tmp_path)) > 3)
-    moments = began(tmp_path)
+    until(lambda: len(start_times(tmp_path)) > 3)
+    moments = start_times(tmp_path)
     assert 1.5 < moments[3] - moments[0] < 3
 
 
-def test_never_more_than_three_are_inside_over_four_processes_and_a_kill(
+def test_never_more_than_three_are_active_over_four_processes_and_a_kill(
     tmp_path: Path, start: Callable[..., list[Child]]
 ) -> None:
     children = start(4, most="3", tasks=3, seconds=0.05)
@@ -199,58 +200,58 @@ def test_never_more_than_three_are_inside_over_four_processes_and_a_kill(
     deaths = {children[0].pid: children[0].kill()}
     time.sleep(1.0)
     deaths |= {child.pid: child.kill() for child in children[1:]}
-    assert most_inside(tmp_path, deaths) == 3
-    assert all(len(began(tmp_path, child.pid)) >= 3 for child in children)
+    assert most_active(tmp_path, deaths) == 3
+    assert all(len(start_times(tmp_path, child.pid)) >= 3 for child in children)
 
 
-def test_the_slot_of_a_killed_process_comes_back_at_once(
+def test_the_permit_of_a_killed_process_is_free_at_once(
     tmp_path: Path, start: Callable[..., list[Child]]
 ) -> None:
     (holder,) = start(most="1", seconds=_LONG)
-    until(lambda: len(began(tmp_path)) == 1)
-    (first_in_line,) = start(most="1", seconds=_LONG)
+    until(lambda: len(start_times(tmp_path)) == 1)
+    (first_waiter,) = start(most="1", seconds=_LONG)
     time.sleep(0.3)
-    (second_in_line,) = start(most="1", seconds=_LONG)
+    (second_waiter,) = start(most="1", seconds=_LONG)
     time.sleep(1.0)  # long enough for their pauses to have grown
-    assert began(tmp_path) == began(tmp_path, holder.pid)
+    assert start_times(tmp_path) == start_times(tmp_path, holder.pid)
     died = holder.kill()
-    until(lambda: len(began(tmp_path)) == 2)
-    (moment,) = began(tmp_path, first_in_line.pid)  # who came first
+    until(lambda: len(start_times(tmp_path)) == 2)
+    (moment,) = start_times(tmp_path, first_waiter.pid)  # who came first
     assert moment - died < 0.5
-    died = first_in_line.kill()
-    until(lambda: len(began(tmp_path)) == 3)
-    (moment,) = began(tmp_path, second_in_line.pid)
+    died = first_waiter.kill()
+    until(lambda: len(start_times(tmp_path)) == 3)
+    (moment,) = start_times(tmp_path, second_waiter.pid)
     assert moment - died < 0.5
 
 
-def test_the_death_of_the_first_in_line_holds_nobody_up(
+def test_the_death_of_the_process_that_was_next_delays_no_other(
     tmp_path: Path, start: Callable[..., list[Child]]
 ) -> None:
     (holder,) = start(most="1", seconds=_LONG)
-    until(lambda: len(began(tmp_path)) == 1)
-    (first_in_line,) = start(most="1", seconds=_LONG)
+    until(lambda: len(start_times(tmp_path)) == 1)
+    (first_waiter,) = start(most="1", seconds=_LONG)
     time.sleep(0.3)
     start(most="1", seconds=_LONG)
     time.sleep(0.3)
-    first_in_line.kill()
+    first_waiter.kill()
     died = holder.kill()
-    until(lambda: len(began(tmp_path)) == 2)
-    assert began(tmp_path)[-1] - died < 0.5
+    until(lambda: len(start_times(tmp_path)) == 2)
+    assert start_times(tmp_path)[-1] - died < 0.5
 
 
-def test_a_stopped_process_loses_its_slot_and_does_not_give_away_that_of_another(
+def test_a_stopped_process_loses_its_permit_and_does_not_release_that_of_another(
     tmp_path: Path, start: Callable[..., list[Child]]
 ) -> None:
     (stopped,) = start(most="1", seconds=1.5, lease=0.6)
-    until(lambda: len(began(tmp_path)) == 1)
-    time.sleep(0.4)  # and its lease was renewed, so that it is as short as it was told to be
+    until(lambda: len(start_times(tmp_path)) == 1)
+    time.sleep(0.4)  # and its lease was renewed, so that it is as short as configured
     stopped.send(signal.SIGSTOP)
     (other,) = start(most="1", seconds=_LONG)
-    until(lambda: len(began(tmp_path, other.pid)) == 1)
+    until(lambda: len(start_times(tmp_path, other.pid)) == 1)
     stopped.send(signal.SIGCONT)
     until(lambda: any(event.word == "ended" for event in events(tmp_path)))
-    time.sleep(0.7)  # it wants to enter again, and must not
-    assert len(began(tmp_path, stopped.pid)) == 1
+    time.sleep(0.7)  # its task waits to enter again, and must not
+    assert len(start_times(tmp_path, stopped.pid)) == 1
     died = other.kill()
-    until(lambda: len(began(tmp_path, stopped.pid)) == 2)
-    assert began(tmp_path)[-1] - died < 0.5
+    until(lambda: len(start_times(tmp_path, stopped.pid)) == 2)
+    assert start_times(tmp_path)[-1] - died < 0.5

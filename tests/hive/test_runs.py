@@ -70,7 +70,7 @@ def test_a_workflow_returns_what_its_function_returns(hive: Hive) -> None:
     assert run(Factory(hive), "page") == ["PAGE-0", "PAGE-1", "PAGE-2"]
 
 
-def test_a_finished_run_returns_its_kept_result_and_calls_nothing(folder: Path) -> None:
+def test_a_finished_run_returns_its_recorded_result_and_calls_nothing(folder: Path) -> None:
     with Hive(folder, quick_config()) as hive:
         first = run(Factory(hive), "page", run_id="r")
     with Hive(folder, quick_config()) as hive:
@@ -87,7 +87,7 @@ def test_without_a_run_id_each_run_is_another(hive: Hive) -> None:
     assert len({info.run_id for info in hive.runs()}) == 2
 
 
-def test_a_failed_run_raises_its_kept_failure_until_it_is_retried(folder: Path) -> None:
+def test_a_failed_run_raises_its_recorded_failure_until_it_is_retried(folder: Path) -> None:
     with Hive(folder, quick_config()) as hive:
         factory = Factory(hive)
         factory.broken = True
@@ -387,7 +387,7 @@ def test_everything_is_under_the_folder(
 # --- the same run twice at once ------------------------------------------------------------------------
 
 
-def test_who_asks_for_a_run_under_way_waits_for_that_one(hive: Hive) -> None:
+def test_who_asks_for_a_run_running_waits_for_that_one(hive: Hive) -> None:
     factory = Factory(hive)
 
     async def main() -> list[Any]:
@@ -398,7 +398,7 @@ def test_who_asks_for_a_run_under_way_waits_for_that_one(hive: Hive) -> None:
     assert factory.calls["build"] == 1
 
 
-def test_who_asks_for_a_run_under_way_with_other_arguments_is_refused(hive: Hive) -> None:
+def test_who_asks_for_a_run_running_with_other_arguments_is_refused(hive: Hive) -> None:
     factory = Factory(hive)
 
     async def main() -> tuple[Any, Any]:
@@ -531,7 +531,7 @@ def test_what_cannot_be_copied_is_given_as_it_is(hive: Hive) -> None:
     assert hive.run_sync(work)
 
 
-def test_who_joined_a_run_goes_on_with_it_when_the_first_gives_up(hive: Hive) -> None:
+def test_who_joined_a_run_continues_with_it_when_the_first_gives_up(hive: Hive) -> None:
     @hive.step
     async def slow() -> str:
         await asyncio.sleep(0.5)
@@ -565,11 +565,11 @@ def test_a_loop_that_was_closed_over_a_run_does_not_keep_it(hive: Hive) -> None:
     done: list[bool] = []
     loop = asyncio.new_event_loop()
 
-    async def begin() -> None:
+    async def start_and_wait() -> None:
         hive.start(work, 60, run_id="r")
         await asyncio.sleep(0.2)
 
-    loop.run_until_complete(begin())
+    loop.run_until_complete(start_and_wait())
     loop.close()
     done.append(True)
     assert hive.run_sync(work, 60, run_id="r") == "done"

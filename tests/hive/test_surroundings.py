@@ -20,7 +20,7 @@ from maestro_hive.unified_execution import (
     UnencodableInputWarning,
 )
 from tests.hive.conftest import quick_config
-from tests.hive.test_kills import has_said, program, said  # noqa: F401 - a fixture
+from tests.hive.test_kills import has_printed, printed, program  # noqa: F401 - a fixture
 from tests.hive.test_waits import status
 
 if TYPE_CHECKING:
@@ -103,12 +103,12 @@ def test_without_persistence_nothing_is_written(
 
 def test_an_input_without_a_form_is_warned_of_at_the_users_line(hive: Hive) -> None:
     @hive.step
-    async def look(thing: object) -> str:
+    async def read(thing: object) -> str:
         return type(thing).__name__
 
     @hive.workflow
     async def work() -> list[str]:
-        return [await look(object()), await look(object())]
+        return [await read(object()), await read(object())]
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -161,7 +161,7 @@ def test_limits_of_a_step_hold_in_its_runs(hive: Hive) -> None:
 _MANY = """
     @hive.step
     async def slow(number):
-        say("begun", number)
+        say("started", number)
         await asyncio.sleep(float(sys.argv[2]))
         return number
 
@@ -177,16 +177,16 @@ _MANY = """
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
-def test_a_signal_stops_all_runs_politely(
+def test_a_signal_stops_all_runs_gracefully(
     tmp_path: Path,
     program: Any,  # noqa: F811 - the fixture
     number: signal.Signals,
     code: int,
 ) -> None:
-    life = program(_MANY, "60")
-    life.wait_for(lambda: len(said(tmp_path)) == 5)
-    life.process.send_signal(number)
-    ended, out, err = life.end()
+    child = program(_MANY, "60")
+    child.wait_for(lambda: len(printed(tmp_path)) == 5)
+    child.process.send_signal(number)
+    ended, out, err = child.end()
     assert (ended, out) == (code, ""), err
     assert "never retrieved" not in err
     with Hive(tmp_path / "state", quick_config()) as hive:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive import Hive, RunFailedError
-from tests.hive.test_kills import has_said, program  # noqa: F401 - a fixture
+from tests.hive.test_kills import has_printed, program  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ def test_what_a_workflow_catches_points_at_the_step(hive: Hive, workflow: Any) -
     assert seen == [["fail", "broken"]]
 
 
-def test_the_kept_failure_tells_the_lines_in_a_note(hive: Hive, workflow: Any) -> None:
+def test_the_recorded_failure_tells_the_lines_in_a_note(hive: Hive, workflow: Any) -> None:
     with pytest.raises(RunFailedError):
         hive.run_sync(workflow, "p", run_id="r")
     with pytest.raises(RunFailedError) as caught:
@@ -113,7 +113,7 @@ _PROGRAM = """
     @hive.workflow
     async def build(part):
         if part == "slow":
-            say("begun")
+            say("started")
             await asyncio.sleep(60)
         await implement(part)
 
@@ -141,10 +141,10 @@ def test_ctrl_c_prints_one_short_traceback(
     tmp_path: Path,
     program: Any,  # noqa: F811 - the fixture
 ) -> None:
-    life = program(_PROGRAM, "slow")
-    life.wait_for(has_said(tmp_path, "begun"))
-    life.process.send_signal(signal.SIGINT)
-    _, _, err = life.end()
+    child = program(_PROGRAM, "slow")
+    child.wait_for(has_printed(tmp_path, "started"))
+    child.process.send_signal(signal.SIGINT)
+    _, _, err = child.end()
     assert len(shown_lines(err)) == 2
     assert (
         err.splitlines()[-1] == "KeyboardInterrupt: run 'r' was stopped; started again, it goes on"

@@ -55,12 +55,12 @@ async def leave(running: asyncio.Task[Any]) -> None:
 
 
 def test_a_run_sleeps_once_and_only_for_what_is_left(folder: Path) -> None:
-    begun: list[float] = []
+    started: list[float] = []
 
     def sleeper(hive: Hive) -> Callable[..., Awaitable[str]]:
         @hive.workflow
         async def nap() -> str:
-            begun.append(time.monotonic())
+            started.append(time.monotonic())
             await hive.sleep(0.6)
             return "awake"
 
@@ -83,7 +83,7 @@ def test_a_run_sleeps_once_and_only_for_what_is_left(folder: Path) -> None:
     again = time.monotonic()
     asyncio.run(second())
     assert time.monotonic() - again < 0.5
-    assert time.monotonic() - begun[0] >= 0.6
+    assert time.monotonic() - started[0] >= 0.6
 
 
 def test_sleeps_of_equal_length_are_different_sleeps(hive: Hive) -> None:
@@ -138,7 +138,7 @@ def test_an_answer_in_the_same_process_arrives_at_once(hive: Hive) -> None:
     assert status(hive) == "success"
 
 
-def test_a_waiting_run_can_be_left_and_answered_while_nobody_runs_it(folder: Path) -> None:
+def test_a_waiting_run_can_be_left_and_answered_while_no_process_runs_it(folder: Path) -> None:
     async def first() -> None:
         with Hive(folder, quick_config()) as hive:
             running = asyncio.create_task(hive.run(ask(hive), run_id="r"))
@@ -174,7 +174,7 @@ def test_an_answer_may_come_before_the_question(hive: Hive) -> None:
     assert asyncio.run(main()) == [1, 2, 3]
 
 
-def test_nobody_answering_in_time_is_a_timeout_that_is_kept(folder: Path) -> None:
+def test_nobody_answering_in_time_is_a_timeout_that_is_stored(folder: Path) -> None:
     outcomes = []
 
     def impatient(hive: Hive) -> Callable[..., Awaitable[str]]:
@@ -197,7 +197,7 @@ def test_nobody_answering_in_time_is_a_timeout_that_is_kept(folder: Path) -> Non
 
     asyncio.run(once(0.5))
     asyncio.run(once(0.15))  # it does not wait again
-    assert outcomes == ["nobody answered 'approve' of run 'r' in time"] * 2
+    assert outcomes == ["there was no answer to 'approve' of run 'r' in time"] * 2
 
 
 TYPED: list[tuple[Any, Any, Any]] = [
@@ -339,7 +339,7 @@ def test_an_answer_that_is_not_waited_for_needs_to_be_called_early(hive: Hive) -
     asyncio.run(main())
 
 
-def test_a_question_that_timed_out_is_asked_anew_after_a_retry(hive: Hive) -> None:
+def test_a_question_that_timed_out_is_asked_again_after_a_retry(hive: Hive) -> None:
     impatient = ask(hive, timeout=0.1)
     with pytest.raises(RunFailedError, match="in time"):
         hive.run_sync(impatient, run_id="r")
@@ -371,10 +371,10 @@ def test_the_workflow_is_told_what_the_journal_says_when_an_answer_comes_in_the_
         await asyncio.sleep(0.02 + number % 10 * 0.005)
         with contextlib.suppress(ConfigurationError):  # it is over already
             hive.answer(run_id, "approve", "yes")
-        told = await running
+        result = await running
         state = read_run(hive._open(), run_id)
         (ended,) = state.answers.values()
-        assert told == {"timeout": "timeout", "answered": "yes"}[facts_of(ended)["how"]]
+        assert result == {"timeout": "timeout", "answered": "yes"}[facts_of(ended)["how"]]
 
     async def main() -> None:
         for first in range(0, 40, 10):
@@ -413,7 +413,7 @@ def test_an_answer_given_before_a_failure_is_taken_after_the_retry(hive: Hive) -
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_question_whose_type_has_changed_is_asked_anew(folder: Path, answered: bool) -> None:
+def test_a_question_whose_type_has_changed_is_asked_again(folder: Path, answered: bool) -> None:
     async def first() -> None:
         with Hive(folder, quick_config()) as hive:
 
@@ -458,15 +458,15 @@ def test_a_plain_step_may_wait_in_a_loop_of_its_own(hive: Hive) -> None:
     assert asyncio.run(main()) == 5
 
 
-def test_letters_that_cannot_be_read_are_an_error_of_their_run_alone(hive: Hive) -> None:
+def test_messages_that_cannot_be_read_are_an_error_of_their_run_alone(hive: Hive) -> None:
     from maestro_hive.maestro.state import codec  # noqa: PLC0415 - only here
 
     async def main() -> Any:
         asking = ask(hive)
-        hive._open().update_document("$mail", "other", lambda _: codec.encode({"answers": [{}]}))
+        hive._open().update_document("$inbox", "other", lambda _: codec.encode({"answers": [{}]}))
         running = asyncio.create_task(hive.run(asking, run_id="r"))
         other = asyncio.create_task(hive.run(asking, run_id="other"))
-        with pytest.raises(CorruptionError, match="it holds no letters"):
+        with pytest.raises(CorruptionError, match="it holds no messages"):
             await other
         await until(lambda: status(hive) == "waiting")
         hive.answer("r", "approve", 5)
@@ -475,7 +475,7 @@ def test_letters_that_cannot_be_read_are_an_error_of_their_run_alone(hive: Hive)
     assert asyncio.run(main()) == 5
 
 
-def test_a_letter_that_could_not_be_handed_over_is_not_thrown_away(
+def test_a_message_that_could_not_be_delivered_is_not_dropped(
     hive: Hive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims = [False]  # somebody else settles the question just now, and gives it up again

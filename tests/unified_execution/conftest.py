@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Keep every default folder inside the test's own; return the home that stands in."""
     home = tmp_path / "home"
     monkeypatch.setenv("HOME", str(home))

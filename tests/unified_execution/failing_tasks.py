@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from maestro_hive.engine.attempt import round_number
+from maestro_hive.engine.context import round_number
 
 
 class Task:

@@ -96,7 +96,7 @@ def test_it_opens_after_as_many_failures_in_a_row_as_it_was_told(
     assert breaker.last_failure_time == clock.now()
 
 
-def test_a_success_starts_the_count_anew(make: Make, clock: ManualClock) -> None:
+def test_a_success_starts_the_count_again(make: Make, clock: ManualClock) -> None:
     breaker = make(3)
     for _ in range(3):
         breaker.record_failure()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: How many ask at once.
-CROWD = 40
+PROCESSES = 40
 #: Nobody here waits for a cooldown that began in a child.
 LONG = 600.0
 _BUSY_TIMEOUT = 60.0
@@ -75,20 +75,20 @@ class Child:
         )
         self.pid = self._process.pid
 
-    def tell(self, seconds: float, ending: str) -> None:
+    def send(self, seconds: float, ending: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds} {ending}\n")
         self._process.stdin.flush()
 
-    def hear(self) -> list[str]:
+    def receive(self) -> list[str]:
         assert self._process.stdout is not None
-        heard, _, _ = select.select([self._process.stdout], [], [], _BUSY_TIMEOUT)
-        assert heard, "a child says nothing"
+        received, _, _ = select.select([self._process.stdout], [], [], _BUSY_TIMEOUT)
+        assert received, "a child says nothing"
         return self._process.stdout.readline().split()
 
     def ask(self, seconds: float, ending: str) -> str:
-        self.tell(seconds, ending)
-        return self.hear()[0]
+        self.send(seconds, ending)
+        return self.receive()[0]
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -96,9 +96,9 @@ class Child:
 
 
 @pytest.fixture
-def crowd(tmp_path: Path) -> Iterator[list[Child]]:
-    children = [Child(tmp_path) for _ in range(CROWD)]
-    assert {child.hear()[1] for child in children} == {"closed"}
+def processes(tmp_path: Path) -> Iterator[list[Child]]:
+    children = [Child(tmp_path) for _ in range(PROCESSES)]
+    assert {child.receive()[1] for child in children} == {"closed"}
     yield children
     for child in children:
         child.kill()
@@ -124,13 +124,13 @@ def release(folder: Path, children: list[Child], seconds: float, ending: str) ->
     open_for(folder, 0.2)
     time.sleep(0.3)
     for child in children:
-        child.tell(seconds, ending)
+        child.send(seconds, ending)
 
 
 def test_a_breaker_that_one_process_opened_refuses_another(tmp_path: Path) -> None:
     one, two = children = [Child(tmp_path) for _ in range(2)]
     try:
-        assert [child.hear()[0] for child in children] == ["ready", "ready"]
+        assert [child.receive()[0] for child in children] == ["ready", "ready"]
         assert [one.ask(0, "fail"), two.ask(0, "fail")] == ["failed", "failed"]
         assert [two.ask(0, "succeed"), one.ask(0, "succeed")] == ["refused", "refused"]
         assert len(starts(tmp_path)) == 2
@@ -141,53 +141,55 @@ def test_a_breaker_that_one_process_opened_refuses_another(tmp_path: Path) -> No
 
 def test_an_open_breaker_survives_the_kill_of_who_opened_it(tmp_path: Path) -> None:
     first = Child(tmp_path)
-    first.hear()
+    first.receive()
     assert [first.ask(0, "fail"), first.ask(0, "fail")] == ["failed", "failed"]
     first.kill()
     second = Child(tmp_path)
     try:
-        assert second.hear() == ["ready", "open"]
+        assert second.receive() == ["ready", "open"]
         assert second.ask(0, "succeed") == "refused"
     finally:
         second.kill()
 
 
 def test_of_a_crowd_exactly_one_makes_the_probe_however_it_ends(
-    tmp_path: Path, crowd: list[Child]
+    tmp_path: Path, processes: list[Child]
 ) -> None:
     """One test: to start forty processes takes longer than all that they do."""
-    one_probe_fails(tmp_path, crowd)
-    one_probe_succeeds(tmp_path, crowd)
-    one_probe_is_killed_and_one_more_is_made(tmp_path, crowd)
+    one_probe_fails(tmp_path, processes)
+    one_probe_succeeds(tmp_path, processes)
+    one_probe_is_killed_and_one_more_is_made(tmp_path, processes)
 
 
-def one_probe_fails(folder: Path, crowd: list[Child]) -> None:
-    release(folder, crowd, 2, "fail")
-    outcomes = sorted(child.hear()[0] for child in crowd)
-    assert outcomes == ["failed"] + ["refused"] * (CROWD - 1)
+def one_probe_fails(folder: Path, processes: list[Child]) -> None:
+    release(folder, processes, 2, "fail")
+    outcomes = sorted(child.receive()[0] for child in processes)
+    assert outcomes == ["failed"] + ["refused"] * (PROCESSES - 1)
     assert len(starts(folder)) == 1
 
 
-def one_probe_succeeds(folder: Path, crowd: list[Child]) -> None:
-    release(folder, crowd, 2, "succeed")
-    heard = [child.hear() for child in crowd]
-    begun = sorted(when for _, when in starts(folder))
-    assert all(when - begun[0] >= 2 for when in begun[1:])  # who came late found it closed
-    assert {outcome for outcome, _ in heard} <= {"done", "refused"}
-    assert crowd[-1].ask(0, "succeed") == "done"
+def one_probe_succeeds(folder: Path, processes: list[Child]) -> None:
+    release(folder, processes, 2, "succeed")
+    received = [child.receive() for child in processes]
+    started = sorted(when for _, when in starts(folder))
+    assert all(when - started[0] >= 2 for when in started[1:])  # who came late found it closed
+    assert {outcome for outcome, _ in received} <= {"done", "refused"}
+    assert processes[-1].ask(0, "succeed") == "done"
 
 
-def one_probe_is_killed_and_one_more_is_made(folder: Path, crowd: list[Child]) -> None:
-    release(folder, crowd, LONG, "succeed")
+def one_probe_is_killed_and_one_more_is_made(folder: Path, processes: list[Child]) -> None:
+    release(folder, processes, LONG, "succeed")
     deadline = time.monotonic() + _BUSY_TIMEOUT
     while not starts(folder):
         assert time.monotonic() < deadline, "nobody probes"
         time.sleep(0.01)
     ((prober, _),) = starts(folder)
-    others = [child for child in crowd if child.pid != prober]
-    assert {child.hear()[0] for child in others} == {"refused"}
-    next(child for child in crowd if child.pid == prober).kill()
+    others = [child for child in processes if child.pid != prober]
+    assert {child.receive()[0] for child in others} == {"refused"}
+    next(child for child in processes if child.pid == prober).kill()
     for child in others:
-        child.tell(2, "fail")
-    assert sorted(child.hear()[0] for child in others) == ["failed"] + ["refused"] * (CROWD - 2)
+        child.send(2, "fail")
+    assert sorted(child.receive()[0] for child in others) == ["failed"] + ["refused"] * (
+        PROCESSES - 2
+    )
     assert len(starts(folder)) == 2

@@ -98,7 +98,7 @@ def test_it_opens_when_too_many_calls_are_slow(make: Make, clock: ManualClock) -
     assert breaker.state == "closed"  # the window began anew
 
 
-def test_without_being_asked_no_window_is_kept(make: Make) -> None:
+def test_without_being_asked_no_window_is_stored(make: Make) -> None:
     breaker = make(99)
     for _ in range(50):
         breaker.record_failure()
@@ -128,7 +128,7 @@ def test_a_machine_that_sleeps_cools_down(make: Make, clock: ManualClock) -> Non
     assert breaker.acquire().probe
 
 
-def test_after_a_reboot_a_cooldown_goes_on_by_wall_time(make: Make, clock: ManualClock) -> None:
+def test_after_a_reboot_a_cooldown_continues_by_wall_time(make: Make, clock: ManualClock) -> None:
     breaker = opened(make(1, 100))
     clock.advance(20)
     clock.reboot(30)

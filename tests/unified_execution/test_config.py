@@ -218,13 +218,15 @@ ACCEPTED = [
 ]
 
 
-@pytest.mark.parametrize("kind, name, given, kept", ACCEPTED)
-def test_a_good_value_is_kept(kind: type[Any], name: str, given: object, kept: object) -> None:
+@pytest.mark.parametrize("kind, name, given, expected", ACCEPTED)
+def test_a_good_value_is_stored(
+    kind: type[Any], name: str, given: object, expected: object
+) -> None:
     settings = kind()
     setattr(settings, name, given)
     for value in (getattr(kind(**{name: given}), name), getattr(settings, name)):
-        assert value == kept
-        assert type(value) is type(kept)
+        assert value == expected
+        assert type(value) is type(expected)
 
 
 WHOLE = [0, -1, 1.0, 2.5, "3", None, True, math.nan, [1], 1 + 0j]
@@ -304,26 +306,26 @@ def test_every_setting_has_values_that_are_refused() -> None:
 def test_a_bad_value_is_refused_with_its_name_and_what_it_must_be(
     kind: type[Any], name: str, value: object
 ) -> None:
-    said = refused(kind, name, value)
-    assert said.startswith(f"{kind.__name__}.{name} is {repr(value)[:70]}")
-    assert ", and must be " in said
-    assert len(said) < 300
+    message = refused(kind, name, value)
+    assert message.startswith(f"{kind.__name__}.{name} is {repr(value)[:70]}")
+    assert ", and must be " in message
+    assert len(message) < 300
 
 
 @pytest.mark.parametrize("value", ["", "  \n", 7, b"s3cret", ["s3cret"], {"token": "s3cret"}])
 def test_a_bad_token_is_refused_and_not_repeated(value: object) -> None:
-    said = refused(ExecutionConfig, "jira_api_token", value)
-    assert said.startswith("ExecutionConfig.jira_api_token is ")
-    assert "s3cret" not in said
+    message = refused(ExecutionConfig, "jira_api_token", value)
+    assert message.startswith("ExecutionConfig.jira_api_token is ")
+    assert "s3cret" not in message
 
 
 @pytest.mark.parametrize(
     "address", ["https://me:s3cret@jira.example.com", "s3cret@x", "//a:s3cret@"]
 )
 def test_an_address_with_a_password_is_refused_and_not_repeated(address: str) -> None:
-    said = refused(ExecutionConfig, "jira_base_url", address)
-    assert "s3cret" not in said
-    assert "JIRA_API_TOKEN" in said
+    message = refused(ExecutionConfig, "jira_base_url", address)
+    assert "s3cret" not in message
+    assert "JIRA_API_TOKEN" in message
 
 
 def test_a_level_that_a_program_added_to_logging_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,12 +463,12 @@ def test_a_bad_variable_is_named_with_its_value_and_the_way_out(
     monkeypatch.setenv(variable, text)
     with pytest.raises(ConfigurationError) as caught:
         kind()
-    said = str(caught.value)
-    assert said.startswith(f"the environment variable {variable} is ")
-    assert text[:50] in said
-    assert ", and must be " in said
-    assert said.endswith("; or unset it, for the default")
-    assert len(said) < 300
+    message = str(caught.value)
+    assert message.startswith(f"the environment variable {variable} is ")
+    assert text[:50] in message
+    assert ", and must be " in message
+    assert message.endswith("; or unset it, for the default")
+    assert len(message) < 300
     with pytest.raises(ConfigurationError, match=variable):
         ExecutionConfig()
 

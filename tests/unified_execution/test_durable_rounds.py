@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RUN = "run-1"
 
 
-class BreakerBackend:
+class RecordingEscalation:
     """Takes cases, and answers with a ticket, or with what it was told to raise."""
 
     def __init__(self, *answers: str | BaseException) -> None:
@@ -61,7 +61,7 @@ class Process:
 
     def __init__(self, config: ExecutionConfig, clock: ManualClock) -> None:
         self.config = config
-        self.desk = BreakerBackend()
+        self.escalation = RecordingEscalation()
         self.store = MemoryStore(clock=clock)
         self.waiting = asyncio.Event()
         self.options: dict[str, Any] = {}
@@ -75,7 +75,7 @@ class Process:
         with (
             PersonaExecutor(self.config, "writer", workflow_id=RUN) as executor,
             SafetyRetryWrapper(
-                self.config, workflow_id=RUN, store=self.store, escalation=self.desk
+                self.config, workflow_id=RUN, store=self.store, escalation=self.escalation
             ) as wrapper,
         ):
             execute = executor.options(**self.options).execute
@@ -95,13 +95,13 @@ def process(quick: ExecutionConfig, clock: ManualClock) -> Process:
     return Process(quick, clock)
 
 
-def cry(process: Process, task: Any, *args: Any, **options: Any) -> HelpNeeded:
+def raises_help_needed(process: Process, task: Any, *args: Any, **options: Any) -> HelpNeeded:
     with pytest.raises(HelpNeeded) as raised:
         process.run(task, *args, **options)
     return raised.value
 
 
-def test_rounds_made_and_the_wait_begun_count_after_a_restart(
+def test_rounds_made_and_the_wait_started_count_after_a_restart(
     process: Process, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def sleep_for_ever(seconds: float) -> None:
@@ -114,7 +114,7 @@ def test_rounds_made_and_the_wait_begun_count_after_a_restart(
     assert len(task.calls) == 3
     monkeypatch.undo()
     clock.advance(2)
-    error = cry(process, task)
+    error = raises_help_needed(process, task)
     assert sum(clock.slept) == 3  # of five, two had passed
     assert task.rounds == [1, 1, 1, 2, 2, 2]
     assert error.total_attempts == 6
@@ -123,13 +123,15 @@ def test_rounds_made_and_the_wait_begun_count_after_a_restart(
     ]
 
 
-def test_an_exhausted_execution_raises_the_kept_failure_and_calls_nobody(process: Process) -> None:
+def test_an_exhausted_execution_raises_the_recorded_failure_and_calls_nothing(
+    process: Process,
+) -> None:
     task = failing()
-    first = cry(process, task)
+    first = raises_help_needed(process, task)
     assert first.jira_ticket == "MD-1"
-    again = cry(process, task)
+    again = raises_help_needed(process, task)
     assert len(task.calls) == 6
-    assert len(process.desk.cases) == 1
+    assert len(process.escalation.cases) == 1
     assert str(again) == str(first)
     for name in ("jira_ticket", "total_attempts", "suggested_actions", "failure_report"):
         assert getattr(again, name) == getattr(first, name)
@@ -142,22 +144,24 @@ def test_an_exhausted_execution_raises_the_kept_failure_and_calls_nobody(process
 
 
 def test_the_end_that_was_not_recorded_comes_after_the_restart(process: Process) -> None:
-    process.desk = BreakerBackend(asyncio.CancelledError())  # killed while the ticket is made
+    process.escalation = RecordingEscalation(
+        asyncio.CancelledError()
+    )  # killed while the ticket is made
     task = failing()
     with pytest.raises(asyncio.CancelledError):
         process.run(task)
-    first = process.desk.cases[0]
-    process.desk = BreakerBackend()
-    assert cry(process, task).jira_ticket == "MD-1"
+    first = process.escalation.cases[0]
+    process.escalation = RecordingEscalation()
+    assert raises_help_needed(process, task).jira_ticket == "MD-1"
     assert len(task.calls) == 6
-    assert process.desk.cases[0].effect_key == first.effect_key
-    assert process.desk.cases[0].description == first.description
+    assert process.escalation.cases[0].effect_key == first.effect_key
+    assert process.escalation.cases[0].description == first.description
 
 
-def test_a_retry_starts_the_rounds_anew(process: Process, quick: ExecutionConfig) -> None:
+def test_a_retry_starts_the_rounds_again(process: Process, quick: ExecutionConfig) -> None:
     task = failing(6)
-    cry(process, task)
-    held = open_run(quick.state.resolve(), RUN)
+    raises_help_needed(process, task)
+    held = open_run(quick.state, RUN)
     held.append([NewEntry(EntryKind.RETRIED)])
     held.close()
     result = process.run(task)
@@ -166,11 +170,11 @@ def test_a_retry_starts_the_rounds_anew(process: Process, quick: ExecutionConfig
 
 
 @pytest.mark.parametrize("option", ["retry", "force"])
-def test_an_executor_told_to_start_over_starts_the_rounds_anew(
+def test_an_executor_told_to_start_over_starts_the_rounds_again(
     process: Process, option: str
 ) -> None:
     task = failing(6)
-    cry(process, task)
+    raises_help_needed(process, task)
     process.options = {option: True}
     result = process.run(task)
     assert result.success
@@ -179,15 +183,15 @@ def test_an_executor_told_to_start_over_starts_the_rounds_anew(
 
 
 def test_another_input_or_name_is_another_execution(process: Process) -> None:
-    cry(process, failing(), 1)
+    raises_help_needed(process, failing(), 1)
     assert process.run(Task(), 2).success
     assert process.run(Task(), 1, name="final").success
     task = Task()
-    cry(process, task, 1)
+    raises_help_needed(process, task, 1)
     assert task.calls == []
 
 
-def test_a_step_that_is_kept_is_returned_and_not_called(process: Process) -> None:
+def test_a_step_that_is_completed_is_returned_and_not_called(process: Process) -> None:
     task = failing(4)
     assert process.run(task).level2_attempts == 2
     again = process.run(task)
@@ -209,7 +213,7 @@ def test_the_same_execution_twice_at_once_is_one(process: Process) -> None:
     errors = asyncio.run(both())
     assert [type(error) for error in errors] == [HelpNeeded, HelpNeeded]
     assert len(task.calls) == 6
-    assert len(process.desk.cases) == 1
+    assert len(process.escalation.cases) == 1
 
 
 def test_a_refusal_of_the_second_round_leaves_it_for_later(
@@ -240,8 +244,8 @@ def test_what_was_marked_unrecoverable_is_not_retried_after_a_restart_either(
     assert len(task.calls) == 1
 
 
-@pytest.mark.filterwarnings("ignore::maestro_hive.unified_execution.steps.UnencodableInputWarning")
-def test_texts_that_no_journal_can_hold_are_kept_readable(process: Process) -> None:
+@pytest.mark.filterwarnings("ignore::maestro_hive.engine.plan.UnencodableInputWarning")
+def test_texts_that_no_journal_can_hold_are_stored_readable(process: Process) -> None:
     class OddError(Exception):
         def __str__(self) -> str:
             raise ZeroDivisionError
@@ -250,7 +254,7 @@ def test_texts_that_no_journal_can_hold_are_kept_readable(process: Process) -> N
 
     async def run() -> None:
         with SafetyRetryWrapper(
-            process.config, workflow_id=RUN, store=process.store, escalation=process.desk
+            process.config, workflow_id=RUN, store=process.store, escalation=process.escalation
         ) as wrapper:
             await wrapper.execute_safe(task, task_name="odd")
 
@@ -258,11 +262,11 @@ def test_texts_that_no_journal_can_hold_are_kept_readable(process: Process) -> N
         with pytest.raises(HelpNeeded) as raised:
             asyncio.run(run())
         assert "half \\ud800xxx" in raised.value.failure_report.details
-    assert len(process.desk.cases) == 1
+    assert len(process.escalation.cases) == 1
     assert len(task.calls) == 2
 
 
-def test_what_is_kept_needs_no_permit_and_makes_no_probe(
+def test_what_is_recorded_needs_no_permit_and_makes_no_probe(
     process: Process, clock: ManualClock
 ) -> None:
     process.run(Task(output="kept"))
@@ -321,16 +325,18 @@ _PROGRAM = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("die_at", [1, 2, 3, 4, 5])
-def test_killed_in_any_attempt_the_rounds_go_on_where_they_were(tmp_path: Any, die_at: int) -> None:
+@pytest.mark.parametrize("kill_at", [1, 2, 3, 4, 5])
+def test_killed_in_any_attempt_the_rounds_continue_where_they_were(
+    tmp_path: Any, kill_at: int
+) -> None:
     def start() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", _PROGRAM, str(tmp_path), str(die_at)]
+        command = [sys.executable, "-c", _PROGRAM, str(tmp_path), str(kill_at)]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     first = start()
-    assert first.returncode == (-9 if die_at < 5 else 0), first.stderr
+    assert first.returncode == (-9 if kill_at < 5 else 0), first.stderr
     second, third = start(), start()
-    interrupted = die_at < 5
+    interrupted = kill_at < 5
     assert second.stdout.split() == [str(4 + interrupted), "MD-7"], second.stderr
     assert third.stdout == second.stdout
     assert len((tmp_path / "calls").read_text().split()) == 4 + interrupted

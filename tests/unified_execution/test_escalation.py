@@ -74,7 +74,7 @@ def make(config: ExecutionConfig) -> Callable[..., SafetyRetryWrapper]:
     return made
 
 
-def cry(wrapper: SafetyRetryWrapper, task: Task | None = None) -> HelpNeeded:
+def raises_help_needed(wrapper: SafetyRetryWrapper, task: Task | None = None) -> HelpNeeded:
     execute = PersonaExecutor(wrapper.config, "writer").execute
     with pytest.raises(HelpNeeded) as raised:
         asyncio.run(wrapper.execute_safe(execute, task or failing(), task_name="draft"))
@@ -85,7 +85,7 @@ def test_the_final_failure_makes_one_ticket_that_tells_it_all(
     make: Callable[..., SafetyRetryWrapper],
 ) -> None:
     jira = Jira()
-    error = cry(make(jira))
+    error = raises_help_needed(make(jira))
     assert error.jira_ticket == "MD-7"
     assert error.result is not None
     assert error.result.jira_ticket == "MD-7"
@@ -109,7 +109,7 @@ def test_a_success_makes_no_ticket(make: Callable[..., SafetyRetryWrapper]) -> N
 
 
 @pytest.mark.parametrize(
-    "answer, said",
+    "answer, reason",
     [
         (ConnectionError("no route to jira"), "ConnectionError: no route to jira"),
         (None, "TypeError: create_ticket answered None"),
@@ -117,16 +117,16 @@ def test_a_success_makes_no_ticket(make: Callable[..., SafetyRetryWrapper]) -> N
     ],
 )
 def test_trouble_with_jira_does_not_hide_the_failure(
-    make: Callable[..., SafetyRetryWrapper], answer: Any, said: str
+    make: Callable[..., SafetyRetryWrapper], answer: Any, reason: str
 ) -> None:
     jira = Jira(answer)
-    error = cry(make(jira))
+    error = raises_help_needed(make(jira))
     assert len(jira.tickets) == 1
     assert error.jira_ticket is None
     assert error.failure_report.details == "no 6"
-    assert error.context["escalation_error"].startswith(said)
+    assert error.context["escalation_error"].startswith(reason)
     assert error.suggested_actions[-1].startswith(
-        f"file a ticket by hand: the escalation failed ({said}"
+        f"file a ticket by hand: the escalation failed ({reason}"
     )
 
 
@@ -135,7 +135,7 @@ def test_a_client_that_is_not_async_will_do(make: Callable[..., SafetyRetryWrapp
         def create_ticket(self, **_: Any) -> str:
             return "MD-8"
 
-    assert cry(make(Blocking())).jira_ticket == "MD-8"
+    assert raises_help_needed(make(Blocking())).jira_ticket == "MD-8"
 
 
 def test_when_it_is_switched_off_no_ticket_is_made(
@@ -143,7 +143,7 @@ def test_when_it_is_switched_off_no_ticket_is_made(
 ) -> None:
     config.level2.enable_jira_escalation = False
     jira = Jira()
-    error = cry(make(jira))
+    error = raises_help_needed(make(jira))
     assert error.jira_ticket is None
     assert jira.tickets == []
     assert "escalation_error" not in error.context
@@ -161,7 +161,7 @@ def test_an_escalation_of_ones_own_comes_before_jira(
             return None
 
     pager, jira = Pager(), Jira()
-    error = cry(make(jira, escalation=pager))
+    error = raises_help_needed(make(jira, escalation=pager))
     assert error.jira_ticket is None
     assert jira.tickets == []
     (case,) = pager.cases

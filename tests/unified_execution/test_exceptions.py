@@ -184,7 +184,7 @@ def test_no_two_errors_share_a_default() -> None:
     assert (other.context, other.suggested_actions) == ({}, [])
 
 
-def test_a_context_that_is_given_is_kept_even_if_it_is_empty() -> None:
+def test_a_context_that_is_given_is_stored_even_if_it_is_empty() -> None:
     context: dict[str, Any] = {}
     assert ExecutionException("m", context).context is context
 

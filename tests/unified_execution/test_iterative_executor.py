@@ -14,7 +14,7 @@ from maestro_hive.engine.config import get_execution_config
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.unified_execution.iterative_executor import IterativeExecutor
 
-DOORS = (
+IMPORT_PATHS = (
     "iterative_executor",
     "maestro_hive.core.execution.iterative_executor",
     "maestro_hive.execution.iterative_executor",
@@ -31,9 +31,9 @@ def made(folder: Path, **options: Any) -> IterativeExecutor:
         return IterativeExecutor(folder / "output", **options)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_every_door_leads_to_the_same_class(door: str) -> None:
-    assert importlib.import_module(door).IterativeExecutor is IterativeExecutor
+@pytest.mark.parametrize("import_path", IMPORT_PATHS)
+def test_every_import_path_has_the_same_class(import_path: str) -> None:
+    assert importlib.import_module(import_path).IterativeExecutor is IterativeExecutor
 
 
 def test_its_defaults_are_those_of_older_callers() -> None:
@@ -58,7 +58,7 @@ def test_a_worker_is_called_with_the_requirement(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_it_goes_on_until_it_succeeds(tmp_path: Path) -> None:
+def test_it_continues_until_it_succeeds(tmp_path: Path) -> None:
     calls = []
 
     def third_time() -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import round_number
+from maestro_hive.engine.context import round_number
 from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.kernel.errors import ConfigurationError, StorageError
 from maestro_hive.unified_execution import (
@@ -27,13 +27,13 @@ from maestro_hive.unified_execution import (
     UnrecoverableError,
 )
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
-from tests.unified_execution.lives import (
+from tests.unified_execution.restarts import (
     Body,
-    Lives,
-    any_lives,  # noqa: F401 - a fixture
-    either_executor,  # noqa: F401 - a fixture
+    Restarts,
+    any_restarts,  # noqa: F401 - a fixture
     execute,
     failed,
+    make_any_executor,  # noqa: F401 - a fixture
     reported,
     stop_while_waiting,
 )
@@ -50,18 +50,18 @@ def quick(**level1: Any) -> PersonaExecutor:
 
 
 @pytest.fixture
-def clock(lives: Lives) -> ManualClock:
-    return lives.clock
+def clock(restarts: Restarts) -> ManualClock:
+    return restarts.clock
 
 
 # --- how many ------------------------------------------------------------------------------------
 
 
 def test_a_task_is_tried_three_times_with_waits_between(
-    either: PersonaExecutor, clock: ManualClock
+    any_executor: PersonaExecutor, clock: ManualClock
 ) -> None:
     body = Body(NO)
-    error = failed(either, body)
+    error = failed(any_executor, body)
     assert body.count == 3
     assert clock.slept == pytest.approx([1.0, 1.5])
     assert error.message == "Level 1 retries exhausted for step"
@@ -76,77 +76,77 @@ def test_a_task_is_tried_three_times_with_waits_between(
     assert [each.status.value for each in error.result.attempts] == [
         "retrying", "retrying", "failed",
     ]  # fmt: skip
-    assert either.final_status is ExecutionStatus.FAILED
+    assert any_executor.final_status is ExecutionStatus.FAILED
 
 
-def test_the_first_success_ends_it(either: PersonaExecutor) -> None:
+def test_the_first_success_ends_it(any_executor: PersonaExecutor) -> None:
     body = Body(NO, NO, "yes")
-    assert execute(either, body).final_output == "yes"
+    assert execute(any_executor, body).final_output == "yes"
     assert body.count == 3
 
 
-def test_a_call_can_have_another_number_of_attempts(either: PersonaExecutor) -> None:
+def test_a_call_can_have_another_number_of_attempts(any_executor: PersonaExecutor) -> None:
     body = Body(NO)
-    failed(either.options(max_attempts=5), body)
+    failed(any_executor.options(max_attempts=5), body)
     assert body.count == 5
 
 
-def test_failures_before_a_restart_still_count(lives: Lives, monkeypatch: Any) -> None:
+def test_failures_before_a_restart_still_count(restarts: Restarts, monkeypatch: Any) -> None:
     first = Body(NO)
-    stop_while_waiting(lives, first, monkeypatch)
-    lives.restart()
+    stop_while_waiting(restarts, first, monkeypatch)
+    restarts.restart()
     second = Body(NO)
-    error = failed(lives.executor(), second)
+    error = failed(restarts.executor(), second)
     assert (first.count, second.count) == (1, 2)
     assert [context.attempt for context in second.contexts] == [2, 3]
     assert len(reported(error).context) == 3
 
 
 def test_what_is_left_of_a_wait_is_waited_in_the_next_process(
-    lives: Lives, monkeypatch: Any
+    restarts: Restarts, monkeypatch: Any
 ) -> None:
-    lives.config.level1.base_delay_seconds = lives.config.level1.max_delay_seconds = 60
-    stop_while_waiting(lives, Body(NO), monkeypatch)
-    lives.restart()
-    lives.clock.advance(20)
-    execute(lives.executor(), Body("yes"))
-    assert sum(lives.clock.slept) == pytest.approx(40)
+    restarts.config.level1.base_delay_seconds = restarts.config.level1.max_delay_seconds = 60
+    stop_while_waiting(restarts, Body(NO), monkeypatch)
+    restarts.restart()
+    restarts.clock.advance(20)
+    execute(restarts.executor(), Body("yes"))
+    assert sum(restarts.clock.slept) == pytest.approx(40)
 
 
-def test_a_wait_that_is_over_is_not_waited_again(lives: Lives, monkeypatch: Any) -> None:
-    stop_while_waiting(lives, Body(NO), monkeypatch)
-    lives.restart()
-    lives.clock.advance(5)
-    execute(lives.executor(), Body("yes"))
-    assert lives.clock.slept == []
+def test_a_wait_that_is_over_is_not_waited_again(restarts: Restarts, monkeypatch: Any) -> None:
+    stop_while_waiting(restarts, Body(NO), monkeypatch)
+    restarts.restart()
+    restarts.clock.advance(5)
+    execute(restarts.executor(), Body("yes"))
+    assert restarts.clock.slept == []
 
 
-def test_asked_for_a_retry_an_unfinished_step_goes_on_with_what_it_has_left(
-    lives: Lives, monkeypatch: Any
+def test_asked_for_a_retry_an_unfinished_step_continues_with_what_it_has_left(
+    restarts: Restarts, monkeypatch: Any
 ) -> None:
-    stop_while_waiting(lives, Body(NO), monkeypatch)
-    lives.restart()
+    stop_while_waiting(restarts, Body(NO), monkeypatch)
+    restarts.restart()
     body = Body(NO)
-    failed(lives.executor().options(retry=True), body)
+    failed(restarts.executor().options(retry=True), body)
     assert body.contexts[0].attempt == 2
     assert body.count == 2
-    assert lives.clock.slept == pytest.approx([1, 1.5])
+    assert restarts.clock.slept == pytest.approx([1, 1.5])
     body = Body(NO, NO, "yes")
-    assert execute(lives.executor().options(retry=True), body).final_output == "yes"
+    assert execute(restarts.executor().options(retry=True), body).final_output == "yes"
 
 
 def test_each_round_of_level_2_has_its_own_attempts_and_the_feedback_of_all(
-    either: PersonaExecutor,
+    any_executor: PersonaExecutor,
 ) -> None:
     body = Body(NO)
-    failed(either, body)
+    failed(any_executor, body)
     token = round_number.set(2)
     try:
-        failed(either, body)
+        failed(any_executor, body)
     finally:
         round_number.reset(token)
     assert body.count == 6
-    if either.workflow_id is not None:
+    if any_executor.workflow_id is not None:
         assert [len(context.feedback) for context in body.contexts] == [0, 1, 2, 3, 4, 5]
 
 
@@ -170,29 +170,29 @@ def test_each_round_of_level_2_has_its_own_attempts_and_the_feedback_of_all(
     ],
 )
 def test_retry_on_says_which_errors_are_worth_another_attempt(
-    either: PersonaExecutor, retry_on: Any, count: int
+    any_executor: PersonaExecutor, retry_on: Any, count: int
 ) -> None:
     body = Body(NO)
-    failed(either.options(retry_on=retry_on), body)
+    failed(any_executor.options(retry_on=retry_on), body)
     assert body.count == count
 
 
-def test_retry_on_may_name_the_wait(either: PersonaExecutor, clock: ManualClock) -> None:
-    failed(either.options(retry_on=lambda error: 2.5), Body(NO))
+def test_retry_on_may_name_the_wait(any_executor: PersonaExecutor, clock: ManualClock) -> None:
+    failed(any_executor.options(retry_on=lambda error: 2.5), Body(NO))
     assert clock.slept == pytest.approx([2.5, 2.5])
 
 
 @pytest.mark.parametrize("answer", [None, "yes", -1, float("nan")])
 def test_a_bad_answer_of_retry_on_is_an_error_after_the_failure(
-    either: PersonaExecutor, answer: Any
+    any_executor: PersonaExecutor, answer: Any
 ) -> None:
     body = Body(NO)
-    with pytest.raises(TypeError, match="given as retry_on answered") as told:
-        execute(either.options(retry_on=lambda error: answer), body)
-    assert told.value.__cause__ is NO
+    with pytest.raises(TypeError, match="given as retry_on answered") as caught:
+        execute(any_executor.options(retry_on=lambda error: answer), body)
+    assert caught.value.__cause__ is NO
     assert body.count == 1
-    assert either.final_status is ExecutionStatus.FAILED
-    assert either.attempts[0].error_message == "no"
+    assert any_executor.final_status is ExecutionStatus.FAILED
+    assert any_executor.attempts[0].error_message == "no"
 
 
 @pytest.mark.parametrize(
@@ -203,20 +203,20 @@ def test_a_bad_answer_of_retry_on_is_an_error_after_the_failure(
     ],
 )
 def test_what_the_task_calls_unrecoverable_is_not_tried_again(
-    either: PersonaExecutor, error: UnrecoverableError
+    any_executor: PersonaExecutor, error: UnrecoverableError
 ) -> None:
     body = Body(error)
-    told = failed(either, body)
+    caught = failed(any_executor, body)
     assert body.count == 1
-    assert told.message == "It cannot be recovered for step"
-    assert told.original_error is error
-    assert not reported(told).recoverable
+    assert caught.message == "It cannot be recovered for step"
+    assert caught.original_error is error
+    assert not reported(caught).recoverable
 
 
-def test_what_was_called_unrecoverable_stays_so_in_the_next_process(lives: Lives) -> None:
-    first = failed(lives.executor(), Body(UnrecoverableError("broken for good")))
-    lives.restart()
-    again = failed(lives.executor(), Body("not called"))
+def test_what_was_called_unrecoverable_stays_so_in_the_next_process(restarts: Restarts) -> None:
+    first = failed(restarts.executor(), Body(UnrecoverableError("broken for good")))
+    restarts.restart()
+    again = failed(restarts.executor(), Body("not called"))
     assert again.message == first.message
     assert not reported(again).recoverable
     assert reported(again).to_dict() == reported(first).to_dict()
@@ -231,16 +231,16 @@ def test_what_was_called_unrecoverable_stays_so_in_the_next_process(lives: Lives
     ],
 )
 def test_what_another_attempt_cannot_help_passes_through_and_counts(
-    either: PersonaExecutor, error: Exception, status: ExecutionStatus
+    any_executor: PersonaExecutor, error: Exception, status: ExecutionStatus
 ) -> None:
     body = Body(error, NO)
-    with pytest.raises(type(error)) as told:
-        execute(either, body)
-    assert told.value is error
+    with pytest.raises(type(error)) as caught:
+        execute(any_executor, body)
+    assert caught.value is error
     assert body.count == 1
-    assert either.final_status is status
-    failed(either, body)
-    assert body.count == (3 if either.workflow_id else 4)
+    assert any_executor.final_status is status
+    failed(any_executor, body)
+    assert body.count == (3 if any_executor.workflow_id else 4)
 
 
 class OwnEnd(BaseException):
@@ -263,26 +263,26 @@ class OwnEnd(BaseException):
     ],
 )
 def test_however_a_body_ends_a_program_that_is_always_started_again_does_not_start_it_for_ever(
-    lives: Lives, error: BaseException, status: str
+    restarts: Restarts, error: BaseException, status: str
 ) -> None:
     body = Body(error)
     for _ in range(3):
         with pytest.raises(type(error)):
-            execute(lives.executor(), body)
-        lives.restart()
-    failed(lives.executor(), body)
-    lives.restart()
-    told = failed(lives.executor(), body)
+            execute(restarts.executor(), body)
+        restarts.restart()
+    failed(restarts.executor(), body)
+    restarts.restart()
+    caught = failed(restarts.executor(), body)
     assert body.count == 3
-    assert [each.status.value for each in told.result.attempts] == [status] * 3
-    assert told.context["called"] is False
+    assert [each.status.value for each in caught.result.attempts] == [status] * 3
+    assert caught.context["called"] is False
     body = Body("yes")
-    assert execute(lives.executor().options(retry=True), body).final_output == "yes"
+    assert execute(restarts.executor().options(retry=True), body).final_output == "yes"
 
 
-def test_an_error_tells_whether_the_task_was_called(lives: Lives) -> None:
-    assert failed(lives.executor(), Body(NO)).context["called"] is True
-    assert failed(lives.executor(), Body(NO)).context["called"] is False
+def test_an_error_tells_whether_the_task_was_called(restarts: Restarts) -> None:
+    assert failed(restarts.executor(), Body(NO)).context["called"] is True
+    assert failed(restarts.executor(), Body(NO)).context["called"] is False
 
 
 @pytest.mark.parametrize(
@@ -294,32 +294,34 @@ def test_an_error_tells_whether_the_task_was_called(lives: Lives) -> None:
     ],
 )
 def test_a_group_with_one_of_these_passes_through(
-    either: PersonaExecutor, errors: list[Exception], status: ExecutionStatus
+    any_executor: PersonaExecutor, errors: list[Exception], status: ExecutionStatus
 ) -> None:
     body = Body(ExceptionGroup("several", errors))
     with pytest.raises(ExceptionGroup, match="several"):
-        execute(either, body)
+        execute(any_executor, body)
     assert body.count == 1
-    assert either.final_status is status
+    assert any_executor.final_status is status
 
 
-def test_a_group_with_an_unrecoverable_error_is_unrecoverable(either: PersonaExecutor) -> None:
+def test_a_group_with_an_unrecoverable_error_is_unrecoverable(
+    any_executor: PersonaExecutor,
+) -> None:
     body = Body(ExceptionGroup("several", [NO, UnrecoverableError("for good")]))
-    error = failed(either, body)
+    error = failed(any_executor, body)
     assert body.count == 1
     assert not reported(error).recoverable
 
 
-def test_a_group_of_failures_is_a_failure(either: PersonaExecutor) -> None:
+def test_a_group_of_failures_is_a_failure(any_executor: PersonaExecutor) -> None:
     body = Body(ExceptionGroup("several", [NO, TimeoutError("late")]))
-    assert reported(failed(either, body)).error_category == "TIMEOUT"
+    assert reported(failed(any_executor, body)).error_category == "TIMEOUT"
     assert body.count == 3
 
 
 @pytest.mark.parametrize("error", [RecoverableError("x"), ExecutionException("x"), MemoryError()])
-def test_other_errors_are_failures(either: PersonaExecutor, error: Exception) -> None:
+def test_other_errors_are_failures(any_executor: PersonaExecutor, error: Exception) -> None:
     body = Body(error)
-    failed(either, body)
+    failed(any_executor, body)
     assert body.count == 3
 
 
@@ -344,25 +346,27 @@ def http_error(after: str) -> Exception:
     ],
 )
 def test_a_wait_that_was_asked_for_is_waited(
-    either: PersonaExecutor, clock: ManualClock, error: Exception, wait: float
+    any_executor: PersonaExecutor, clock: ManualClock, error: Exception, wait: float
 ) -> None:
-    result = execute(either, Body(error, "yes"))
+    result = execute(any_executor, Body(error, "yes"))
     assert sum(clock.slept) == pytest.approx(wait)
     assert result.total_duration_seconds == pytest.approx(wait)
 
 
-def test_a_wait_is_looked_at_every_few_seconds(either: PersonaExecutor, clock: ManualClock) -> None:
-    execute(either, Body(RecoverableError("x", retry_after=12), "yes"))
+def test_a_wait_is_looked_at_every_few_seconds(
+    any_executor: PersonaExecutor, clock: ManualClock
+) -> None:
+    execute(any_executor, Body(RecoverableError("x", retry_after=12), "yes"))
     assert clock.slept == pytest.approx([5, 5, 2])
 
 
-def test_jitter_is_on_top_and_the_same_for_the_same_seed(lives: Lives) -> None:
+def test_jitter_is_on_top_and_the_same_for_the_same_seed(restarts: Restarts) -> None:
     def waits(seed: int | None) -> list[float]:
-        lives.clock.slept.clear()
-        lives.config.level1.jitter = 0.5
-        lives.config.level1.jitter_seed = seed
-        failed(lives.executor().options(force=True), Body(NO))
-        return list(lives.clock.slept)
+        restarts.clock.slept.clear()
+        restarts.config.level1.jitter = 0.5
+        restarts.config.level1.jitter_seed = seed
+        failed(restarts.executor().options(force=True), Body(NO))
+        return list(restarts.clock.slept)
 
     first, again, other, unseeded = waits(1), waits(1), waits(2), waits(None)
     assert first == pytest.approx(again)
@@ -373,75 +377,75 @@ def test_jitter_is_on_top_and_the_same_for_the_same_seed(lives: Lives) -> None:
         assert 1.5 <= two <= 2.25
 
 
-def test_time_can_be_the_limit(either: PersonaExecutor, clock: ManualClock) -> None:
+def test_time_can_be_the_limit(any_executor: PersonaExecutor, clock: ManualClock) -> None:
     body = Body(NO)
-    error = failed(either.options(max_attempts=50, max_elapsed_seconds=10), body)
+    error = failed(any_executor.options(max_attempts=50, max_elapsed_seconds=10), body)
     # after 0, 1, 2.5, 4.75 and 8.125 seconds; the next would begin after 13.125
     assert body.count == 5
     assert "the limit is 10 s" in error.context["reason"]
 
 
-def test_a_limit_of_no_time_allows_one_attempt(either: PersonaExecutor) -> None:
+def test_a_limit_of_no_time_allows_one_attempt(any_executor: PersonaExecutor) -> None:
     body = Body(NO)
-    failed(either.options(max_elapsed_seconds=0), body)
+    failed(any_executor.options(max_elapsed_seconds=0), body)
     assert body.count == 1
 
 
 def test_a_corrected_clock_does_not_change_the_limit(
-    either: PersonaExecutor, clock: ManualClock
+    any_executor: PersonaExecutor, clock: ManualClock
 ) -> None:
     async def jump() -> None:
         clock.jump(86_400)
         raise NO
 
-    with pytest.raises(UnrecoverableError) as told:
-        execute(either.options(max_elapsed_seconds=100), jump)
-    assert told.value.result.attempt_count == 3
+    with pytest.raises(UnrecoverableError) as caught:
+        execute(any_executor.options(max_elapsed_seconds=100), jump)
+    assert caught.value.result.attempt_count == 3
 
 
-def test_the_time_before_a_restart_counts(lives: Lives, monkeypatch: Any) -> None:
+def test_the_time_before_a_restart_counts(restarts: Restarts, monkeypatch: Any) -> None:
     options = {"max_elapsed_seconds": 60, "max_attempts": 50}
-    stop_while_waiting(lives, Body(NO), monkeypatch, **options)
-    lives.restart()
-    lives.clock.advance(59)
+    stop_while_waiting(restarts, Body(NO), monkeypatch, **options)
+    restarts.restart()
+    restarts.clock.advance(59)
     body = Body(NO)
-    failed(lives.executor().options(**options), body)
+    failed(restarts.executor().options(**options), body)  # type: ignore[arg-type]
     assert body.count == 1
 
 
 # --- strategies ----------------------------------------------------------------------------------
 
 
-def with_strategy(lives: Lives, strategy: RecoveryStrategy, **given: Any) -> PersonaExecutor:
-    lives.config.level1.recovery_strategy = strategy
-    return lives.executor(**given)
+def with_strategy(restarts: Restarts, strategy: RecoveryStrategy, **given: Any) -> PersonaExecutor:
+    restarts.config.level1.recovery_strategy = strategy
+    return restarts.executor(**given)
 
 
-def test_the_same_again_does_not_wait_unless_it_was_asked_to(lives: Lives) -> None:
-    executor = with_strategy(lives, RecoveryStrategy.RETRY_SAME)
+def test_the_same_again_does_not_wait_unless_it_was_asked_to(restarts: Restarts) -> None:
+    executor = with_strategy(restarts, RecoveryStrategy.RETRY_SAME)
     body = Body(NO, RecoverableError("x", retry_after=3), "yes")
     execute(executor, body)
-    assert lives.clock.slept == pytest.approx([3])
+    assert restarts.clock.slept == pytest.approx([3])
 
 
-def test_escalating_hands_over_after_the_first_failure(lives: Lives) -> None:
+def test_escalating_hands_over_after_the_first_failure(restarts: Restarts) -> None:
     body = Body(NO)
-    error = failed(with_strategy(lives, RecoveryStrategy.ESCALATE), body)
+    error = failed(with_strategy(restarts, RecoveryStrategy.ESCALATE), body)
     assert body.count == 1
     assert reported(error).recoverable
 
 
-def test_skipping_returns_a_result_that_failed_now_and_later(lives: Lives) -> None:
+def test_skipping_returns_a_result_that_failed_now_and_later(restarts: Restarts) -> None:
     body = Body(NO)
-    executor = with_strategy(lives, RecoveryStrategy.SKIP)
+    executor = with_strategy(restarts, RecoveryStrategy.SKIP)
     result = execute(executor, body)
     assert (result.success, result.final_status, result.final_output) == (
         False, ExecutionStatus.FAILED, None,
     )  # fmt: skip
     assert result.failure_report is not None
     assert result.failure_report.details == "no"
-    lives.restart()
-    again = execute(lives.executor(), body)
+    restarts.restart()
+    again = execute(restarts.executor(), body)
     assert (again.success, again.attempt_count, body.count) == (False, 3, 3)
 
 
@@ -465,38 +469,40 @@ class Healer:
 
 
 @pytest.mark.parametrize("status", ["FIXED", "fixed", SimpleNamespace(value="fixed")])
-def test_what_was_mended_is_tried_again_at_once_and_recovers(lives: Lives, status: object) -> None:
+def test_what_was_fixed_is_tried_again_at_once_and_recovers(
+    restarts: Restarts, status: object
+) -> None:
     healer = Healer(status)
-    executor = lives.executor(healing_engine=healer)
+    executor = restarts.executor(healing_engine=healer)
     result = execute(executor, Body(TimeoutError("late"), "yes"))
     assert (result.final_status, result.recovery_applied, result.success) == (
         ExecutionStatus.RECOVERED, True, True,
     )  # fmt: skip
     assert [each.healing_applied for each in result.attempts] == [True, False]
-    assert lives.clock.slept == []
+    assert restarts.clock.slept == []
     (report,) = healer.asked
     assert (report.failed_persona, report.error_category, report.details) == (
         "developer", "TIMEOUT", "late",
     )  # fmt: skip
-    lives.restart()
-    again = execute(lives.executor(), Body("not called"))
+    restarts.restart()
+    again = execute(restarts.executor(), Body("not called"))
     assert again.final_status is ExecutionStatus.RECOVERED
     assert again.recovery_applied
 
 
 @pytest.mark.parametrize("status", ["AWAITING_REVIEW", "FAILED", None, 5])
-def test_what_was_not_mended_waits_and_does_not_recover(lives: Lives, status: object) -> None:
-    result = execute(lives.executor(healing_engine=Healer(status)), Body(NO, "yes"))
+def test_what_was_not_fixed_waits_and_does_not_recover(restarts: Restarts, status: object) -> None:
+    result = execute(restarts.executor(healing_engine=Healer(status)), Body(NO, "yes"))
     assert result.final_status is ExecutionStatus.SUCCESS
-    assert lives.clock.slept == pytest.approx([1])
+    assert restarts.clock.slept == pytest.approx([1])
 
 
 def test_a_healer_that_fails_is_no_second_failure_and_is_not_forgotten(
-    either: PersonaExecutor, lives: Lives
+    any_executor: PersonaExecutor, restarts: Restarts
 ) -> None:
-    durable = either.workflow_id is not None
+    durable = any_executor.workflow_id is not None
     given = {"healing_engine": Healer(KeyError("broken"))}
-    executor = lives.executor(**given) if durable else PersonaExecutor(lives.config, **given)  # type: ignore[arg-type]
+    executor = restarts.executor(**given) if durable else PersonaExecutor(restarts.config, **given)  # type: ignore[arg-type]
     result = execute(executor, Body(NO, "yes"))
     assert result.final_output == "yes"
     assert result.attempts[0].metrics["healing_error"] == "KeyError: 'broken'"
@@ -531,37 +537,37 @@ class OddAnswer:
 
 
 @pytest.mark.parametrize(
-    "answer, told",
+    "answer, caught",
     [
         (ValueError("half \ud800"), "ValueError: half \\ud800"),
         (SilentError(), "SilentError: SilentError, which cannot show itself"),
         (OddAnswer(), "SilentError: SilentError, which cannot show itself"),
     ],
 )
-def test_whatever_a_healer_raises_is_told(lives: Lives, answer: object, told: str) -> None:
+def test_whatever_a_healer_raises_is_told(restarts: Restarts, answer: object, caught: str) -> None:
     class Odd:
         def heal_single(self, _: FailureReport) -> object:
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
-    result = execute(lives.executor(healing_engine=Odd()), Body(NO, "yes"))
-    assert result.attempts[0].metrics["healing_error"] == told
+    result = execute(restarts.executor(healing_engine=Odd()), Body(NO, "yes"))
+    assert result.attempts[0].metrics["healing_error"] == caught
 
 
-def test_a_healer_has_as_long_as_an_attempt(lives: Lives) -> None:
+def test_a_healer_has_as_long_as_an_attempt(restarts: Restarts) -> None:
     class Endless:
         async def heal_single(self, _: FailureReport) -> None:
             await asyncio.sleep(30)
 
-    executor = lives.executor(healing_engine=Endless()).options(timeout=0.05)
+    executor = restarts.executor(healing_engine=Endless()).options(timeout=0.05)
     result = execute(executor, Body(NO, "yes"))
     assert result.attempts[0].metrics["healing_error"] == "it was not done within 0.05 seconds"
 
 
-def test_the_last_failure_is_not_healed_for_nobody_would_try_again(lives: Lives) -> None:
+def test_the_last_failure_is_not_healed_for_nobody_would_try_again(restarts: Restarts) -> None:
     healer = Healer("FIXED")
-    failed(lives.executor(healing_engine=healer), Body(NO))
+    failed(restarts.executor(healing_engine=healer), Body(NO))
     assert len(healer.asked) == 2
 
 
@@ -573,25 +579,25 @@ def test_the_last_failure_is_not_healed_for_nobody_would_try_again(lives: Lives)
         {"recovery_strategy": RecoveryStrategy.RETRY_SAME},
     ],
 )
-def test_healing_can_be_turned_off(lives: Lives, changed: dict[str, Any]) -> None:
+def test_healing_can_be_turned_off(restarts: Restarts, changed: dict[str, Any]) -> None:
     for name, value in changed.items():
-        setattr(lives.config.level1, name, value)
+        setattr(restarts.config.level1, name, value)
     healer = Healer("FIXED")
-    result = execute(lives.executor(healing_engine=healer), Body(NO, "yes"))
+    result = execute(restarts.executor(healing_engine=healer), Body(NO, "yes"))
     assert healer.asked == []
     assert result.final_status is ExecutionStatus.SUCCESS
 
 
-def test_a_stop_while_healing_leaves_a_failure_and_no_interruption(lives: Lives) -> None:
+def test_a_stop_while_healing_leaves_a_failure_and_no_interruption(restarts: Restarts) -> None:
     class Stopped:
         async def heal_single(self, failure: FailureReport) -> object:
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        execute(lives.executor(healing_engine=Stopped()), Body(NO))
-    lives.restart()
+        execute(restarts.executor(healing_engine=Stopped()), Body(NO))
+    restarts.restart()
     body = Body(NO)
-    error = failed(lives.executor(), body)
+    error = failed(restarts.executor(), body)
     assert body.count == 2
     assert [each.status.value for each in error.result.attempts] == [
         "retrying", "retrying", "failed",
@@ -605,13 +611,13 @@ def test_a_stop_while_healing_leaves_a_failure_and_no_interruption(lives: Lives)
     "source", ["def f(:\n", "class A\n", "import 5", "from x import", "\n\ndef f(): return ("]
 )
 def test_source_that_does_not_parse_is_a_failure_that_is_fed_back(
-    either: PersonaExecutor, source: str
+    any_executor: PersonaExecutor, source: str
 ) -> None:
     body = Body(source, "def f():\n    return 1\n")
-    result = execute(either, body)
+    result = execute(any_executor, body)
     assert result.final_output == "def f():\n    return 1\n"
-    (told,) = body.contexts[1].feedback
-    assert told.startswith("Attempt 1 failed: SYNTAX: the result is Python source that does not")
+    (caught,) = body.contexts[1].feedback
+    assert caught.startswith("Attempt 1 failed: SYNTAX: the result is Python source that does not")
     assert result.attempts[0].metrics["error_category"] == "SYNTAX"
     assert result.attempts[0].error_type == "RecoverableError"
 
@@ -632,8 +638,10 @@ def test_source_that_is_too_deep_to_parse_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("text", ["defer it", "prose: def f(:", "", "classify", "print('x'"])
-def test_what_does_not_look_like_source_is_not_parsed(either: PersonaExecutor, text: str) -> None:
-    assert execute(either, Body(text)).final_output == text
+def test_what_does_not_look_like_source_is_not_parsed(
+    any_executor: PersonaExecutor, text: str
+) -> None:
+    assert execute(any_executor, Body(text)).final_output == text
 
 
 def test_parsing_can_be_turned_off() -> None:
@@ -644,9 +652,9 @@ def test_parsing_can_be_turned_off() -> None:
 # --- feedback and what is kept of errors ---------------------------------------------------------
 
 
-def test_each_attempt_is_told_what_failed_before(either: PersonaExecutor) -> None:
+def test_each_attempt_is_told_what_failed_before(any_executor: PersonaExecutor) -> None:
     body = Body(KeyError("missing"), ConnectionError("refused"), "yes")
-    execute(either, body)
+    execute(any_executor, body)
     assert [context.feedback for context in body.contexts] == [
         [],
         ["Attempt 1 failed: UNKNOWN: 'missing'"],
@@ -654,20 +662,20 @@ def test_each_attempt_is_told_what_failed_before(either: PersonaExecutor) -> Non
     ]
 
 
-def test_feedback_goes_on_after_a_restart(lives: Lives, monkeypatch: Any) -> None:
-    stop_while_waiting(lives, Body(NO), monkeypatch)
-    lives.restart()
+def test_feedback_continues_after_a_restart(restarts: Restarts, monkeypatch: Any) -> None:
+    stop_while_waiting(restarts, Body(NO), monkeypatch)
+    restarts.restart()
     body = Body("yes")
-    execute(lives.executor(), body)
+    execute(restarts.executor(), body)
     assert body.contexts[0].feedback == ["Attempt 1 failed: UNKNOWN: no"]
 
 
-def test_a_stop_is_no_feedback(lives: Lives) -> None:
+def test_a_stop_is_no_feedback(restarts: Restarts) -> None:
     with pytest.raises(KeyboardInterrupt):
-        execute(lives.executor(), Body(NO, KeyboardInterrupt()))
-    lives.restart()
+        execute(restarts.executor(), Body(NO, KeyboardInterrupt()))
+    restarts.restart()
     body = Body("yes")
-    execute(lives.executor(), body)
+    execute(restarts.executor(), body)
     assert body.contexts[0].feedback == ["Attempt 1 failed: UNKNOWN: no"]
 
 
@@ -681,12 +689,12 @@ def test_a_stop_is_no_feedback(lives: Lives) -> None:
     ],
     ids=["it cannot show itself", "it says nothing", "half a character", "it is long"],
 )
-def test_every_error_can_be_recorded(lives: Lives, error: Exception, message: str) -> None:
-    failed(lives.executor(), Body(error))
-    lives.restart()
-    told = failed(lives.executor(), Body("not called"))
-    assert told.result.attempts[0].error_message == message
-    assert len(told.result.attempts[0].error_traceback or "") <= 4_000
+def test_every_error_can_be_recorded(restarts: Restarts, error: Exception, message: str) -> None:
+    failed(restarts.executor(), Body(error))
+    restarts.restart()
+    caught = failed(restarts.executor(), Body("not called"))
+    assert caught.result.attempts[0].error_message == message
+    assert len(caught.result.attempts[0].error_traceback or "") <= 4_000
 
 
 def a_syntax_error_of_odd_parts() -> Exception:
@@ -714,14 +722,16 @@ def a_deep_group() -> Exception:
     ],
 )
 def test_of_an_odd_error_comes_an_error_that_can_be_shown(
-    either: PersonaExecutor, error: Exception
+    any_executor: PersonaExecutor, error: Exception
 ) -> None:
-    told = failed(either, Body(error))
-    assert "for step" in str(told)
-    assert told.to_dict()["context"]["called"] is True
+    caught = failed(any_executor, Body(error))
+    assert "for step" in str(caught)
+    assert caught.to_dict()["context"]["called"] is True
 
 
-def test_an_error_that_was_raised_very_often_is_recorded_quickly(either: PersonaExecutor) -> None:
+def test_an_error_that_was_raised_very_often_is_recorded_quickly(
+    any_executor: PersonaExecutor,
+) -> None:
     error = ValueError("the same")
     for _ in range(5_000):
         try:
@@ -733,20 +743,20 @@ def test_an_error_that_was_raised_very_often_is_recorded_quickly(either: Persona
         raise error
 
     started = time.process_time()
-    told = failed(either, work)
+    caught = failed(any_executor, work)
     assert time.process_time() - started < 1
-    assert "ValueError: the same" in (told.result.attempts[0].error_traceback or "")
+    assert "ValueError: the same" in (caught.result.attempts[0].error_traceback or "")
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_task_that_raises_stop_iteration_fails(either: PersonaExecutor, sync: bool) -> None:
+def test_a_task_that_raises_stop_iteration_fails(any_executor: PersonaExecutor, sync: bool) -> None:
     def stop() -> None:
         raise StopIteration
 
     async def stop_too() -> None:
         raise StopIteration
 
-    error = failed(either, stop if sync else stop_too)
+    error = failed(any_executor, stop if sync else stop_too)
     assert "StopIteration" in reported(error).details
 
 
@@ -764,8 +774,8 @@ def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
     assert execute(quick(), lambda: body("a word")).final_output == "awaited"
 
 
-def test_a_store_that_fails_ends_the_execution(lives: Lives, monkeypatch: Any) -> None:
-    executor = lives.executor()
+def test_a_store_that_fails_ends_the_execution(restarts: Restarts, monkeypatch: Any) -> None:
+    executor = restarts.executor()
     assert executor._run is not None
 
     def full(*_: object, **__: object) -> list[int]:

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.maestro.state.projections import fold
 from maestro_hive.unified_execution import HelpNeeded, UnrecoverableError
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
-from tests.unified_execution.lives import (
+from tests.unified_execution.restarts import (
     Body,
-    Lives,
-    any_lives,  # noqa: F401 - a fixture
-    die_in,
-    either_executor,  # noqa: F401 - a fixture
+    Restarts,
+    any_restarts,  # noqa: F401 - a fixture
     execute,
     failed,
-    mortal_lives,  # noqa: F401 - a fixture
+    kill_during,
+    killable_restarts,  # noqa: F401 - a fixture
+    make_any_executor,  # noqa: F401 - a fixture
     reported,
 )
 
@@ -45,7 +45,7 @@ NO = ValueError("no")
 
 
 def test_an_async_task_that_takes_too_long_is_cancelled_and_it_is_a_timeout(
-    either: PersonaExecutor,
+    any_executor: PersonaExecutor,
 ) -> None:
     cancelled: list[bool] = []
 
@@ -55,20 +55,22 @@ def test_an_async_task_that_takes_too_long_is_cancelled_and_it_is_a_timeout(
         finally:
             cancelled.append(True)
 
-    error = failed(either.options(timeout=0.02, max_attempts=2), slow)
+    error = failed(any_executor.options(timeout=0.02, max_attempts=2), slow)
     assert cancelled == [True, True]
     assert reported(error).error_category == "TIMEOUT"
     assert reported(error).details == "'step' was not done within 0.02 seconds"
     assert [each.metrics["error_category"] for each in error.result.attempts] == ["TIMEOUT"] * 2
 
 
-def test_the_timeout_of_the_configuration_holds(lives: Lives) -> None:
-    lives.config.timeout_seconds = 0.02
-    lives.config.level1.max_attempts = 1
-    assert "0.02 seconds" in str(failed(lives.executor(), lambda: time.sleep(0.2)))
+def test_the_timeout_of_the_configuration_holds(restarts: Restarts) -> None:
+    restarts.config.timeout_seconds = 0.02
+    restarts.config.level1.max_attempts = 1
+    assert "0.02 seconds" in str(failed(restarts.executor(), lambda: time.sleep(0.2)))
 
 
-def test_a_task_that_will_not_be_cancelled_is_late_all_the_same(either: PersonaExecutor) -> None:
+def test_a_task_that_will_not_be_cancelled_is_late_all_the_same(
+    any_executor: PersonaExecutor,
+) -> None:
     async def stubborn() -> str:
         try:
             await asyncio.sleep(30)
@@ -76,16 +78,18 @@ def test_a_task_that_will_not_be_cancelled_is_late_all_the_same(either: PersonaE
             return "a late result"
         return "never"
 
-    error = failed(either.options(timeout=0.02, max_attempts=1), stubborn)
+    error = failed(any_executor.options(timeout=0.02, max_attempts=1), stubborn)
     assert reported(error).error_category == "TIMEOUT"
 
 
-def test_a_timeout_of_the_tasks_own_is_told_as_its_own(either: PersonaExecutor) -> None:
-    error = failed(either, Body(TimeoutError("the model is slow")))
+def test_a_timeout_of_the_tasks_own_is_told_as_its_own(any_executor: PersonaExecutor) -> None:
+    error = failed(any_executor, Body(TimeoutError("the model is slow")))
     assert reported(error).details == "the model is slow"
 
 
-def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(lives: Lives) -> None:
+def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(
+    restarts: Restarts,
+) -> None:
     release, done = threading.Event(), threading.Event()
     late: list[object] = []
     calls: list[int] = []
@@ -111,7 +115,7 @@ def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(lives: 
         done.set()
         return "late"
 
-    executor = lives.executor()
+    executor = restarts.executor()
     result = execute(executor.options(timeout=0.3), slow)
     assert (result.final_output, calls) == ("in time", [1, 2])
     assert result.attempts[0].error_type == "TimeoutError"
@@ -126,24 +130,24 @@ def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(lives: 
     assert again.total_tokens_used == 40
 
 
-def test_a_heartbeat_moves_the_deadline(either: PersonaExecutor) -> None:
+def test_a_heartbeat_moves_the_deadline(any_executor: PersonaExecutor) -> None:
     async def slow() -> str:
         for _ in range(5):
             await asyncio.sleep(0.15)
             current().heartbeat()
         return "done"
 
-    assert execute(either.options(timeout=0.5), slow).final_output == "done"
+    assert execute(any_executor.options(timeout=0.5), slow).final_output == "done"
 
 
-def test_a_heartbeat_from_a_thread_moves_the_deadline(either: PersonaExecutor) -> None:
+def test_a_heartbeat_from_a_thread_moves_the_deadline(any_executor: PersonaExecutor) -> None:
     def slow() -> str:
         for _ in range(5):
             time.sleep(0.15)
             current().heartbeat()
         return "done"
 
-    assert execute(either.options(timeout=0.5), slow).final_output == "done"
+    assert execute(any_executor.options(timeout=0.5), slow).final_output == "done"
 
 
 _HANGS = """
@@ -170,9 +174,9 @@ def test_a_process_can_end_while_a_thread_hangs(tmp_path: Path) -> None:
 
 
 def test_a_cancellation_is_recorded_and_raised_and_counts_as_nothing(
-    either: PersonaExecutor, lives: Lives
+    any_executor: PersonaExecutor, restarts: Restarts
 ) -> None:
-    async def scene() -> None:
+    async def main() -> None:
         started = asyncio.Event()
 
         async def slow() -> None:
@@ -181,19 +185,19 @@ def test_a_cancellation_is_recorded_and_raised_and_counts_as_nothing(
 
         for _ in range(7):
             started.clear()
-            running = asyncio.create_task(either.execute(slow, "step"))
+            running = asyncio.create_task(any_executor.execute(slow, "step"))
             await started.wait()
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
             assert running.cancelled()
-            assert either.final_status is ExecutionStatus.CANCELLED
-            assert either.attempts[-1].status is ExecutionStatus.CANCELLED
-            assert either.attempts[-1].ended_at is not None
+            assert any_executor.final_status is ExecutionStatus.CANCELLED
+            assert any_executor.attempts[-1].status is ExecutionStatus.CANCELLED
+            assert any_executor.attempts[-1].ended_at is not None
 
-    asyncio.run(scene())
+    asyncio.run(main())
     body = Body(NO)
-    failed(either, body)
+    failed(any_executor, body)
     assert body.count == 3
 
 
@@ -202,7 +206,7 @@ def test_a_cancellation_is_recorded_and_raised_and_counts_as_nothing(
 )
 @pytest.mark.parametrize("sync", [True, False])
 def test_an_interrupt_is_recorded_and_raised(
-    lives: Lives, kind: type[BaseException], status: str, sync: bool
+    restarts: Restarts, kind: type[BaseException], status: str, sync: bool
 ) -> None:
     def interrupted() -> None:
         raise kind
@@ -210,12 +214,12 @@ def test_an_interrupt_is_recorded_and_raised(
     async def interrupted_too() -> None:
         raise kind
 
-    executor = lives.executor()
+    executor = restarts.executor()
     with pytest.raises(kind):
         execute(executor, interrupted if sync else interrupted_too)
     assert executor.final_status is ExecutionStatus.CANCELLED
-    lives.restart()
-    executor = lives.executor()
+    restarts.restart()
+    executor = restarts.executor()
     result = execute(executor, Body("yes"))
     assert [each.status.value for each in result.attempts] == [status, "success"]
 
@@ -241,24 +245,24 @@ async def cancels_itself_later() -> None:
     ],
 )
 def test_stops_that_nobody_asked_for_have_the_limit_of_deaths(
-    lives: Lives, task: Callable[..., Any], kind: type[BaseException]
+    restarts: Restarts, task: Callable[..., Any], kind: type[BaseException]
 ) -> None:
-    lives.config.level1.max_interruptions = 2
+    restarts.config.level1.max_interruptions = 2
     for _ in range(3):
         with pytest.raises(kind):
-            execute(lives.executor(), task)
-        lives.restart()
-    error = failed(lives.executor(), Body("not called"))
+            execute(restarts.executor(), task)
+        restarts.restart()
+    error = failed(restarts.executor(), Body("not called"))
     assert error.result.final_status is ExecutionStatus.INTERRUPTED
     assert error.context["called"] is False
 
 
 def test_a_task_that_cancelled_itself_and_thought_better_of_it_can_be_cancelled(
-    lives: Lives,
+    restarts: Restarts,
 ) -> None:
-    lives.config.level1.max_interruptions = 0
+    restarts.config.level1.max_interruptions = 0
 
-    async def scene() -> None:
+    async def main() -> None:
         started = asyncio.Event()
 
         async def work() -> None:
@@ -271,18 +275,18 @@ def test_a_task_that_cancelled_itself_and_thought_better_of_it_can_be_cancelled(
             started.set()
             await asyncio.sleep(30)
 
-        running = asyncio.create_task(lives.executor().execute(work, "step"))
+        running = asyncio.create_task(restarts.executor().execute(work, "step"))
         await started.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
 
-    asyncio.run(scene())
-    assert execute(lives.executor(), Body("yes")).final_output == "yes"
+    asyncio.run(main())
+    assert execute(restarts.executor(), Body("yes")).final_output == "yes"
 
 
-def test_a_signal_handler_that_exits_is_a_stop_that_counts_as_nothing(lives: Lives) -> None:
-    lives.config.level1.max_attempts = 1
+def test_a_signal_handler_that_exits_is_a_stop_that_counts_as_nothing(restarts: Restarts) -> None:
+    restarts.config.level1.max_attempts = 1
 
     def leave(*_: object) -> None:
         sys.exit(0)
@@ -294,16 +298,16 @@ def test_a_signal_handler_that_exits_is_a_stop_that_counts_as_nothing(lives: Liv
     try:
         for _ in range(7):
             with pytest.raises(SystemExit):
-                execute(lives.executor(), busy)
-            lives.restart()
+                execute(restarts.executor(), busy)
+            restarts.restart()
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert execute(lives.executor(), Body("yes")).final_output == "yes"
+    assert execute(restarts.executor(), Body("yes")).final_output == "yes"
 
 
-def test_an_execution_that_is_thrown_away_counts_as_nothing(mortal: Lives) -> None:
-    mortal.config.level1.max_attempts = 1
-    mortal.config.level1.max_interruptions = 0
+def test_an_execution_that_is_dropped_counts_as_nothing(killable: Restarts) -> None:
+    killable.config.level1.max_attempts = 1
+    killable.config.level1.max_interruptions = 0
     loop = asyncio.new_event_loop()
     started = asyncio.Event()
 
@@ -311,17 +315,17 @@ def test_an_execution_that_is_thrown_away_counts_as_nothing(mortal: Lives) -> No
         started.set()
         await asyncio.Event().wait()
 
-    execution = mortal.executor().execute(wait, "step")
+    execution = killable.executor().execute(wait, "step")
     thrown_away = loop.create_task(execution)
     loop.run_until_complete(started.wait())
     loop.close()
     execution.close()
     thrown_away._log_destroy_pending = False  # type: ignore[attr-defined]
-    assert execute(mortal.executor(), Body("yes")).final_output == "yes"
+    assert execute(killable.executor(), Body("yes")).final_output == "yes"
 
 
 def test_what_a_task_waited_for_being_cancelled_is_a_failure_of_the_task(
-    either: PersonaExecutor,
+    any_executor: PersonaExecutor,
 ) -> None:
     async def child_is_cancelled() -> None:
         child = asyncio.create_task(asyncio.sleep(30))
@@ -329,23 +333,25 @@ def test_what_a_task_waited_for_being_cancelled_is_a_failure_of_the_task(
         child.cancel()
         await child
 
-    error = failed(either, child_is_cancelled)
+    error = failed(any_executor, child_is_cancelled)
     assert error.result.attempt_count == 3
     assert "waited for something that was cancelled" in reported(error).details
 
 
-def test_a_cancelled_future_in_a_thread_is_a_failure_of_the_task(either: PersonaExecutor) -> None:
+def test_a_cancelled_future_in_a_thread_is_a_failure_of_the_task(
+    any_executor: PersonaExecutor,
+) -> None:
     def cancelled() -> None:
         future: Future[None] = Future()
         future.cancel()
         future.result()
 
-    assert failed(either, cancelled).result.attempt_count == 3
+    assert failed(any_executor, cancelled).result.attempt_count == 3
 
 
-def test_a_step_whose_write_was_cancelled_is_kept_all_the_same(lives: Lives) -> None:
-    async def scene() -> None:
-        executor = lives.executor()
+def test_a_step_whose_write_was_cancelled_is_stored_all_the_same(restarts: Restarts) -> None:
+    async def main() -> None:
+        executor = restarts.executor()
         called = asyncio.Event()
 
         async def work() -> str:
@@ -358,19 +364,19 @@ def test_a_step_whose_write_was_cancelled_is_kept_all_the_same(lives: Lives) -> 
         running.cancel()
         await asyncio.gather(running, *others, return_exceptions=True)
 
-    asyncio.run(scene())
-    lives.restart()
-    assert execute(lives.executor(), Body("again")).final_output == "done"
+    asyncio.run(main())
+    restarts.restart()
+    assert execute(restarts.executor(), Body("again")).final_output == "done"
 
 
 # --- dying ---------------------------------------------------------------------------------------
 
 
-def test_deaths_are_no_failures_and_have_their_own_limit(mortal: Lives) -> None:
+def test_deaths_are_no_failures_and_have_their_own_limit(killable: Restarts) -> None:
     for _ in range(6):
-        die_in(mortal)
+        kill_during(killable)
     body = Body("not called")
-    executor = mortal.executor()
+    executor = killable.executor()
     error = failed(executor, body)
     assert body.count == 0
     assert "step is interrupted: its process died in the middle of it 6 times" in error.message
@@ -378,53 +384,55 @@ def test_deaths_are_no_failures_and_have_their_own_limit(mortal: Lives) -> None:
     assert error.result.final_status is ExecutionStatus.INTERRUPTED
     assert error.result.attempt_count == 6
     assert executor.final_status is ExecutionStatus.INTERRUPTED
-    assert execute(mortal.executor().options(retry=True), Body("yes")).final_output == "yes"
+    assert execute(killable.executor().options(retry=True), Body("yes")).final_output == "yes"
 
 
-def test_of_an_interrupted_step_every_attempt_was_interrupted(mortal: Lives) -> None:
-    mortal.config.level1.max_interruptions = 1
-    die_in(mortal)
-    die_in(mortal)
-    error = failed(mortal.executor(), Body("not called"))
+def test_of_an_interrupted_step_every_attempt_was_interrupted(killable: Restarts) -> None:
+    killable.config.level1.max_interruptions = 1
+    kill_during(killable)
+    kill_during(killable)
+    error = failed(killable.executor(), Body("not called"))
     assert [each.status.value for each in error.result.attempts] == ["interrupted"] * 2
 
 
-def test_an_interrupted_step_is_shown_as_interrupted(mortal: Lives) -> None:
-    mortal.config.level1.max_interruptions = 0
-    die_in(mortal)
-    executor = mortal.executor()
+def test_an_interrupted_step_is_shown_as_interrupted(killable: Restarts) -> None:
+    killable.config.level1.max_interruptions = 0
+    kill_during(killable)
+    executor = killable.executor()
     failed(executor, Body("not called"))
     shown = executor._load_state()
     assert shown is not None
     assert shown["steps"][0]["status"] == "interrupted"
 
 
-def test_an_interrupted_step_stays_so_in_every_process_until_it_is_retried(mortal: Lives) -> None:
-    mortal.config.level1.max_interruptions = 1
-    die_in(mortal)
-    die_in(mortal)
+def test_an_interrupted_step_stays_so_in_every_process_until_it_is_retried(
+    killable: Restarts,
+) -> None:
+    killable.config.level1.max_interruptions = 1
+    kill_during(killable)
+    kill_during(killable)
     body = Body("yes")
     for _ in range(3):
-        executor = mortal.executor()
+        executor = killable.executor()
         assert "is interrupted" in failed(executor, body).message
         shown = executor._load_state()
         assert shown is not None
         assert (shown["steps"][0]["status"], shown["steps"][0]["interruptions"]) == (
             "interrupted", 2,
         )  # fmt: skip
-        mortal.restart()
+        killable.restart()
     assert body.count == 0
-    die_in(mortal, retry=True)
-    assert execute(mortal.executor(), body).final_output == "yes"
+    kill_during(killable, retry=True)
+    assert execute(killable.executor(), body).final_output == "yes"
 
 
-def test_failures_and_deaths_have_a_limit_each(mortal: Lives) -> None:
+def test_failures_and_deaths_have_a_limit_each(killable: Restarts) -> None:
     with pytest.raises(KeyboardInterrupt):
-        execute(mortal.executor(), Body(NO, KeyboardInterrupt()))
+        execute(killable.executor(), Body(NO, KeyboardInterrupt()))
     for _ in range(4):
-        die_in(mortal)
+        kill_during(killable)
     body = Body(NO)
-    error = failed(mortal.executor(), body)
+    error = failed(killable.executor(), body)
     assert body.count == 2
     assert [each.status.value for each in error.result.attempts] == [
         "retrying", *["interrupted"] * 5, "retrying", "failed",
@@ -432,14 +440,14 @@ def test_failures_and_deaths_have_a_limit_each(mortal: Lives) -> None:
     assert len(reported(error).context) == 8
 
 
-def test_no_deaths_may_be_allowed_at_all(mortal: Lives) -> None:
-    mortal.config.level1.max_interruptions = 0
-    die_in(mortal)
-    failed(mortal.executor(), Body("not called"))
+def test_no_deaths_may_be_allowed_at_all(killable: Restarts) -> None:
+    killable.config.level1.max_interruptions = 0
+    kill_during(killable)
+    failed(killable.executor(), Body("not called"))
 
 
-def test_after_a_death_its_progress_and_spending_are_there(mortal: Lives) -> None:
-    async def scene() -> None:
+def test_after_a_death_its_progress_and_spending_are_there(killable: Restarts) -> None:
+    async def main() -> None:
         reached = asyncio.Event()
 
         async def work() -> None:
@@ -450,24 +458,24 @@ def test_after_a_death_its_progress_and_spending_are_there(mortal: Lives) -> Non
             reached.set()
             await asyncio.Event().wait()
 
-        running = asyncio.create_task(mortal.executor().execute(work, "step"))
+        running = asyncio.create_task(killable.executor().execute(work, "step"))
         await reached.wait()
-        mortal.kill()
+        killable.kill()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(scene())
-    executor = mortal.executor()
+    asyncio.run(main())
+    executor = killable.executor()
     seen: dict[str, Any] = {}
 
-    def look() -> str:
+    def read() -> str:
         context = current()
         seen.update(
             progress=context.progress, history=list(context.history), memory=dict(context.memory)
         )
         return "done"
 
-    result = execute(executor, look)
+    result = execute(executor, read)
     assert seen == {
         "progress": {"files_created": ["a.py"]},
         "history": ["said something"],
@@ -477,21 +485,21 @@ def test_after_a_death_its_progress_and_spending_are_there(mortal: Lives) -> Non
     assert [each.tokens_used for each in result.attempts] == [70, 0]
 
 
-def test_a_retry_does_not_forget_the_deaths_of_a_step_that_goes_on(mortal: Lives) -> None:
-    mortal.config.level1.max_interruptions = 1
-    die_in(mortal, retry=True)
-    die_in(mortal, retry=True)
-    assert "is interrupted" in failed(mortal.executor(), Body("not called")).message
+def test_a_retry_does_not_forget_the_deaths_of_a_step_that_continues(killable: Restarts) -> None:
+    killable.config.level1.max_interruptions = 1
+    kill_during(killable, retry=True)
+    kill_during(killable, retry=True)
+    assert "is interrupted" in failed(killable.executor(), Body("not called")).message
 
 
-def test_an_ambiguous_step_runs_again_unless_asked_otherwise(mortal: Lives) -> None:
-    die_in(mortal)
-    assert execute(mortal.executor(), Body("yes")).final_output == "yes"
+def test_an_ambiguous_step_runs_again_unless_asked_otherwise(killable: Restarts) -> None:
+    kill_during(killable)
+    assert execute(killable.executor(), Body("yes")).final_output == "yes"
 
 
-def test_an_ambiguous_step_can_fail(mortal: Lives) -> None:
-    die_in(mortal)
-    executor = mortal.executor().options(on_ambiguous="fail")
+def test_an_ambiguous_step_can_fail(killable: Restarts) -> None:
+    kill_during(killable)
+    executor = killable.executor().options(on_ambiguous="fail")
     error = failed(executor, Body("not called"))
     assert "step is ambiguous" in error.message
     report = reported(error)
@@ -503,30 +511,30 @@ def test_an_ambiguous_step_can_fail(mortal: Lives) -> None:
     assert body.contexts[0].effect_key == key
 
 
-def test_an_ambiguous_step_can_ask_a_person(mortal: Lives) -> None:
-    die_in(mortal)
-    executor = mortal.executor().options(on_ambiguous="ask")
-    with pytest.raises(HelpNeeded, match="step is ambiguous") as told:
+def test_an_ambiguous_step_can_ask_a_person(killable: Restarts) -> None:
+    kill_during(killable)
+    executor = killable.executor().options(on_ambiguous="ask")
+    with pytest.raises(HelpNeeded, match="step is ambiguous") as caught:
         execute(executor, Body("not called"))
-    assert told.value.total_attempts == 1
-    assert told.value.context["task_name"] == "step"
-    assert told.value.context["called"] is False
+    assert caught.value.total_attempts == 1
+    assert caught.value.context["task_name"] == "step"
+    assert caught.value.context["called"] is False
     assert executor.state_persistence is not None
     executor.state_persistence.mark_task_completed("step", {"answer": 42})
     assert execute(executor, Body("not called")).final_output == {"answer": 42}
 
 
-def test_the_time_since_an_attempt_that_died_counts(mortal: Lives) -> None:
-    die_in(mortal)
-    mortal.clock.advance(100)
+def test_the_time_since_an_attempt_that_died_counts(killable: Restarts) -> None:
+    kill_during(killable)
+    killable.clock.advance(100)
     body = Body(NO)
-    error = failed(mortal.executor().options(max_elapsed_seconds=50), body)
+    error = failed(killable.executor().options(max_elapsed_seconds=50), body)
     assert body.count == 1
     assert "the limit is 50 s" in error.context["reason"]
 
 
-def test_a_step_that_ended_politely_is_not_ambiguous(lives: Lives) -> None:
-    executor = lives.executor().options(on_ambiguous="fail")
+def test_a_step_that_ended_gracefully_is_not_ambiguous(restarts: Restarts) -> None:
+    executor = restarts.executor().options(on_ambiguous="fail")
     with pytest.raises(KeyboardInterrupt):
         execute(executor, Body(KeyboardInterrupt()))
     assert execute(executor, Body(NO, "yes")).final_output == "yes"
@@ -544,7 +552,7 @@ class SlowHealer:
 
 
 def stopped_after(
-    lives: Lives,
+    restarts: Restarts,
     turns: int,
     *,
     others: int,
@@ -563,9 +571,9 @@ def stopped_after(
             raise NO
         return "done"
 
-    async def scene() -> bool:
-        executor = lives.executor(healing_engine=SlowHealer())
-        crowd = [
+    async def main() -> bool:
+        executor = restarts.executor(healing_engine=SlowHealer())
+        other_tasks = [
             asyncio.create_task(executor.execute(Body(NO, "yes"), f"other {number}"))
             for number in range(others)
         ]
@@ -574,15 +582,15 @@ def stopped_after(
             await asyncio.sleep(0)
         acknowledged = running.done() and running.exception() is None
         how(running)
-        await asyncio.gather(running, *crowd, return_exceptions=True)
+        await asyncio.gather(running, *other_tasks, return_exceptions=True)
         return acknowledged
 
-    acknowledged = asyncio.run(scene())
+    acknowledged = asyncio.run(main())
     return len(starts), acknowledged
 
 
-def the_step(lives: Lives) -> Any:
-    run = lives.executor()._run
+def the_step(restarts: Restarts) -> Any:
+    run = restarts.executor()._run
     assert run is not None
     named = [each for each in run.state.steps.values() if b'"step"' in (each.started.facts or b"")]
     return named[0] if named else None
@@ -594,14 +602,14 @@ def test_whenever_it_is_cancelled_its_attempt_has_an_end_and_no_failure_is_lost(
     tmp_path: Path, others: int, fails: bool
 ) -> None:
     for turns in range(40):
-        lives = Lives(tmp_path / str(turns), persistent=False)
-        stopped_after(lives, turns, others=others, fails=fails, how=asyncio.Task.cancel)
-        lives.restart()
-        step = the_step(lives)
+        restarts = Restarts(tmp_path / str(turns), persistent=False)
+        stopped_after(restarts, turns, others=others, fails=fails, how=asyncio.Task.cancel)
+        restarts.restart()
+        step = the_step(restarts)
         if step is not None:
             assert (step.open_attempt, step.interruptions) == (0, 0), turns
-        goes_on(lives, step, fails=fails)
-        lives.end()
+        goes_on(restarts, step, fails=fails)
+        restarts.end()
 
 
 @pytest.mark.parametrize("others", [0, 3])
@@ -610,30 +618,30 @@ def test_whenever_it_is_killed_what_was_acknowledged_stands(
     tmp_path: Path, others: int, fails: bool
 ) -> None:
     for turns in range(40):
-        lives = Lives(tmp_path / str(turns), persistent=False)
+        restarts = Restarts(tmp_path / str(turns), persistent=False)
 
-        def die(running: asyncio.Task[Any], lives: Lives = lives) -> None:
-            lives.kill()
+        def kill(running: asyncio.Task[Any], restarts: Restarts = restarts) -> None:
+            restarts.kill()
             running.cancel()
 
-        _, acknowledged = stopped_after(lives, turns, others=others, fails=fails, how=die)
-        step = the_step(lives)
+        _, acknowledged = stopped_after(restarts, turns, others=others, fails=fails, how=kill)
+        step = the_step(restarts)
         if acknowledged:
             assert step.completed is not None
-        goes_on(lives, step, fails=fails)
-        lives.end()
+        goes_on(restarts, step, fails=fails)
+        restarts.end()
 
 
-def goes_on(lives: Lives, step: Any, *, fails: bool) -> None:
+def goes_on(restarts: Restarts, step: Any, *, fails: bool) -> None:
     """Check that the next process does what is left to do."""
     before = step.failures if step else 0
     was_completed = step is not None and step.completed is not None
     body = Body(NO if fails else "again")
     if fails:
-        failed(lives.executor(), body)
+        failed(restarts.executor(), body)
         assert body.count == 3 - before
     else:
-        assert execute(lives.executor(), body).final_output == (
+        assert execute(restarts.executor(), body).final_output == (
             "done" if was_completed else "again"
         )
         assert body.count == int(not was_completed)
@@ -645,12 +653,12 @@ def test_two_cancellations_leave_no_attempt_open_either(tmp_path: Path) -> None:
         asyncio.get_running_loop().call_soon(running.cancel)
 
     for turns in range(12):
-        lives = Lives(tmp_path / str(turns), persistent=False)
-        stopped_after(lives, turns, others=3, fails=False, how=cancel_twice)
-        lives.restart()
-        step = the_step(lives)
+        restarts = Restarts(tmp_path / str(turns), persistent=False)
+        stopped_after(restarts, turns, others=3, fails=False, how=cancel_twice)
+        restarts.restart()
+        step = the_step(restarts)
         assert step is None or step.open_attempt == 0
-        lives.end()
+        restarts.end()
 
 
 def plain(state: RunState) -> dict[str, Any]:
@@ -668,8 +676,10 @@ def plain(state: RunState) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_with_threads_and_loops_at_once_the_journal_and_the_memory_agree(lives: Lives) -> None:
-    lives.config.level1.base_delay_seconds = 0
+def test_with_threads_and_loops_at_once_the_journal_and_the_memory_agree(
+    restarts: Restarts,
+) -> None:
+    restarts.config.level1.base_delay_seconds = 0
     rng = random.Random(1)
     spent: list[int] = []
 
@@ -688,10 +698,10 @@ def test_with_threads_and_loops_at_once_the_journal_and_the_memory_agree(lives: 
         await asyncio.sleep(0)
         return work(number)
 
-    executors = [lives.executor("a"), lives.executor("b"), lives.executor("a")]
+    executors = [restarts.executor("a"), restarts.executor("b"), restarts.executor("a")]
     outcomes: list[list[object]] = []
 
-    async def scene() -> list[object]:
+    async def main() -> list[object]:
         made = (
             executors[number % 3].execute(work if number % 2 else work_too, "work", number)
             for number in range(30)
@@ -700,7 +710,7 @@ def test_with_threads_and_loops_at_once_the_journal_and_the_memory_agree(lives: 
         return [getattr(each, "final_output", type(each)) for each in found]
 
     threads = [
-        threading.Thread(target=lambda: outcomes.append(asyncio.run(scene()))) for _ in range(2)
+        threading.Thread(target=lambda: outcomes.append(asyncio.run(main()))) for _ in range(2)
     ]
     for thread in threads:
         thread.start()
@@ -710,7 +720,7 @@ def test_with_threads_and_loops_at_once_the_journal_and_the_memory_agree(lives: 
     assert {each for each in outcomes[0] if isinstance(each, type)} <= {UnrecoverableError}
     run = executors[0]._run
     assert run is not None
-    assert plain(run.state) == plain(fold(run.store.entries(run.hold.run), run.store.load))
+    assert plain(run.state) == plain(fold(run.store.entries(run.lease.run), run.store.load))
     assert sum(tokens for tokens, _ in run.state.spent.values()) == sum(spent)
     remembered = {**executors[0].state_persistence.get_persona_state("a")["memory"]}  # type: ignore[union-attr]
     assert remembered == {f"of {number}": 3 for number in range(30) if number % 3 != 1}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.unified_execution import (
     ExecutionResult,
     StatePersistence,
@@ -19,14 +19,14 @@ from maestro_hive.unified_execution import (
     save_state,
 )
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus
-from tests.unified_execution.lives import (
+from tests.unified_execution.restarts import (
     RUN,
     Body,
-    Lives,
-    any_lives,  # noqa: F401 - a fixture
-    die_in,
+    Restarts,
+    any_restarts,  # noqa: F401 - a fixture
     execute,
-    mortal_lives,  # noqa: F401 - a fixture
+    kill_during,
+    killable_restarts,  # noqa: F401 - a fixture
 )
 
 if TYPE_CHECKING:
@@ -51,47 +51,49 @@ def fail(executor: PersonaExecutor, name: str = "step", *args: Any) -> None:
 # --- marks ---------------------------------------------------------------------------------------
 
 
-def test_a_task_marked_as_completed_is_skipped_with_its_artifacts_as_output(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_task_marked_as_completed_is_skipped_with_its_artifacts_as_output(
+    restarts: Restarts,
+) -> None:
+    executor = restarts.executor()
     state_of(executor).mark_task_completed("design", {"file": "a.py", "pages": [1, 2]})
     body = Body()
-    for each in (executor, lives.executor("other")):
+    for each in (executor, restarts.executor("other")):
         result = execute(each, body, "design", "any", input=True)
         assert result.success
         assert result.final_output == {"file": "a.py", "pages": [1, 2]}
         assert (result.attempts, result.attempt_count) == ([], 0)
         assert each.final_status is ExecutionStatus.SUCCESS
-    lives.restart()
-    assert execute(lives.executor(), body, "design").final_output == {
+    restarts.restart()
+    assert execute(restarts.executor(), body, "design").final_output == {
         "file": "a.py", "pages": [1, 2],
     }  # fmt: skip
     assert body.count == 0
 
 
-def test_a_task_marked_without_artifacts_has_no_output(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_task_marked_without_artifacts_has_no_output(restarts: Restarts) -> None:
+    executor = restarts.executor()
     state_of(executor).mark_task_completed("design")
     assert execute(executor, Body(), "design").final_output is None
 
 
-def test_a_task_in_a_list_that_was_set_is_skipped_too(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_task_in_a_list_that_was_set_is_skipped_too(restarts: Restarts) -> None:
+    executor = restarts.executor()
     state_of(executor).update_state(completed_tasks=["design"])
     body = Body()
     assert execute(executor, body, "design").final_output is None
     assert body.count == 0
 
 
-def test_force_executes_a_marked_task_and_then_its_result_counts(lives: Lives) -> None:
-    executor = lives.executor()
+def test_force_executes_a_marked_task_and_then_its_result_counts(restarts: Restarts) -> None:
+    executor = restarts.executor()
     state_of(executor).mark_task_completed("design", {"old": 1})
     assert execute(executor.options(force=True), Body("new"), "design").final_output == "new"
     assert execute(executor, Body(NO), "design").final_output == "new"
     assert execute(executor, Body(NO), "design", "other").final_output == {"old": 1}
 
 
-def test_a_step_that_failed_can_be_marked_as_completed(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_step_that_failed_can_be_marked_as_completed(restarts: Restarts) -> None:
+    executor = restarts.executor()
     fail(executor, "design")
     state_of(executor).mark_task_completed("design", {"by": "hand"})
     result = execute(executor, Body(NO), "design")
@@ -103,8 +105,8 @@ def test_a_step_that_failed_can_be_marked_as_completed(lives: Lives) -> None:
 # --- views ---------------------------------------------------------------------------------------
 
 
-def test_finished_steps_are_completed_tasks_and_others_are_pending(lives: Lives) -> None:
-    executor = lives.executor()
+def test_finished_steps_are_completed_tasks_and_others_are_pending(restarts: Restarts) -> None:
+    executor = restarts.executor()
     state = state_of(executor)
     state.mark_task_pending("write")
     state.mark_task_pending("publish")
@@ -113,14 +115,14 @@ def test_finished_steps_are_completed_tasks_and_others_are_pending(lives: Lives)
     execute(executor, Body(), "write")
     assert state.state.completed_tasks == ["design", "write"]
     assert state.state.pending_tasks == ["publish", "review"]
-    lives.restart()
-    state = state_of(lives.executor())
+    restarts.restart()
+    state = state_of(restarts.executor())
     assert state.state.completed_tasks == ["design", "write"]
     assert state.state.pending_tasks == ["publish", "review"]
 
 
-def test_a_task_is_completed_when_all_its_steps_are(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_task_is_completed_when_all_its_steps_are(restarts: Restarts) -> None:
+    executor = restarts.executor()
     execute(executor, Body(), "part", 1)
     fail(executor, "part", 2)
     state = state_of(executor)
@@ -129,15 +131,15 @@ def test_a_task_is_completed_when_all_its_steps_are(lives: Lives) -> None:
     assert (state.state.completed_tasks, state.state.pending_tasks) == (["part"], [])
 
 
-def test_a_task_under_way_is_pending(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_task_running_is_pending(restarts: Restarts) -> None:
+    executor = restarts.executor()
     seen: list[list[str]] = []
     execute(executor, lambda: seen.append(list(state_of(executor).state.pending_tasks)), "design")
     assert seen == [["design"]]
 
 
-def test_retries_are_counted_with_those_that_were_counted_by_hand(lives: Lives) -> None:
-    executor = lives.executor()
+def test_retries_are_counted_with_those_that_were_counted_by_hand(restarts: Restarts) -> None:
+    executor = restarts.executor()
     state = state_of(executor)
     assert state.increment_retry("developer") == 1
     execute(executor, Body(NO, "yes"), "one")
@@ -148,8 +150,8 @@ def test_retries_are_counted_with_those_that_were_counted_by_hand(lives: Lives) 
     assert state.get_retry_count("other") == 0
 
 
-def test_a_persona_shows_itself(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_persona_shows_itself(restarts: Restarts) -> None:
+    executor = restarts.executor()
 
     def work() -> str:
         current().spend(tokens=5)
@@ -161,7 +163,7 @@ def test_a_persona_shows_itself(lives: Lives) -> None:
 
     execute(executor, work)
     shown = state_of(executor).get_persona_state("developer")
-    assert shown.pop("last_updated") == lives.clock.now().isoformat()
+    assert shown.pop("last_updated") == restarts.clock.now().isoformat()
     assert shown == {
         "status": "success",
         "current_attempt": 2,
@@ -175,8 +177,8 @@ def test_a_persona_shows_itself(lives: Lives) -> None:
     assert state_of(executor).get_persona_state("nobody") == {}
 
 
-def test_what_was_set_by_hand_is_shown_until_the_persona_works_again(lives: Lives) -> None:
-    executor = lives.executor()
+def test_what_was_set_by_hand_is_shown_until_the_persona_works_again(restarts: Restarts) -> None:
+    executor = restarts.executor()
     state = state_of(executor)
     state.update_persona_state("developer", {"status": "idle", "mood": "good"})
     execute(executor, Body(), "one")
@@ -192,8 +194,8 @@ def test_what_was_set_by_hand_is_shown_until_the_persona_works_again(lives: Live
 # --- edits of the state object -------------------------------------------------------------------
 
 
-def test_an_edit_does_not_make_a_mark_of_a_steps_name(lives: Lives) -> None:
-    executor = lives.executor()
+def test_an_edit_does_not_make_a_mark_of_a_steps_name(restarts: Restarts) -> None:
+    executor = restarts.executor()
     body = Body()
     execute(executor, body, "part", 1)
     state = state_of(executor)
@@ -204,14 +206,14 @@ def test_an_edit_does_not_make_a_mark_of_a_steps_name(lives: Lives) -> None:
     assert {"part", "by hand", "by update"} == set(state.state.completed_tasks)
     execute(executor, body, "part", 2)
     assert body.count == 2
-    lives.restart()
-    execute(lives.executor(), body, "part", 3)
-    execute(lives.executor(), body, "by hand")
+    restarts.restart()
+    execute(restarts.executor(), body, "part", 3)
+    execute(restarts.executor(), body, "by hand")
     assert body.count == 3
 
 
-def test_an_edit_of_pending_tasks_leaves_those_of_steps_alone(lives: Lives) -> None:
-    executor = lives.executor()
+def test_an_edit_of_pending_tasks_leaves_those_of_steps_alone(restarts: Restarts) -> None:
+    executor = restarts.executor()
     fail(executor, "design")
     state = state_of(executor)
     state.state.pending_tasks.append("publish")
@@ -221,8 +223,8 @@ def test_an_edit_of_pending_tasks_leaves_those_of_steps_alone(lives: Lives) -> N
     assert state.state.pending_tasks == ["publish"]
 
 
-def test_an_edit_of_retry_counts_is_not_counted_twice(lives: Lives) -> None:
-    executor = lives.executor()
+def test_an_edit_of_retry_counts_is_not_counted_twice(restarts: Restarts) -> None:
+    executor = restarts.executor()
     fail(executor)
     state = state_of(executor)
     assert state.state.retry_counts == {"developer": 2}
@@ -234,8 +236,8 @@ def test_an_edit_of_retry_counts_is_not_counted_twice(lives: Lives) -> None:
     assert state.state.retry_counts == {"developer": 4, "other": 7}
 
 
-def test_an_edit_of_what_a_persona_shows_is_shown(lives: Lives) -> None:
-    executor = lives.executor()
+def test_an_edit_of_what_a_persona_shows_is_shown(restarts: Restarts) -> None:
+    executor = restarts.executor()
     execute(executor, Body())
     state = state_of(executor)
     state.state.persona_states["developer"]["status"] = "on holiday"
@@ -243,8 +245,8 @@ def test_an_edit_of_what_a_persona_shows_is_shown(lives: Lives) -> None:
     assert state.get_persona_state("developer")["status"] == "on holiday"
 
 
-def test_an_edit_of_one_persona_does_not_freeze_another(lives: Lives) -> None:
-    executor = lives.executor()
+def test_an_edit_of_one_persona_does_not_freeze_another(restarts: Restarts) -> None:
+    executor = restarts.executor()
     execute(executor, lambda: current().memory.update(a=1), "one")
     state = state_of(executor)
     state.state.persona_states["architect"] = {"mood": "good"}
@@ -254,8 +256,8 @@ def test_an_edit_of_one_persona_does_not_freeze_another(lives: Lives) -> None:
     assert state.get_persona_state("architect") == {"mood": "good"}
 
 
-def test_edits_and_steps_at_the_same_time_are_both_kept(lives: Lives) -> None:
-    executor = lives.executor()
+def test_edits_and_steps_at_the_same_time_are_both_kept(restarts: Restarts) -> None:
+    executor = restarts.executor()
     state = state_of(executor)
     shown = state.state
     shown.completed_tasks.append("by hand")
@@ -268,8 +270,8 @@ def test_edits_and_steps_at_the_same_time_are_both_kept(lives: Lives) -> None:
 # --- the whole run -------------------------------------------------------------------------------
 
 
-def test_the_state_of_a_run_has_its_steps(lives: Lives) -> None:
-    executor = lives.executor()
+def test_the_state_of_a_run_has_its_steps(restarts: Restarts) -> None:
+    executor = restarts.executor()
     assert executor._load_state() is None
     execute(executor, Body(NO, {"pages": 3}), "design")
     fail(executor, "review")
@@ -313,8 +315,8 @@ def test_the_state_of_a_run_has_its_steps(lives: Lives) -> None:
     assert executor._load_state() != shown
 
 
-def test_what_is_shown_is_nobodys_to_change(lives: Lives) -> None:
-    executor = lives.executor()
+def test_what_is_shown_cannot_be_changed(restarts: Restarts) -> None:
+    executor = restarts.executor()
     state_of(executor).mark_task_completed("a", {"deep": {"list": [1]}})
     shown = executor._load_state()
     assert shown is not None
@@ -325,32 +327,32 @@ def test_what_is_shown_is_nobodys_to_change(lives: Lives) -> None:
 
 
 def test_saving_writes_the_copies_to_resume_from(tmp_path: Path) -> None:
-    lives = Lives(tmp_path, persistent=True)
-    executor = lives.executor()
+    restarts = Restarts(tmp_path, persistent=True)
+    executor = restarts.executor()
     execute(executor, Body({"pages": 3}), "design")
     fail(executor, "review")
     executor._save_state()
     copy = json.loads(state_of(executor).get_state_path().read_text())
     assert RUN in json.dumps(copy)
     assert state_of(executor).list_checkpoints()
-    lives.end()
+    restarts.end()
 
 
-def test_a_run_without_a_journal_goes_on_from_its_copy(
+def test_a_run_without_a_journal_continues_from_its_copy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lives = Lives(tmp_path, persistent=True)
-    executor = lives.executor()
+    restarts = Restarts(tmp_path, persistent=True)
+    executor = restarts.executor()
     execute(executor, Body({"pages": 3}), "design", 1)
     fail(executor, "review")
     executor._save_state()
-    lives.end()
-    state = Path(lives.config.state.state_dir)
+    restarts.end()
+    state = Path(restarts.config.state.state_dir)
     for found in [each for each in state.iterdir() if each.is_file()]:
         found.unlink()
-    lives._begin()
+    restarts._open()
     with caplog.at_level("WARNING"):
-        executor = lives.executor()
+        executor = restarts.executor()
     assert "had no journal" in caplog.text
     body = Body("again")
     assert execute(executor, body, "design", 1).final_output == {"pages": 3}
@@ -358,18 +360,18 @@ def test_a_run_without_a_journal_goes_on_from_its_copy(
         execute(executor, body, "review")
     assert body.count == 0
     assert execute(executor, body, "design", 2).final_output == "again"
-    lives.end()
+    restarts.end()
 
 
 def test_a_state_saved_by_another_program_marks_its_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lives = Lives(tmp_path, persistent=True)
-    executor = lives.executor()
+    restarts = Restarts(tmp_path, persistent=True)
+    executor = restarts.executor()
     execute(executor, Body(), "design", 1)
-    lives.restart()
-    monkeypatch.setenv("MAESTRO_STATE_DIR", lives.config.state.state_dir)
-    monkeypatch.setenv("MAESTRO_CHECKPOINT_DIR", lives.config.state.checkpoint_dir)
+    restarts.restart()
+    monkeypatch.setenv("MAESTRO_STATE_DIR", restarts.config.state.state_dir)
+    monkeypatch.setenv("MAESTRO_CHECKPOINT_DIR", restarts.config.state.checkpoint_dir)
     from maestro_hive.unified_execution import reset_execution_config  # noqa: PLC0415
 
     reset_execution_config()
@@ -379,15 +381,15 @@ def test_a_state_saved_by_another_program_marks_its_tasks(
     found.completed_tasks.append("draw")
     save_state(found)
     body = Body()
-    executor = lives.executor()
+    executor = restarts.executor()
     execute(executor, body, "design", 2)
     execute(executor, body, "draw")
     assert body.count == 1
-    lives.end()
+    restarts.end()
 
 
-def test_persisting_an_attempt_shows_it(lives: Lives) -> None:
-    executor = lives.executor()
+def test_persisting_an_attempt_shows_it(restarts: Restarts) -> None:
+    executor = restarts.executor()
     result = execute(executor, Body(NO, "yes"))
     attempt = result.attempts[0]
     executor._persist_state(ExecutionResult("e", "t", "developer"), attempt)
@@ -402,14 +404,14 @@ def test_persisting_an_attempt_shows_it(lives: Lives) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Lives]:
-    lives = Lives(tmp_path, persistent=True)
-    yield lives
-    lives.executor().state_manager.shutdown()
-    lives.end()
+def folder(tmp_path: Path) -> Iterator[Restarts]:
+    restarts = Restarts(tmp_path, persistent=True)
+    yield restarts
+    restarts.executor().state_manager.shutdown()
+    restarts.end()
 
 
-def test_the_state_manager_shows_the_run(folder: Lives) -> None:
+def test_the_state_manager_shows_the_run(folder: Restarts) -> None:
     executor = folder.executor()
     manager = executor.state_manager
     assert manager is executor.options(timeout=1).state_manager
@@ -421,11 +423,11 @@ def test_the_state_manager_shows_the_run(folder: Lives) -> None:
     assert "workflows" in manager.get_namespaces()
 
 
-def test_subscribers_are_told_of_every_change(folder: Lives) -> None:
+def test_subscribers_are_told_of_every_change(folder: Restarts) -> None:
     executor = folder.executor()
-    told: list[StateChange] = []
+    caught: list[StateChange] = []
     manager = executor.state_manager
-    subscription = manager.subscribe(told.append, RUN, "workflows")
+    subscription = manager.subscribe(caught.append, RUN, "workflows")
 
     def work() -> str:
         current().spend(tokens=7)
@@ -436,7 +438,7 @@ def test_subscribers_are_told_of_every_change(folder: Lives) -> None:
     execute(executor, work, "design")
     stages = [
         (step["status"], step["attempts"], step["failures"], step["tokens"], step["output"])
-        for change in told
+        for change in caught
         for step in change.new_value["steps"]
     ]
     assert stages == [
@@ -447,15 +449,15 @@ def test_subscribers_are_told_of_every_change(folder: Lives) -> None:
         ("running", 2, 1, 14, None),
         ("success", 2, 1, 14, "done"),
     ]
-    assert [change.change_type for change in told] == ["create"] + ["update"] * 5
-    for earlier, later in itertools.pairwise(told):
+    assert [change.change_type for change in caught] == ["create"] + ["update"] * 5
+    for earlier, later in itertools.pairwise(caught):
         assert later.old_value == earlier.new_value
     assert manager.unsubscribe(subscription)
     execute(executor, Body(), "other")
-    assert len(told) == 6
+    assert len(caught) == 6
 
 
-def test_a_subscriber_that_fails_disturbs_nobody(folder: Lives) -> None:
+def test_a_subscriber_that_fails_disturbs_nothing(folder: Restarts) -> None:
     executor = folder.executor()
 
     def broken(_: StateChange) -> None:
@@ -465,8 +467,8 @@ def test_a_subscriber_that_fails_disturbs_nobody(folder: Lives) -> None:
     assert execute(executor, Body(), "design").success
 
 
-def test_without_persistence_the_state_manager_shows_the_run_too(mortal: Lives) -> None:
-    executor = mortal.executor()
+def test_without_persistence_the_state_manager_shows_the_run_too(killable: Restarts) -> None:
+    executor = killable.executor()
     execute(executor, Body(), "design")
     manager = executor.state_manager
     try:
@@ -478,9 +480,9 @@ def test_without_persistence_the_state_manager_shows_the_run_too(mortal: Lives) 
 # --- after a death -------------------------------------------------------------------------------
 
 
-def test_a_step_whose_process_died_is_pending(mortal: Lives) -> None:
-    die_in(mortal, "design")
-    executor = mortal.executor()
+def test_a_step_whose_process_died_is_pending(killable: Restarts) -> None:
+    kill_during(killable, "design")
+    executor = killable.executor()
     assert state_of(executor).state.pending_tasks == ["design"]
     shown = executor._load_state()
     assert shown is not None
@@ -491,11 +493,11 @@ def test_a_step_whose_process_died_is_pending(mortal: Lives) -> None:
     assert (shown["steps"][0]["interruptions"], shown["steps"][0]["status"]) == (1, "success")
 
 
-def test_looking_while_steps_are_executed_disturbs_nobody(lives: Lives) -> None:
-    async def scene() -> None:
-        executor = lives.executor()
+def test_looking_while_steps_are_executed_disturbs_nothing(restarts: Restarts) -> None:
+    async def main() -> None:
+        executor = restarts.executor()
 
-        async def look() -> None:
+        async def read() -> None:
             for _ in range(20):
                 await asyncio.to_thread(executor._load_state)
                 await asyncio.to_thread(getattr, state_of(executor), "state")
@@ -505,7 +507,7 @@ def test_looking_while_steps_are_executed_disturbs_nobody(lives: Lives) -> None:
             return number
 
         steps = [executor.execute(work, "work", number) for number in range(100)]
-        await asyncio.gather(look(), *steps)
+        await asyncio.gather(read(), *steps)
         assert state_of(executor).state.completed_tasks == ["work"]
 
-    asyncio.run(scene())
+    asyncio.run(main())

@@ -20,7 +20,8 @@ import pydantic
 import pytest
 
 import maestro_hive.unified_execution as package
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
+from maestro_hive.engine.plan import UnencodableInputWarning
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError, StorageError
 from maestro_hive.unified_execution import (
     ErrorCategory,
@@ -39,12 +40,11 @@ from maestro_hive.unified_execution.persona_executor import (
     PersonaExecutor,
     execute_with_level1_retry,
 )
-from maestro_hive.unified_execution.steps import UnencodableInputWarning
-from tests.unified_execution.lives import (
+from tests.unified_execution.restarts import (
     RUN,
     Body,
-    Lives,
-    any_lives,  # noqa: F401 - a fixture
+    Restarts,
+    any_restarts,  # noqa: F401 - a fixture
     execute,
 )
 
@@ -138,8 +138,8 @@ def test_an_attempt_and_a_result_have_the_documented_fields() -> None:
     ]  # fmt: skip
 
 
-def test_a_result_tells_what_happened(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_result_tells_what_happened(restarts: Restarts) -> None:
+    executor = restarts.executor()
     result = execute(executor, Body(ValueError("no"), {"a": 1}), "design", 7)
     assert result.success
     assert (result.execution_id, result.task_name, result.persona_id) == (
@@ -181,7 +181,7 @@ def test_a_persona_has_a_name(persona: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given, told",
+    "given, caught",
     [
         ({"config": "state"}, "the config is 'state', and must be an ExecutionConfig"),
         ({"config": {}}, "the config is {}, and must be an ExecutionConfig"),
@@ -192,8 +192,8 @@ def test_a_persona_has_a_name(persona: Any) -> None:
         ({"enforcer": 5}, "the enforcer is 5, and must be .* check"),
     ],
 )
-def test_an_executor_is_made_of_what_it_takes(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_an_executor_is_made_of_what_it_takes(given: dict[str, Any], caught: str) -> None:
+    with pytest.raises(ConfigurationError, match=caught):
         PersonaExecutor(**given)
 
 
@@ -202,29 +202,36 @@ def test_in_memory_a_name_is_a_text_too() -> None:
         execute(PersonaExecutor(), Body(), 5)  # type: ignore[arg-type]
 
 
-def test_a_step_has_an_identity_by_name_input_and_key_and_in_memory_none(lives: Lives) -> None:
-    executor, body = lives.executor(), Body()
-    known = executor.step_identity(body, "step", 1)
-    assert known == lives.executor().step_identity(Body(), "step", 1)
+def identity(executor: PersonaExecutor, task: Any, name: str, *args: Any) -> bytes | None:
+    plan = executor.plan(task, name, args, {}).plan
+    return None if plan is None else plan.identity
+
+
+def test_a_step_has_an_identity_by_name_input_and_key_and_in_memory_none(
+    restarts: Restarts,
+) -> None:
+    executor, body = restarts.executor(), Body()
+    known = identity(executor, body, "step", 1)
+    assert known == identity(restarts.executor(), Body(), "step", 1)
     assert executor._run is not None
     execute(executor, body, "step", 1)
     assert list(executor._run.state.by_identity) == [known]
     keyed = executor.options(key="k")
     others = [
-        executor.step_identity(body, "step", 2),
-        executor.step_identity(body, "other", 1),
-        lives.executor("another").step_identity(body, "step", 1),
-        keyed.step_identity(body, "step", 1),
+        identity(executor, body, "step", 2),
+        identity(executor, body, "other", 1),
+        identity(restarts.executor("another"), body, "step", 1),
+        identity(keyed, body, "step", 1),
     ]
     assert len({known, *others}) == 5
-    assert keyed.step_identity(body, "step", object()) == others[-1]
-    assert PersonaExecutor().step_identity(body, "step", 1) is None
+    assert identity(keyed, body, "step", object()) == others[-1]
+    assert identity(PersonaExecutor(), body, "step", 1) is None
 
 
 def test_a_run_that_is_set_back_while_a_step_is_executed_is_told_and_stays_readable(
-    lives: Lives,
+    restarts: Restarts,
 ) -> None:
-    executor = lives.executor()
+    executor = restarts.executor()
     state = executor.state_persistence
     assert state is not None
     execute(executor, Body("first"), "first")
@@ -233,61 +240,61 @@ def test_a_run_that_is_set_back_while_a_step_is_executed_is_told_and_stays_reada
     def set_back() -> None:
         state.restore(before)
 
-    with pytest.raises(StorageError, match="was set back while a step"):
+    with pytest.raises(StorageError, match="was reset while"):
         execute(executor, set_back, "second")
-    lives.restart()
-    assert execute(lives.executor(), Body("not called"), "first").final_output == "first"
-    assert execute(lives.executor(), Body("again"), "second").final_output == "again"
+    restarts.restart()
+    assert execute(restarts.executor(), Body("not called"), "first").final_output == "first"
+    assert execute(restarts.executor(), Body("again"), "second").final_output == "again"
 
 
-def test_the_id_of_an_execution_is_that_of_its_workflow(lives: Lives) -> None:
-    lives.executor(workflow_id=None, execution_id=RUN)
-    assert lives.executor(workflow_id=RUN, execution_id=RUN).workflow_id == RUN
+def test_the_id_of_an_execution_is_that_of_its_workflow(restarts: Restarts) -> None:
+    restarts.executor(workflow_id=None, execution_id=RUN)
+    assert restarts.executor(workflow_id=RUN, execution_id=RUN).workflow_id == RUN
     with pytest.raises(ConfigurationError, match=r"one run, and was given.*'run-1'.*'other'"):
-        lives.executor(workflow_id=RUN, execution_id="other")
+        restarts.executor(workflow_id=RUN, execution_id="other")
 
 
-def test_an_executor_can_share_the_state_of_a_run(lives: Lives) -> None:
-    with StatePersistence(lives.config, "given") as state:
-        with PersonaExecutor(lives.config, "p", state_persistence=state) as executor:
+def test_an_executor_can_share_the_state_of_a_run(restarts: Restarts) -> None:
+    with StatePersistence(restarts.config, "given") as state:
+        with PersonaExecutor(restarts.config, "p", state_persistence=state) as executor:
             assert executor.workflow_id == "given"
             execute(executor, Body(), "design")
         assert state.state.completed_tasks == ["design"]
         with pytest.raises(ConfigurationError, match="one run"):
-            PersonaExecutor(lives.config, "p", workflow_id="other", state_persistence=state)
+            PersonaExecutor(restarts.config, "p", workflow_id="other", state_persistence=state)
 
 
-def test_the_configuration_is_a_frozen_copy(lives: Lives) -> None:
-    executor = lives.executor()
-    lives.config.level1.max_attempts = 9
+def test_the_configuration_is_a_frozen_copy(restarts: Restarts) -> None:
+    executor = restarts.executor()
+    restarts.config.level1.max_attempts = 9
     assert executor.config.level1.max_attempts == 3
     with pytest.raises(ConfigurationError, match="frozen copy"):
         executor.config.level1.max_attempts = 1
 
 
-def test_what_cannot_be_called_is_no_task(lives: Lives) -> None:
+def test_what_cannot_be_called_is_no_task(restarts: Restarts) -> None:
     with pytest.raises(ConfigurationError, match=r"'design' is 5, and cannot be called"):
-        execute(lives.executor(), 5, "design")  # type: ignore[arg-type]
+        execute(restarts.executor(), 5, "design")  # type: ignore[arg-type]
 
 
 # --- kept is kept --------------------------------------------------------------------------------
 
 
-def test_a_kept_step_is_returned_without_a_call(lives: Lives) -> None:
+def test_a_completed_step_is_returned_without_a_call(restarts: Restarts) -> None:
     body = Body({"answer": [1, 2]})
-    first = execute(lives.executor(), body, "design", "page", size=3)
-    again = execute(lives.executor(), body, "design", "page", size=3)
+    first = execute(restarts.executor(), body, "design", "page", size=3)
+    again = execute(restarts.executor(), body, "design", "page", size=3)
     assert body.count == 1
     assert again.final_output == first.final_output == {"answer": [1, 2]}
     assert (again.success, again.attempt_count) == (True, 1)
     assert again.attempts[0].output == {"answer": [1, 2]}
 
 
-def test_a_kept_step_is_kept_in_the_next_process(lives: Lives) -> None:
+def test_a_completed_step_is_completed_in_the_next_process(restarts: Restarts) -> None:
     body = Body(ValueError("no"), "the result")
-    first = execute(lives.executor(), body, "design", "page")
-    lives.restart()
-    executor = lives.executor()
+    first = execute(restarts.executor(), body, "design", "page")
+    restarts.restart()
+    executor = restarts.executor()
     again = execute(executor, body, "design", "page")
     assert body.count == 2
     assert again.final_output == "the result"
@@ -299,18 +306,18 @@ def test_a_kept_step_is_kept_in_the_next_process(lives: Lives) -> None:
     assert executor.attempts == again.attempts
 
 
-def test_none_can_be_kept(lives: Lives) -> None:
+def test_none_can_be_stored(restarts: Restarts) -> None:
     body = Body(None)
-    execute(lives.executor(), body)
-    assert execute(lives.executor(), body).final_output is None
+    execute(restarts.executor(), body)
+    assert execute(restarts.executor(), body).final_output is None
     assert body.count == 1
 
 
-def test_a_kept_result_is_nobodys_to_change(lives: Lives) -> None:
+def test_a_recorded_result_cannot_be_changed(restarts: Restarts) -> None:
     body = Body({"list": [1]})
-    execute(lives.executor(), body).final_output["list"].append(2)
-    execute(lives.executor(), body).final_output["list"].append(3)
-    assert execute(lives.executor(), body).final_output == {"list": [1]}
+    execute(restarts.executor(), body).final_output["list"].append(2)
+    execute(restarts.executor(), body).final_output["list"].append(3)
+    assert execute(restarts.executor(), body).final_output == {"list": [1]}
 
 
 @pytest.mark.parametrize(
@@ -327,10 +334,10 @@ def test_a_kept_result_is_nobodys_to_change(lives: Lives) -> None:
     ],
 )
 def test_another_name_or_input_is_another_step(
-    lives: Lives, changed: tuple[str, tuple[Any, ...], dict[str, Any]]
+    restarts: Restarts, changed: tuple[str, tuple[Any, ...], dict[str, Any]]
 ) -> None:
     body = Body()
-    executor = lives.executor()
+    executor = restarts.executor()
     execute(executor, body, "design", "page", size=1)
     name, args, kwargs = changed
     execute(executor, body, name, *args, **kwargs)
@@ -338,53 +345,53 @@ def test_another_name_or_input_is_another_step(
     assert body.calls[1] == (args, kwargs)
 
 
-def test_another_persona_is_another_step(lives: Lives) -> None:
+def test_another_persona_is_another_step(restarts: Restarts) -> None:
     body = Body("one", "two")
-    results = [execute(lives.executor(name), body, "design") for name in ("a", "b", "a", "b")]
+    results = [execute(restarts.executor(name), body, "design") for name in ("a", "b", "a", "b")]
     assert [result.final_output for result in results] == ["one", "two", "one", "two"]
     assert body.count == 2
 
 
-def test_the_order_of_keywords_and_of_sets_is_no_change(lives: Lives) -> None:
+def test_the_order_of_keywords_and_of_sets_is_no_change(restarts: Restarts) -> None:
     body = Body()
-    executor = lives.executor()
+    executor = restarts.executor()
     execute(executor, body, "design", {"x", "y", "z"}, a=1, b={"c": 1, "d": 2})
     execute(executor, body, "design", {"z", "y", "x"}, b={"d": 2, "c": 1}, a=1)
     assert body.count == 1
 
 
-def test_steps_may_come_in_another_order_and_between_new_ones(lives: Lives) -> None:
+def test_steps_may_come_in_another_order_and_between_new_ones(restarts: Restarts) -> None:
     body = Body()
     for number in range(5):
-        execute(lives.executor(), body, f"step {number}", number)
-    lives.restart()
-    executor = lives.executor()
+        execute(restarts.executor(), body, f"step {number}", number)
+    restarts.restart()
+    executor = restarts.executor()
     for number in (4, 7, 0, 2, 6, 1, 3):
         execute(executor, body, f"step {number}", number)
     assert [args[0] for args, _ in body.calls] == [0, 1, 2, 3, 4, 7, 6]
 
 
-def test_steps_at_once_keep_their_results_apart(lives: Lives) -> None:
+def test_steps_at_once_keep_their_results_apart(restarts: Restarts) -> None:
     async def double(number: int) -> int:
         await asyncio.sleep(0.001 * (number % 3))
         return number * 2
 
-    async def scene() -> list[int]:
-        executor = lives.executor()
+    async def main() -> list[int]:
+        executor = restarts.executor()
         made = (executor.execute(double, "double", number) for number in range(50))
         return [result.final_output for result in await asyncio.gather(*made)]
 
-    assert asyncio.run(scene()) == asyncio.run(scene()) == [number * 2 for number in range(50)]
+    assert asyncio.run(main()) == asyncio.run(main()) == [number * 2 for number in range(50)]
 
 
-def test_a_durable_step_needs_a_name(lives: Lives) -> None:
+def test_a_durable_step_needs_a_name(restarts: Restarts) -> None:
     body = Body()
     names: list[Any] = ["unnamed_task", "", None, 5, []]
     for name in names:
         with pytest.raises(ConfigurationError, match="needs a name"):
-            execute(lives.executor(), body, name)
+            execute(restarts.executor(), body, name)
     with pytest.raises(ConfigurationError, match="needs a name"):
-        asyncio.run(lives.executor().execute(body))
+        asyncio.run(restarts.executor().execute(body))
     assert body.count == 0
     assert asyncio.run(PersonaExecutor().execute(body)).task_name == "unnamed_task"
 
@@ -393,31 +400,31 @@ def test_a_durable_step_needs_a_name(lives: Lives) -> None:
 
 
 def test_an_input_without_a_form_in_json_is_known_by_its_name_and_warned_about_once(
-    lives: Lives,
+    restarts: Restarts,
 ) -> None:
     body = Body("first", "second")
-    executor = lives.executor()
-    with pytest.warns(UnencodableInputWarning, match=r"'design'.*input\.args\[1\]") as told:
+    executor = restarts.executor()
+    with pytest.warns(UnencodableInputWarning, match=r"'design'.*input\.args\[1\]") as caught:
         execute(executor, body, "design", 1, object())
-    assert len(told) == 1
+    assert len(caught) == 1
     assert execute(executor, body, "design", 2, object()).final_output == "first"
     with pytest.warns(UnencodableInputWarning, match="'draw'"):
         assert execute(executor, body, "draw", object()).final_output == "second"
     assert body.count == 2
 
 
-def test_the_warning_points_to_the_call(lives: Lives) -> None:
-    async def scene() -> None:
-        await lives.executor().execute(Body(), "design", object())
+def test_the_warning_points_to_the_call(restarts: Restarts) -> None:
+    async def main() -> None:
+        await restarts.executor().execute(Body(), "design", object())
 
-    with pytest.warns(UnencodableInputWarning) as told:
-        asyncio.run(scene())
-    assert told[0].filename == __file__
+    with pytest.warns(UnencodableInputWarning) as caught:
+        asyncio.run(main())
+    assert caught[0].filename == __file__
 
 
-def test_with_a_key_the_input_does_not_matter(lives: Lives) -> None:
+def test_with_a_key_the_input_does_not_matter(restarts: Restarts) -> None:
     body = Body("a", "b")
-    executor = lives.executor()
+    executor = restarts.executor()
     outputs = [
         execute(executor.options(key=key), body, "design", given).final_output
         for key, given in [("k1", 1), ("k1", 2), ("k2", 1), ("k1", object()), ("k2", object())]
@@ -426,9 +433,11 @@ def test_with_a_key_the_input_does_not_matter(lives: Lives) -> None:
     assert body.count == 2
 
 
-def test_a_result_without_a_form_in_json_is_an_error_that_names_the_place(lives: Lives) -> None:
+def test_a_result_without_a_form_in_json_is_an_error_that_names_the_place(
+    restarts: Restarts,
+) -> None:
     body = Body({"users": [1, {"photo": object()}]})
-    executor = lives.executor()
+    executor = restarts.executor()
     with pytest.raises(EncodeError, match=r"result\.users\[1\]\.photo"):
         execute(executor, body, "design")
     assert body.count == 1
@@ -473,37 +482,37 @@ class Model(pydantic.BaseModel):
     ],
     ids=lambda value: f"{type(value).__name__} {value!r}"[:40],
 )  # fmt: skip
-def test_a_result_comes_back_as_it_was(lives: Lives, value: object) -> None:
-    execute(lives.executor(), Body(value))
-    lives.restart()
-    again = execute(lives.executor(), Body(AssertionError("it ran again"))).final_output
+def test_a_result_comes_back_as_it_was(restarts: Restarts, value: object) -> None:
+    execute(restarts.executor(), Body(value))
+    restarts.restart()
+    again = execute(restarts.executor(), Body(AssertionError("it ran again"))).final_output
     assert again == value
     assert type(again) is type(value)
 
 
 def test_a_large_result_comes_back_and_is_not_kept_in_memory(tmp_path: Path) -> None:
-    lives = Lives(tmp_path, persistent=True)
+    restarts = Restarts(tmp_path, persistent=True)
 
-    async def scene() -> None:
-        executor = lives.executor()
+    async def main() -> None:
+        executor = restarts.executor()
         for number in range(20):
             await executor.execute(lambda n: f"{n:07}" * 150_000, "large", number)
 
     tracemalloc.start()
     try:
-        asyncio.run(scene())
+        asyncio.run(main())
         gc.collect()
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert held < 5_000_000  # of 21 MB
-    again = execute(lives.executor(), Body(AssertionError("it ran again")), "large", 3)
+    again = execute(restarts.executor(), Body(AssertionError("it ran again")), "large", 3)
     assert again.final_output == "0000003" * 150_000
-    lives.end()
+    restarts.end()
 
 
-def test_an_input_is_stored_unless_asked_not_to(lives: Lives) -> None:
-    executor = lives.executor()
+def test_an_input_is_stored_unless_asked_not_to(restarts: Restarts) -> None:
+    executor = restarts.executor()
     execute(executor, Body(), "open", "a secret?")
     execute(executor.options(store_input=False), Body(), "closed", "a secret!")
     opened, closed = steps_of(executor)
@@ -519,18 +528,18 @@ def test_an_input_is_stored_unless_asked_not_to(lives: Lives) -> None:
 # --- force and retry -----------------------------------------------------------------------------
 
 
-def test_force_executes_again_and_keeps_the_new_result(lives: Lives) -> None:
+def test_force_executes_again_and_keeps_the_new_result(restarts: Restarts) -> None:
     body = Body("old", "new")
-    executor = lives.executor()
+    executor = restarts.executor()
     execute(executor, body)
     assert execute(executor.options(force=True), body).final_output == "new"
-    lives.restart()
-    assert execute(lives.executor(), body).final_output == "new"
+    restarts.restart()
+    assert execute(restarts.executor(), body).final_output == "new"
     assert body.count == 2
 
 
-def test_a_forced_step_has_all_its_attempts_again(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_forced_step_has_all_its_attempts_again(restarts: Restarts) -> None:
+    executor = restarts.executor()
     execute(executor, Body(ValueError("1"), ValueError("2"), "old"))
     body = Body(ValueError("3"), ValueError("4"), "new")
     result = execute(executor.options(force=True), body)
@@ -540,8 +549,8 @@ def test_a_forced_step_has_all_its_attempts_again(lives: Lives) -> None:
     assert result.attempt_count == 3
 
 
-def test_when_a_forced_step_fails_the_old_result_is_gone(lives: Lives) -> None:
-    executor = lives.executor()
+def test_when_a_forced_step_fails_the_old_result_is_gone(restarts: Restarts) -> None:
+    executor = restarts.executor()
     execute(executor, Body("old"))
     with pytest.raises(UnrecoverableError):
         execute(executor.options(force=True), Body(ValueError("no")))
@@ -549,38 +558,38 @@ def test_when_a_forced_step_fails_the_old_result_is_gone(lives: Lives) -> None:
         execute(executor, Body("not called"))
 
 
-def test_a_step_that_was_given_up_raises_until_it_is_retried(lives: Lives) -> None:
+def test_a_step_that_was_given_up_raises_until_it_is_retried(restarts: Restarts) -> None:
     with pytest.raises(UnrecoverableError) as first:
-        execute(lives.executor(), Body(ValueError("no")))
-    lives.restart()
+        execute(restarts.executor(), Body(ValueError("no")))
+    restarts.restart()
     body = Body("at last")
     with pytest.raises(UnrecoverableError, match="Level 1 retries exhausted for step") as again:
-        execute(lives.executor(), body)
+        execute(restarts.executor(), body)
     assert body.count == 0
     assert again.value.failure_report is not None
     assert first.value.failure_report is not None
     assert again.value.failure_report.to_dict() == first.value.failure_report.to_dict()
     assert again.value.result.attempt_count == 3
-    assert execute(lives.executor().options(retry=True), body).final_output == "at last"
-    assert execute(lives.executor(), body).final_output == "at last"
+    assert execute(restarts.executor().options(retry=True), body).final_output == "at last"
+    assert execute(restarts.executor(), body).final_output == "at last"
     assert body.count == 1
 
 
-def test_a_retry_of_what_is_kept_changes_nothing(lives: Lives) -> None:
+def test_a_retry_of_what_is_recorded_changes_nothing(restarts: Restarts) -> None:
     body = Body("a", "b")
-    execute(lives.executor(), body)
-    assert execute(lives.executor().options(retry=True), body).final_output == "a"
+    execute(restarts.executor(), body)
+    assert execute(restarts.executor().options(retry=True), body).final_output == "a"
     assert body.count == 1
 
 
-def test_a_retry_starts_with_all_attempts_and_all_the_time_there_is(lives: Lives) -> None:
-    lives.config.level1.max_elapsed_seconds = 10
+def test_a_retry_starts_with_all_attempts_and_all_the_time_there_is(restarts: Restarts) -> None:
+    restarts.config.level1.max_elapsed_seconds = 10
     with pytest.raises(UnrecoverableError):
-        execute(lives.executor(), Body(ValueError("no")))
-    lives.clock.advance(3600)
-    lives.restart()
+        execute(restarts.executor(), Body(ValueError("no")))
+    restarts.clock.advance(3600)
+    restarts.restart()
     body = Body(ValueError("no"), ValueError("no"), "yes")
-    assert execute(lives.executor().options(retry=True), body).final_output == "yes"
+    assert execute(restarts.executor().options(retry=True), body).final_output == "yes"
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -589,8 +598,8 @@ def test_a_retry_starts_with_all_attempts_and_all_the_time_there_is(lives: Lives
 def test_options_are_those_of_the_calls_that_follow_and_add_up() -> None:
     executor = PersonaExecutor(quick())
     both = executor.options(max_attempts=2).options(timeout=5)
-    assert (both._options.max_attempts, both._options.timeout) == (2, 5)
-    assert executor._options.max_attempts is None
+    assert (both._spec.options.max_attempts, both._spec.options.timeout) == (2, 5)
+    assert executor._spec.options.max_attempts is None
     body = Body(ValueError("no"))
     with pytest.raises(UnrecoverableError):
         execute(both, body)
@@ -603,7 +612,7 @@ def test_an_unknown_option_is_named_with_those_there_are() -> None:
     with pytest.raises(
         ConfigurationError, match=r"no option retries, tries; the options are force"
     ):
-        PersonaExecutor().options(tries=3, retries=1)
+        PersonaExecutor().options(tries=3, retries=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -619,20 +628,20 @@ def test_an_unknown_option_is_named_with_those_there_are() -> None:
 )  # fmt: skip
 def test_a_bad_option_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match=name):
-        PersonaExecutor().options(**{name: value})
+        PersonaExecutor().options(**{name: value})  # type: ignore[arg-type]
 
 
 # --- several executors ---------------------------------------------------------------------------
 
 
-def test_two_personas_share_a_run_in_one_process(lives: Lives) -> None:
+def test_two_personas_share_a_run_in_one_process(restarts: Restarts) -> None:
     async def note(word: str) -> int:
         current().memory[word] = True
         current().spend(tokens=len(word))
         return len(current().memory)
 
-    async def scene() -> None:
-        one, other = lives.executor("architect"), lives.executor("developer")
+    async def main() -> None:
+        one, other = restarts.executor("architect"), restarts.executor("developer")
         await asyncio.gather(
             *(one.execute(note, "note", word) for word in ("a", "bb")),
             *(other.execute(note, "note", word) for word in ("a", "cccc")),
@@ -644,10 +653,10 @@ def test_two_personas_share_a_run_in_one_process(lives: Lives) -> None:
         assert state.get_persona_state("developer")["memory"] == {"a": True, "cccc": True}
         assert len(steps_of(one)) == len(steps_of(other)) == 4
 
-    asyncio.run(scene())
+    asyncio.run(main())
 
 
-def test_equal_calls_at_once_are_one_call(lives: Lives) -> None:
+def test_equal_calls_at_once_are_one_call(restarts: Restarts) -> None:
     calls = 0
 
     async def slow(number: int) -> int:
@@ -656,20 +665,20 @@ def test_equal_calls_at_once_are_one_call(lives: Lives) -> None:
         await asyncio.sleep(0.01)
         return number
 
-    async def scene() -> list[ExecutionResult]:
-        one, other = lives.executor(), lives.executor()
+    async def main() -> list[ExecutionResult]:
+        one, other = restarts.executor(), restarts.executor()
         made = [each.execute(slow, "slow", 5) for each in (one, other, one, other)]
         return await asyncio.gather(*made)
 
-    results = asyncio.run(scene())
+    results = asyncio.run(main())
     assert calls == 1
     assert [result.final_output for result in results] == [5, 5, 5, 5]
 
 
-def test_equal_calls_in_threads_with_loops_of_their_own_are_one_call(lives: Lives) -> None:
+def test_equal_calls_in_threads_with_loops_of_their_own_are_one_call(restarts: Restarts) -> None:
     calls: list[int] = []
     outputs: list[object] = []
-    executor = lives.executor()
+    executor = restarts.executor()
 
     def slow() -> str:
         calls.append(1)
@@ -687,19 +696,19 @@ def test_equal_calls_in_threads_with_loops_of_their_own_are_one_call(lives: Live
     assert (len(calls), outputs) == (1, ["done"] * 5)
 
 
-def test_when_the_one_call_fails_those_who_waited_are_told(lives: Lives) -> None:
+def test_when_the_one_call_fails_those_who_waited_are_told(restarts: Restarts) -> None:
     body = Body(ValueError("no"))
 
-    async def scene() -> list[Any]:
-        executor = lives.executor()
+    async def main() -> list[Any]:
+        executor = restarts.executor()
         made = [executor.execute(body, "step") for _ in range(3)]
         return await asyncio.gather(*made, return_exceptions=True)
 
-    assert [type(each) for each in asyncio.run(scene())] == [UnrecoverableError] * 3
+    assert [type(each) for each in asyncio.run(main())] == [UnrecoverableError] * 3
     assert body.count == 3  # the attempts of one call
 
 
-def test_when_the_one_call_is_cancelled_another_goes_on(lives: Lives) -> None:
+def test_when_the_one_call_is_cancelled_another_continues(restarts: Restarts) -> None:
     started: list[int] = []
 
     async def slow() -> str:
@@ -707,8 +716,8 @@ def test_when_the_one_call_is_cancelled_another_goes_on(lives: Lives) -> None:
         await asyncio.sleep(0.02)
         return "done"
 
-    async def scene() -> ExecutionResult:
-        executor = lives.executor()
+    async def main() -> ExecutionResult:
+        executor = restarts.executor()
         first = asyncio.create_task(executor.execute(slow, "slow"))
         await asyncio.sleep(0.005)
         second = asyncio.create_task(executor.execute(slow, "slow"))
@@ -718,17 +727,17 @@ def test_when_the_one_call_is_cancelled_another_goes_on(lives: Lives) -> None:
             await first
         return await second
 
-    assert asyncio.run(scene()).final_output == "done"
+    assert asyncio.run(main()).final_output == "done"
     assert len(started) == 2
 
 
-def test_who_waits_for_another_call_can_be_cancelled(lives: Lives) -> None:
+def test_who_waits_for_another_call_can_be_cancelled(restarts: Restarts) -> None:
     async def slow() -> str:
         await asyncio.sleep(0.02)
         return "done"
 
-    async def scene() -> ExecutionResult:
-        executor = lives.executor()
+    async def main() -> ExecutionResult:
+        executor = restarts.executor()
         first = asyncio.create_task(executor.execute(slow, "slow"))
         await asyncio.sleep(0.005)
         second = asyncio.create_task(executor.execute(slow, "slow"))
@@ -738,11 +747,11 @@ def test_who_waits_for_another_call_can_be_cancelled(lives: Lives) -> None:
             await second
         return await first
 
-    assert asyncio.run(scene()).final_output == "done"
+    assert asyncio.run(main()).final_output == "done"
 
 
-def test_a_step_that_executes_itself_is_told_so(lives: Lives) -> None:
-    executor = lives.executor().options(timeout=0.2, max_attempts=1)
+def test_a_step_that_executes_itself_gets_an_error(restarts: Restarts) -> None:
+    executor = restarts.executor().options(timeout=0.2, max_attempts=1)
 
     async def outer() -> object:
         return (await executor.execute(outer, "outer")).final_output
@@ -751,31 +760,31 @@ def test_a_step_that_executes_itself_is_told_so(lives: Lives) -> None:
         execute(executor, outer, "outer")
 
 
-def test_a_step_can_wait_for_its_namesake_in_another_run(lives: Lives) -> None:
-    async def scene() -> object:
-        begun = asyncio.Event()
+def test_a_step_can_wait_for_its_namesake_in_another_run(restarts: Restarts) -> None:
+    async def main() -> object:
+        started = asyncio.Event()
 
         async def slow() -> str:
-            begun.set()
+            started.set()
             await asyncio.sleep(0.01)
             return "of the other run"
 
-        here, there = lives.executor(workflow_id="here"), lives.executor(workflow_id="there")
+        here, there = restarts.executor(workflow_id="here"), restarts.executor(workflow_id="there")
 
         async def outer() -> object:
             return (await there.execute(slow, "step")).final_output
 
         running = asyncio.create_task(there.execute(slow, "step"))
-        await begun.wait()
+        await started.wait()
         found = await here.options(max_attempts=1).execute(outer, "step")
         await running
         return found.final_output
 
-    assert asyncio.run(scene()) == "of the other run"
+    assert asyncio.run(main()) == "of the other run"
 
 
-def test_a_step_that_executes_itself_in_a_roundabout_way_is_told_so(lives: Lives) -> None:
-    executor = lives.executor().options(timeout=5, max_attempts=1)
+def test_a_step_that_executes_itself_in_a_roundabout_way_gets_an_error(restarts: Restarts) -> None:
+    executor = restarts.executor().options(timeout=5, max_attempts=1)
 
     async def one() -> object:
         return (await executor.execute(other, "other")).final_output
@@ -787,15 +796,15 @@ def test_a_step_that_executes_itself_in_a_roundabout_way_is_told_so(lives: Lives
         execute(executor, one, "one")
 
 
-def test_a_step_can_execute_others(lives: Lives) -> None:
+def test_a_step_can_execute_others(restarts: Restarts) -> None:
     inner_body = Body("inner")
 
     async def outer() -> list[object]:
-        executor = lives.executor("other")
+        executor = restarts.executor("other")
         found = [await executor.execute(inner_body, "inner", n) for n in range(2)]
         return [each.final_output for each in found] + [current().task_name]
 
-    assert execute(lives.executor(), outer, "outer").final_output == ["inner", "inner", "outer"]
+    assert execute(restarts.executor(), outer, "outer").final_output == ["inner", "inner", "outer"]
     assert inner_body.count == 2
 
 
@@ -818,7 +827,7 @@ def test_an_executor_in_memory_writes_no_files(tmp_path: Path, config: Execution
     assert everything_below(tmp_path) == []
 
 
-def test_in_memory_nothing_is_kept_from_call_to_call() -> None:
+def test_in_memory_nothing_is_stored_from_call_to_call() -> None:
     body = Body("a", "b")
     executor = PersonaExecutor()
     assert [execute(executor, body).final_output for _ in range(2)] == ["a", "b"]
@@ -843,12 +852,12 @@ def test_without_persistence_a_run_is_shared_in_the_process_and_writes_no_files(
     assert everything_below(tmp_path) == []
 
 
-def test_a_closed_executor_executes_nothing(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_closed_executor_executes_nothing(restarts: Restarts) -> None:
+    executor = restarts.executor()
     executor.close()
     executor.close()
     body = Body()
-    with pytest.raises(StorageError, match="shut down"):
+    with pytest.raises(StorageError, match="was closed"):
         execute(executor, body)
     assert body.count == 0
 
@@ -856,18 +865,18 @@ def test_a_closed_executor_executes_nothing(lives: Lives) -> None:
 # --- many ----------------------------------------------------------------------------------------
 
 
-def test_two_thousand_steps_are_quick_and_found_again(lives: Lives) -> None:
-    async def scene(body: Body) -> float:
-        executor = lives.executor()
+def test_two_thousand_steps_are_quick_and_found_again(restarts: Restarts) -> None:
+    async def main(body: Body) -> float:
+        executor = restarts.executor()
         started = time.process_time()
         for number in range(2000):
             await executor.execute(body, "step", number)
         return time.process_time() - started
 
     body = Body("x" * 100)
-    first = asyncio.run(scene(body))
-    lives.restart()
-    again = asyncio.run(scene(body))
+    first = asyncio.run(main(body))
+    restarts.restart()
+    again = asyncio.run(main(body))
     assert body.count == 2000
     assert first < 20
     assert again < 2
@@ -909,13 +918,13 @@ def test_a_tools_name_tells_what_it_does(tool: str, action: str) -> None:
     assert PersonaExecutor()._infer_action_from_tool(tool) == action
 
 
-def test_tokens_are_counted_unless_they_exceed_the_budget(lives: Lives) -> None:
-    lives.config.tokens.max_tokens_per_persona = 100
-    for executor in (PersonaExecutor(lives.config, "p"), lives.executor("p")):
+def test_tokens_are_counted_unless_they_exceed_the_budget(restarts: Restarts) -> None:
+    restarts.config.tokens.max_tokens_per_persona = 100
+    for executor in (PersonaExecutor(restarts.config, "p"), restarts.executor("p")):
         executor._check_token_budget(60)
-        with pytest.raises(TokenBudgetExceeded) as told:
+        with pytest.raises(TokenBudgetExceeded) as caught:
             executor._check_token_budget(41)
-        assert (told.value.persona_id, told.value.tokens_used, told.value.budget_limit) == (
+        assert (caught.value.persona_id, caught.value.tokens_used, caught.value.budget_limit) == (
             "p", 101, 100,
         )  # fmt: skip
         executor._check_token_budget(40)
@@ -933,8 +942,8 @@ def test_one_call_with_nine_attempts_changes_no_default() -> None:
     assert body.calls[0] == ((1,), {"b": 2})
     assert get_execution_config().level1.max_attempts == 3
     again = Body(ValueError("no"))
-    with pytest.raises(UnrecoverableError) as told:
+    with pytest.raises(UnrecoverableError) as caught:
         asyncio.run(execute_with_level1_retry(again, "task", "p"))
     assert again.count == 3
-    assert told.value.failure_report is not None
-    assert told.value.failure_report.failed_persona == "p"
+    assert caught.value.failure_report is not None
+    assert caught.value.failure_report.failed_persona == "p"

@@ -35,27 +35,27 @@ def executor(folder: Path) -> PersonaExecutor:
     return PersonaExecutor(config, "writer", workflow_id="run")
 
 
-def test_the_attempts_of_a_kept_step_are_those_that_were_made(tmp_path: Path) -> None:
+def test_the_attempts_of_a_completed_step_are_those_that_were_made(tmp_path: Path) -> None:
     task = Flaky()
     with executor(tmp_path) as first:
         made = asyncio.run(first.execute(task, "write"))
     with executor(tmp_path) as second:
-        kept = asyncio.run(second.execute(task, "write"))
+        completed = asyncio.run(second.execute(task, "write"))
         assert [each.to_dict() for each in second.attempts] == [
             each.to_dict() for each in made.attempts
         ]
-    assert kept.attempts == made.attempts
-    assert [each.status for each in kept.attempts] == [
+    assert completed.attempts == made.attempts
+    assert [each.status for each in completed.attempts] == [
         ExecutionStatus.RETRYING,
         ExecutionStatus.SUCCESS,
     ]
-    assert kept.attempts[-1].output == "done"
-    began, ended = kept.attempts[0].started_at, kept.attempts[-1].ended_at
+    assert completed.attempts[-1].output == "done"
+    started, ended = completed.attempts[0].started_at, completed.attempts[-1].ended_at
     assert ended is not None
-    assert kept.total_duration_seconds == pytest.approx((ended - began).total_seconds())
+    assert completed.total_duration_seconds == pytest.approx((ended - started).total_seconds())
 
 
-def test_a_result_does_not_change_when_its_step_is_executed_anew(tmp_path: Path) -> None:
+def test_a_result_does_not_change_when_its_step_is_executed_again(tmp_path: Path) -> None:
     async def task() -> int:
         return 1
 

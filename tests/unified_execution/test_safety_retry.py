@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import round_number
 from maestro_hive.engine.config import (
     ExecutionConfig,
     Level1Config,
     Level2Config,
     RecoveryStrategy,
 )
+from maestro_hive.engine.context import round_number
 from maestro_hive.engine.errors import (
     CircuitBreakerOpen,
     FailureReport,
@@ -63,7 +63,9 @@ def run(wrapper: SafetyRetryWrapper, task: Callable[..., Any], *args: Any, **kwa
     return asyncio.run(wrapper.execute_safe(task, *args, **kwargs))
 
 
-def cry(wrapper: SafetyRetryWrapper, task: Any, *args: Any, **kwargs: Any) -> HelpNeeded:
+def raises_help_needed(
+    wrapper: SafetyRetryWrapper, task: Any, *args: Any, **kwargs: Any
+) -> HelpNeeded:
     with pytest.raises(HelpNeeded) as raised:
         run(wrapper, task, *args, **kwargs)
     return raised.value
@@ -134,7 +136,7 @@ def test_a_longer_wait_that_the_other_side_asked_for_is_waited(
 
 def test_a_result_without_success_is_a_failed_round(wrapper: SafetyRetryWrapper) -> None:
     bad = ExecutionResult("e", "t", "p", final_status=ExecutionStatus.FAILED)
-    error = cry(wrapper, Task(output=bad), task_name="draft")
+    error = raises_help_needed(wrapper, Task(output=bad), task_name="draft")
     assert error.failure_report.details == "draft ended without a result"
     assert wrapper.circuit_breaker.consecutive_failures == 2
 
@@ -147,7 +149,7 @@ def test_all_attempts_of_both_levels_are_told(
 ) -> None:
     executor = PersonaExecutor(quick, "writer")
     task = failing()
-    error = cry(wrapper, executor.execute, task, task_name="draft")
+    error = raises_help_needed(wrapper, executor.execute, task, task_name="draft")
     assert len(task.calls) == 6
     assert error.total_attempts == 6
     assert str(error).startswith("All retry levels exhausted for draft (6 attempts; ")
@@ -270,14 +272,14 @@ def test_a_probe_that_is_cancelled_leaves_the_probe_to_the_next(
     clock.advance(300)
 
     async def cancel() -> None:
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         async def hang() -> None:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
 
         probing = asyncio.create_task(wrapper.execute_safe(hang))
-        await begun.wait()
+        await started.wait()
         with pytest.raises(CircuitBreakerOpen):
             await wrapper.execute_safe(Task())
         probing.cancel()

@@ -71,7 +71,9 @@ def run(wrapper: SafetyRetryWrapper, task: Callable[..., Any], *args: Any, **kwa
     return asyncio.run(wrapper.execute_safe(task, *args, **kwargs))
 
 
-def cry(wrapper: SafetyRetryWrapper, task: Any, *args: Any, **kwargs: Any) -> HelpNeeded:
+def raises_help_needed(
+    wrapper: SafetyRetryWrapper, task: Any, *args: Any, **kwargs: Any
+) -> HelpNeeded:
     with pytest.raises(HelpNeeded) as raised:
         run(wrapper, task, *args, **kwargs)
     return raised.value
@@ -81,7 +83,7 @@ def test_a_failed_round_is_one_failure_and_an_open_breaker_lets_nothing_be_calle
     wrapper: SafetyRetryWrapper,
 ) -> None:
     for _ in range(2):
-        cry(wrapper, failing())
+        raises_help_needed(wrapper, failing())
     assert wrapper.circuit_breaker.consecutive_failures == 4
     wrapper.circuit_breaker.record_failure()
     task = Task()
@@ -119,7 +121,7 @@ def test_the_breaker_has_the_personas_name_or_the_given_one(
     run(wrapper, PersonaExecutor(quick, "writer").execute, task, "draft")
     assert wrapper.circuit_breaker.name == "writer"
     named = SafetyRetryWrapper(quick, store=store, breaker="anthropic")
-    cry(named, PersonaExecutor(quick, "writer").execute, failing(), "draft")
+    raises_help_needed(named, PersonaExecutor(quick, "writer").execute, failing(), "draft")
     assert named.circuit_breaker.name == "anthropic"
     assert CircuitBreaker(name="anthropic", store=store).consecutive_failures == 2
     assert CircuitBreaker(name="writer", store=store).consecutive_failures == 0

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import round_number
 from maestro_hive.engine.config import ExecutionConfig, Level1Config, Level2Config
+from maestro_hive.engine.context import round_number
 from maestro_hive.engine.errors import (
     FailureReport,
     HelpNeeded,
     UnrecoverableError,
 )
+from maestro_hive.engine.plan import UnencodableInputWarning
 from maestro_hive.engine.results import ExecutionStatus
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.testing import ManualClock, MemoryStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 from maestro_hive.unified_execution.safety_retry import CircuitBreaker, SafetyRetryWrapper
-from maestro_hive.unified_execution.steps import UnencodableInputWarning
 from tests.unified_execution.failing_tasks import Task, failing
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def output(wrapper: SafetyRetryWrapper, *args: Any, **kwargs: Any) -> Any:
     return run(wrapper, *args, **kwargs).level1_results[-1].final_output
 
 
-def cry(wrapper: SafetyRetryWrapper, *args: Any, **kwargs: Any) -> HelpNeeded:
+def raises_help_needed(wrapper: SafetyRetryWrapper, *args: Any, **kwargs: Any) -> HelpNeeded:
     with pytest.raises(HelpNeeded) as raised:
         run(wrapper, *args, **kwargs)
     return raised.value
@@ -107,22 +107,22 @@ class Asker:
 
 
 def test_the_arguments_of_a_partial_tell_it_from_others(wrapper: SafetyRetryWrapper) -> None:
-    cry(wrapper, partial(ask, "bad"), task_name="ask")
+    raises_help_needed(wrapper, partial(ask, "bad"), task_name="ask")
     assert output(wrapper, partial(ask, "good"), task_name="ask") == "good"
     assert output(wrapper, partial(ask, part="fine"), task_name="ask") == "fine"
-    cry(wrapper, partial(ask, "bad"), task_name="ask")
+    raises_help_needed(wrapper, partial(ask, "bad"), task_name="ask")
     assert wrapper.circuit_breaker.consecutive_failures == 0  # the last was not called again
 
 
 def test_what_a_method_belongs_to_tells_it_from_others(wrapper: SafetyRetryWrapper) -> None:
-    cry(wrapper, Question("bad").ask, task_name="ask")
+    raises_help_needed(wrapper, Question("bad").ask, task_name="ask")
     assert output(wrapper, Question("good").ask, task_name="ask") == "good"
 
 
 @pytest.mark.parametrize(
     "function, why",
     [
-        (lambda: ask("good"), "what a lambda brings along is not looked at"),
+        (lambda: ask("good"), "what a lambda carries is not part of it"),
         (Asker("good").ask, "self"),
         (Task(), "self"),
     ],
@@ -152,9 +152,7 @@ def test_a_local_function_that_remembers_something_is_warned_of(
         return part
 
     assert output(wrapper, forgetful, task_name="a") == 1
-    with pytest.warns(
-        UnencodableInputWarning, match="what mindful, a local function, brings along"
-    ):
+    with pytest.warns(UnencodableInputWarning, match="what mindful, a local function, carries"):
         assert output(wrapper, mindful, task_name="b") == "good"
 
 
@@ -173,23 +171,23 @@ def test_a_call_in_a_run_needs_a_name(wrapper: SafetyRetryWrapper) -> None:
 def test_keys_tell_the_calls_of_an_executor_apart(
     wrapper: SafetyRetryWrapper, executor: PersonaExecutor
 ) -> None:
-    cry(wrapper, executor.options(key="a").execute, failing(), "draft")
+    raises_help_needed(wrapper, executor.options(key="a").execute, failing(), "draft")
     assert run(wrapper, executor.options(key="b").execute, Task(), "draft").success
     task = Task()
-    cry(wrapper, executor.options(key="a").execute, task, "draft")
+    raises_help_needed(wrapper, executor.options(key="a").execute, task, "draft")
     assert task.calls == []
 
 
 def test_a_task_by_another_name_in_the_source_is_the_same_call(
     wrapper: SafetyRetryWrapper, executor: PersonaExecutor, quick: ExecutionConfig
 ) -> None:
-    cry(wrapper, executor.execute, ask, "draft", "bad")
-    cry(wrapper, executor.execute, ask_at_once, "draft", "bad")
-    cry(wrapper, ask, "bad", task_name="ask")
-    cry(wrapper, ask_at_once, "bad", task_name="ask")
+    raises_help_needed(wrapper, executor.execute, ask, "draft", "bad")
+    raises_help_needed(wrapper, executor.execute, ask_at_once, "draft", "bad")
+    raises_help_needed(wrapper, ask, "bad", task_name="ask")
+    raises_help_needed(wrapper, ask_at_once, "bad", task_name="ask")
     in_memory = PersonaExecutor(quick, "reader").execute
-    cry(wrapper, in_memory, ask, "draft", "bad")
-    cry(wrapper, in_memory, ask_at_once, "draft", "bad")
+    raises_help_needed(wrapper, in_memory, ask, "draft", "bad")
+    raises_help_needed(wrapper, in_memory, ask_at_once, "draft", "bad")
     counts = [
         CircuitBreaker(name=name, store=wrapper.circuit_breaker.store).consecutive_failures
         for name in ("writer", "default", "reader")
@@ -236,20 +234,20 @@ def test_a_success_ends_the_failed_rounds_before_it(
         warnings.simplefilter("ignore", UnencodableInputWarning)
         rounds = [run(wrapper, poll, task_name="poll").level2_attempts for _ in range(3)]
         assert rounds == [2, 1, 2]
-        assert cry(wrapper, poll, task_name="poll").total_attempts == 2
+        assert raises_help_needed(wrapper, poll, task_name="poll").total_attempts == 2
 
 
 def test_a_wrapper_told_to_retry_gives_all_rounds_again(
     wrapper: SafetyRetryWrapper, executor: PersonaExecutor
 ) -> None:
-    error = cry(wrapper, ask_at_once, "bad", task_name="ask")
+    error = raises_help_needed(wrapper, ask_at_once, "bad", task_name="ask")
     assert error.suggested_actions[-1] == (
         "then execute it again with options(retry=True); until then run-1 raises this again"
     )
-    cry(wrapper.options(retry=True), ask_at_once, "bad", task_name="ask")
+    raises_help_needed(wrapper.options(retry=True), ask_at_once, "bad", task_name="ask")
     assert wrapper.circuit_breaker.consecutive_failures == 2
     task = failing(1)
-    cry(wrapper, executor.execute, task, "draft")
+    raises_help_needed(wrapper, executor.execute, task, "draft")
     assert run(wrapper.options(retry=True), executor.execute, task, "draft").success
     with pytest.raises(ConfigurationError):
         wrapper.options(retry=1)  # type: ignore[arg-type]
@@ -261,22 +259,22 @@ def test_a_retry_has_as_many_attempts_as_the_first_time(
     quick.level2.max_attempts = 3
     task = failing()
     with SafetyRetryWrapper(quick, workflow_id=RUN, store=store) as wrapper:
-        assert cry(wrapper, executor.execute, task, "draft").total_attempts == 3
-        again = cry(wrapper.options(retry=True), executor.execute, task, "draft")
+        assert raises_help_needed(wrapper, executor.execute, task, "draft").total_attempts == 3
+        again = raises_help_needed(wrapper.options(retry=True), executor.execute, task, "draft")
         assert [each["error_message"] for each in again.failure_report.context] == [
             "no 4",
             "no 5",
             "no 6",
         ]
-        cry(wrapper, executor.execute, task, "draft")
+        raises_help_needed(wrapper, executor.execute, task, "draft")
         assert len(task.calls) == 6
 
 
-def test_what_a_caller_does_to_an_error_does_not_change_what_is_kept(
+def test_what_a_caller_does_to_an_error_does_not_change_what_is_stored(
     wrapper: SafetyRetryWrapper,
 ) -> None:
     for _ in range(3):
-        error = cry(wrapper, ask, "bad", task_name="ask")
+        error = raises_help_needed(wrapper, ask, "bad", task_name="ask")
         assert error.failure_report.context[0]["error_message"] == "bad"
         error.failure_report.context[0]["error_message"] = "good"
         error.suggested_actions.clear()
@@ -288,12 +286,12 @@ def test_what_a_caller_does_to_an_error_does_not_change_what_is_kept(
 def test_a_round_in_which_nothing_was_called_does_not_count(
     wrapper: SafetyRetryWrapper, store: MemoryStore, clock: ManualClock
 ) -> None:
-    cry(wrapper, partial(_raise, "given up before"), task_name="draft")
+    raises_help_needed(wrapper, partial(_raise, "given up before"), task_name="draft")
     assert wrapper.circuit_breaker.consecutive_failures == 0
     breaker = CircuitBreaker(1, 60, name="default", store=store)
     breaker.record_failure()
     clock.advance(60)
-    cry(wrapper, partial(_raise, "once more"), task_name="draft")
+    raises_help_needed(wrapper, partial(_raise, "once more"), task_name="draft")
     assert breaker.consecutive_failures == 1
     assert output(wrapper, ask, "good", task_name="ask") == "good"  # the probe was left for it
     assert breaker.state == "closed"
@@ -309,7 +307,7 @@ def test_a_step_that_was_given_up_before_does_not_count_again(
     task = failing()
     wrapper = SafetyRetryWrapper(quick, store=store)
     for _ in range(3):
-        cry(wrapper, executor.execute, task, "draft")
+        raises_help_needed(wrapper, executor.execute, task, "draft")
     assert len(task.calls) == 1
     assert wrapper.circuit_breaker.consecutive_failures == 1
 
@@ -362,14 +360,14 @@ def test_a_round_around_other_rounds_calls_again(
             except HelpNeeded as error:
                 raise RuntimeError("the writer gave up") from error
 
-        cry(outer, around.execute, edit, "edit")
+        raises_help_needed(outer, around.execute, edit, "edit")
         assert leaf.rounds == [1, 2, 3, 4]
         assert CircuitBreaker(name="writer", store=store).consecutive_failures == 4
         assert jira.tickets == (1 if durable else 2)
         retried = around.options(retry=True)
         leaf.errors.clear()
         # What was given up inside stays given up, until it is asked for.
-        cry(outer, retried.execute, edit, "edit")
+        raises_help_needed(outer, retried.execute, edit, "edit")
         assert len(leaf.calls) == 4
         assert run(inner.options(retry=True), executor.execute, leaf, "leaf").success
         assert run(outer, retried.execute, edit, "edit").success
@@ -423,7 +421,7 @@ def test_an_odd_error_is_a_failure_like_others(
 ) -> None:
     tickets: list[Any] = []
 
-    class BreakerBackend:
+    class RecordingEscalation:
         async def escalate(self, case: Any) -> str:
             tickets.append(case)
             return "MD-1"
@@ -436,13 +434,13 @@ def test_an_odd_error_is_a_failure_like_others(
             wrapper.config,
             workflow_id=RUN,
             store=wrapper.circuit_breaker.store,
-            escalation=BreakerBackend(),
+            escalation=RecordingEscalation(),
         ) as asking,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", UnencodableInputWarning)
-        first = cry(asking, fail, task_name="odd")
-        again = cry(asking, fail, task_name="odd")
+        first = raises_help_needed(asking, fail, task_name="odd")
+        again = raises_help_needed(asking, fail, task_name="odd")
     assert first.context.get("escalation_error") is None
     assert str(again) == str(first)
     assert len(tickets) == 1

@@ -125,7 +125,7 @@ def test_wherever_a_probing_process_dies_one_more_probe_is_made(
         dying._backend.acquire_probe()
     else:
         probe = dying.acquire()
-        dying._backend.release_probe = lambda ticket: None  # type: ignore[method-assign] # too late
+        dying._backend.release_probe = lambda probe: None  # type: ignore[method-assign] # too late
         if moment != "probe begun":
             (probe.succeeded if moment == "success told" else probe.failed)()
     getattr(store, "abandon", store.close)()

@@ -134,15 +134,15 @@ def test_the_stand_ins_are_said_once(place: Place, caplog: pytest.LogCaptureFixt
     for _ in range(3):
         assert StateConfig().resolve().fallbacks
         assert ExecutionConfig().frozen().state.resolve().fallbacks
-    [said] = warnings(caplog)
-    assert str(place.home / ".maestro" / "state") in said
-    assert str(place.home / ".maestro" / "checkpoints") in said
-    assert "is not a folder" in said
-    assert "MAESTRO_STATE_DIR" in said
+    [message] = warnings(caplog)
+    assert str(place.home / ".maestro" / "state") in message
+    assert str(place.home / ".maestro" / "checkpoints") in message
+    assert "is not a folder" in message
+    assert "MAESTRO_STATE_DIR" in message
     assert len(caplog.records) == 1
 
 
-def test_a_stand_in_is_kept_for_the_whole_process(place: Place) -> None:
+def test_a_stand_in_is_stored_for_the_whole_process(place: Place) -> None:
     place.spoil()
     first = StateConfig().resolve()
     place.var.unlink()
@@ -176,11 +176,11 @@ def test_when_the_stand_in_fails_too_the_error_names_both_and_the_way_out(place:
     (place.home / ".maestro").write_text("in the way")
     with pytest.raises(FolderError) as caught:
         StateConfig().resolve()
-    said = str(caught.value)
+    message = str(caught.value)
     assert caught.value.path == place.var / "state"
-    assert f"({place.var}: is not a folder)" in said
-    assert f"({place.home / '.maestro'}: is not a folder)" in said
-    assert "set MAESTRO_STATE_DIR" in said
+    assert f"({place.var}: is not a folder)" in message
+    assert f"({place.home / '.maestro'}: is not a folder)" in message
+    assert "set MAESTRO_STATE_DIR" in message
 
 
 def test_without_a_home_the_error_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,11 +245,11 @@ def test_a_chosen_folder_that_fails_is_an_error_and_has_no_stand_in(
     config = choose(str(chosen["state"]), str(chosen["checkpoints"]), monkeypatch)
     with pytest.raises(FolderError) as caught:
         config.resolve()
-    said = str(caught.value)
+    message = str(caught.value)
     assert caught.value.path == tmp_path / bad / "x"
-    assert f"{tmp_path / bad}: is not a folder" in said
-    assert "choose another" in said
-    assert {"state": "MAESTRO_STATE_DIR", "checkpoints": "MAESTRO_CHECKPOINT_DIR"}[bad] in said
+    assert f"{tmp_path / bad}: is not a folder" in message
+    assert "choose another" in message
+    assert {"state": "MAESTRO_STATE_DIR", "checkpoints": "MAESTRO_CHECKPOINT_DIR"}[bad] in message
     assert everything_in(place.home) == []
     assert caplog.records == []
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.engine.copies import copier
 from maestro_hive.kernel.errors import (
     ConfigurationError,
     EncodeError,
@@ -473,31 +474,31 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("changes, told", WRONG_FIELDS)
+@pytest.mark.parametrize("changes, caught", WRONG_FIELDS)
 def test_ac3_wrong_fields_are_refused_before_anything_is_recorded(
-    config: ExecutionConfig, changes: dict[str, Any], told: str
+    config: ExecutionConfig, changes: dict[str, Any], caught: str
 ) -> None:
     worked(config, "w", "t")
     before = reopened(config, "w").to_dict()
     with StatePersistence(config, "w") as persistence:
-        with pytest.raises(TypeError, match=re.escape(told)):
+        with pytest.raises(TypeError, match=re.escape(caught)):
             persistence.update_state(**{"phase": "new", **changes})
         assert persistence.state.to_dict() == before
         persistence.checkpoint()
     assert reopened(config, "w").to_dict() == before
 
 
-@pytest.mark.parametrize("changes, told", WRONG_FIELDS)
+@pytest.mark.parametrize("changes, caught", WRONG_FIELDS)
 def test_ac3_wrong_edits_are_refused_before_anything_is_recorded(
-    config: ExecutionConfig, changes: dict[str, Any], told: str
+    config: ExecutionConfig, changes: dict[str, Any], caught: str
 ) -> None:
     worked(config, "w", "t")
     persistence = StatePersistence(config, "w")
     for name, value in changes.items():
         setattr(persistence.state, name, value)
-    with pytest.raises(TypeError, match=re.escape(told)):
+    with pytest.raises(TypeError, match=re.escape(caught)):
         persistence.checkpoint()
-    with pytest.raises(TypeError, match=re.escape(told)):
+    with pytest.raises(TypeError, match=re.escape(caught)):
         persistence.shutdown()
     state = reopened(config, "w")
     fresh = ExecutionState("w", completed_tasks=["t"])
@@ -544,10 +545,10 @@ for run in runs:
 """
     for wrong in ("a", "b", "c"):
         process = start(code, config, wrong)
-        told = process.communicate(timeout=60)[1]
+        caught = process.communicate(timeout=60)[1]
         assert process.returncode == 0
-        assert f"run {wrong}: state.step is a str" in told
-        assert "Traceback" not in told
+        assert f"run {wrong}: state.step is a str" in caught
+        assert "Traceback" not in caught
         steps = {name: reopened(config, name).step for name in ("a", "b", "c")}
         assert {name for name, step in steps.items() if step == 3} >= {"a", "b", "c"} - {wrong}
         shutil.rmtree(state_folder(config))
@@ -665,7 +666,7 @@ def test_ac3_values_come_back_as_the_same_types(config: ExecutionConfig) -> None
         assert persistence.state.artifacts["result"] == value
 
 
-def test_ac3_a_value_that_cannot_be_kept_is_an_error_that_names_it(
+def test_ac3_a_value_that_cannot_be_stored_is_an_error_that_names_it(
     config: ExecutionConfig,
 ) -> None:
     with StatePersistence(config, "w") as persistence:
@@ -755,7 +756,7 @@ def test_ac3_what_an_edit_removes_is_gone(config: ExecutionConfig) -> None:
     assert (seen.metrics, seen.pending_tasks) == ({"b": 2}, ["y", "z"])
 
 
-def test_ac3_an_edit_that_cannot_be_kept_is_an_error_until_it_is_mended(
+def test_ac3_an_edit_that_cannot_be_stored_is_an_error_until_it_is_fixed(
     config: ExecutionConfig,
 ) -> None:
     with StatePersistence(config, "w") as persistence:
@@ -857,8 +858,8 @@ def test_ac4_survives_kill_and_resumes(config: ExecutionConfig, tmp_path: Path) 
     read_until(first, "in the middle")
     kill(first, signal.SIGKILL)
     assert first.returncode == -signal.SIGKILL
-    begun = executions.read_text().split()
-    assert begun == [f"task-{number}" for number in range(6)]
+    started = executions.read_text().split()
+    assert started == [f"task-{number}" for number in range(6)]
 
     finish(start(WORKER, config, str(executions)))
 
@@ -874,7 +875,7 @@ def test_ac4_survives_kill_and_resumes(config: ExecutionConfig, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_ac4_survives_a_polite_signal_and_resumes(
+def test_ac4_survives_a_graceful_signal_and_resumes(
     config: ExecutionConfig, tmp_path: Path, how: signal.Signals
 ) -> None:
     executions = tmp_path / "executions"
@@ -887,14 +888,14 @@ def test_ac4_survives_a_polite_signal_and_resumes(
     assert [done.count(f"task-{number}") for number in range(10)] == [1] * 5 + [2] + [1] * 4
 
 
-def test_ac4_a_second_process_is_told_who_holds_the_run(config: ExecutionConfig) -> None:
+def test_ac4_a_second_process_learns_who_holds_the_run(config: ExecutionConfig) -> None:
     before = datetime.now(UTC)
-    with holding(config, "w") as process, pytest.raises(RunLeasedError) as told:
+    with holding(config, "w") as process, pytest.raises(RunLeasedError) as caught:
         StatePersistence(config, "w")
-    assert told.value.pid == process.pid
-    assert told.value.host == os.uname().nodename
-    assert abs(told.value.since - before) < timedelta(seconds=30)
-    assert str(process.pid) in str(told.value)
+    assert caught.value.pid == process.pid
+    assert caught.value.host == os.uname().nodename
+    assert abs(caught.value.since - before) < timedelta(seconds=30)
+    assert str(process.pid) in str(caught.value)
 
 
 def test_ac4_a_refused_opener_leaves_no_trace_and_may_try_again(config: ExecutionConfig) -> None:
@@ -1042,7 +1043,7 @@ def test_after_a_lost_journal_a_fresh_start_is_the_newest_too(config: ExecutionC
     assert reopened(config, "w").completed_tasks == ["new"]
 
 
-def test_with_an_older_journal_brought_back_new_checkpoints_are_kept(
+def test_with_an_older_journal_brought_back_new_checkpoints_are_stored(
     config: ExecutionConfig, tmp_path: Path
 ) -> None:
     config.state.max_checkpoints_per_workflow = 2
@@ -1058,7 +1059,7 @@ def test_with_an_older_journal_brought_back_new_checkpoints_are_kept(
         assert persistence.restore(name) is True
 
 
-def test_a_torn_newest_checkpoint_is_named_kept_aside_and_the_one_before_it_used(
+def test_a_torn_newest_checkpoint_is_named_set_aside_and_the_one_before_it_used(
     config: ExecutionConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with StatePersistence(config, "w") as persistence:
@@ -1082,7 +1083,7 @@ def test_a_torn_newest_checkpoint_is_named_kept_aside_and_the_one_before_it_used
     assert str(aside) in first
 
 
-def test_an_altered_state_file_is_kept_aside_and_the_checkpoint_used(
+def test_an_altered_state_file_is_set_aside_and_the_checkpoint_used(
     config: ExecutionConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     worked(config, "w", "t1")
@@ -1144,7 +1145,9 @@ def test_a_copy_whose_values_were_exchanged_is_not_used_although_its_own_digest_
     assert "entries[0]" in caplog.records[0].message
 
 
-def test_kept_steps_and_growing_values_survive_in_the_json_copy(config: ExecutionConfig) -> None:
+def test_completed_steps_and_growing_values_survive_in_the_json_copy(
+    config: ExecutionConfig,
+) -> None:
     """What executors append under the same hold is part of the run, and of its copies."""
     messages: list[str] = []
     results = []
@@ -1154,7 +1157,7 @@ def test_kept_steps_and_growing_values_survive_in_the_json_copy(config: Executio
             value = codec.encode({"messages": messages})
             results.append(value.data)
             facts = codec.dump_canonical({"name": "chat", "persona": "dev"})
-            begun = NewEntry(
+            started = NewEntry(
                 EntryKind.ATTEMPT_STARTED,
                 step=number,
                 attempt=1,
@@ -1162,11 +1165,15 @@ def test_kept_steps_and_growing_values_survive_in_the_json_copy(config: Executio
                 value=codec.encode({"turn": number}),
                 identity=number.to_bytes(32, "big"),
             )
-            kept = NewEntry(EntryKind.STEP_COMPLETED, number, 1, value=value, family="dev/chat")
-            appended = persistence._run.store.append([Append(persistence._run.hold, [begun, kept])])
+            completed = NewEntry(
+                EntryKind.STEP_COMPLETED, number, 1, value=value, family="dev/chat"
+            )
+            appended = persistence._run.store.append(
+                [Append(persistence._run.lease, [started, completed])]
+            )
             assert appended == [2 * number]
         unfinished = NewEntry(EntryKind.ATTEMPT_STARTED, step=31, attempt=1, identity=b"u" * 32)
-        persistence._run.store.append([Append(persistence._run.hold, [unfinished])])
+        persistence._run.store.append([Append(persistence._run.lease, [unfinished])])
         persistence.checkpoint()
         size = persistence.get_state_path().stat().st_size
     assert size < 3 * len(results[-1])
@@ -1284,7 +1291,7 @@ def test_restoring_a_torn_checkpoint_is_an_error_and_changes_nothing(
     assert reopened(config, "w").step == 3
 
 
-def test_no_more_checkpoints_are_kept_than_configured(config: ExecutionConfig) -> None:
+def test_no_more_checkpoints_are_stored_than_configured(config: ExecutionConfig) -> None:
     config.state.max_checkpoints_per_workflow = 3
     with StatePersistence(config, "w") as persistence, StatePersistence(config, "x") as other:
         other.checkpoint("theirs")
@@ -1302,6 +1309,7 @@ def test_the_state_file_is_written_by_the_clock_too(
     persistence = StatePersistence(config, "w")
     time.sleep(0.01)
     persistence.mark_task_completed("t1")
+    copier().flush(persistence.run.store)  # it is written in a thread
     body = documents.unseal(persistence.get_state_path().read_bytes(), "execution_state", "it")
     assert body["run"]["state"]["completed_tasks"] == ["t1"]
     persistence.shutdown()
@@ -1355,12 +1363,12 @@ def test_loading_a_hostile_workflow_id_touches_no_file_outside(tmp_path: Path) -
     get_state_persistence("w").shutdown()
     runs = Path(get_execution_config().state.state_dir) / "runs"
     runs.mkdir(exist_ok=True)
-    victim = runs.parent / "victim" / "execution_state.json"
-    victim.parent.mkdir()
-    victim.write_text("{}")
+    target = runs.parent / "target" / "execution_state.json"
+    target.parent.mkdir()
+    target.write_text("{}")
     with pytest.raises(InvalidIdentifierError):
-        load_state("../victim")
-    assert [path.name for path in victim.parent.iterdir()] == ["execution_state.json"]
+        load_state("../target")
+    assert [path.name for path in target.parent.iterdir()] == ["execution_state.json"]
 
 
 def test_a_run_folder_that_is_a_link_is_not_followed(
@@ -1381,7 +1389,7 @@ def test_a_run_folder_that_is_a_link_is_not_followed(
 
 
 def test_without_persistence_nothing_is_written_anywhere(
-    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, home_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("state", "checkpoints"):
         monkeypatch.setattr(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import StepContext, current
+from maestro_hive.engine.context import StepContext, current
 from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError, StorageError
 from maestro_hive.maestro.state.projections import fold
@@ -25,13 +25,13 @@ from maestro_hive.unified_execution import (
     UnrecoverableError,
 )
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
-from tests.unified_execution.lives import (
+from tests.unified_execution.restarts import (
     RUN,
     Body,
-    Lives,
-    any_lives,  # noqa: F401 - a fixture
-    either_executor,  # noqa: F401 - a fixture
+    Restarts,
+    any_restarts,  # noqa: F401 - a fixture
     execute,
+    make_any_executor,  # noqa: F401 - a fixture
 )
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def in_the_journal(executor: PersonaExecutor) -> RunState:
     """Return the run as another process would read it now."""
     run = executor._run
     assert run is not None
-    return fold(run.store.entries(run.hold.run), run.store.load)
+    return fold(run.store.entries(run.lease.run), run.store.load)
 
 
 def value_of(executor: PersonaExecutor, entry: Any) -> Any:
@@ -67,9 +67,9 @@ def test_outside_a_step_it_is_an_error_that_says_what_to_do() -> None:
         current()
 
 
-def test_it_tells_who_executes_what(lives: Lives) -> None:
+def test_it_tells_who_executes_what(restarts: Restarts) -> None:
     body = Body("x")
-    execute(lives.executor("architect"), body, "design")
+    execute(restarts.executor("architect"), body, "design")
     (context,) = body.contexts
     assert (context.persona_id, context.task_name, context.run_id, context.attempt) == (
         "architect", "design", RUN, 1,
@@ -79,7 +79,7 @@ def test_it_tells_who_executes_what(lives: Lives) -> None:
 
 
 def test_it_is_found_in_child_tasks_and_in_threads_that_were_given_the_context(
-    either: PersonaExecutor,
+    any_executor: PersonaExecutor,
 ) -> None:
     async def work() -> bool:
         here = current()
@@ -95,51 +95,51 @@ def test_it_is_found_in_child_tasks_and_in_threads_that_were_given_the_context(
         thread.join()
         return len(found) == 4 and all(each is here for each in found)
 
-    assert execute(either, work).final_output is True
+    assert execute(any_executor, work).final_output is True
 
 
-def test_a_bare_thread_has_none(either: PersonaExecutor) -> None:
+def test_a_bare_thread_has_none(any_executor: PersonaExecutor) -> None:
     def work() -> str:
-        told: list[str] = []
+        caught: list[str] = []
 
-        def look() -> None:
+        def read() -> None:
             try:
                 current()
             except ConfigurationError as error:
-                told.append(str(error))
+                caught.append(str(error))
 
-        thread = threading.Thread(target=look)
+        thread = threading.Thread(target=read)
         thread.start()
         thread.join()
-        return told[0]
+        return caught[0]
 
-    assert "inside a step" in execute(either, work).final_output
+    assert "inside a step" in execute(any_executor, work).final_output
 
 
-def test_steps_at_once_have_their_own(either: PersonaExecutor) -> None:
+def test_steps_at_once_have_their_own(any_executor: PersonaExecutor) -> None:
     async def work(number: int) -> bool:
         for _ in range(3):
             await asyncio.sleep(0)
         return current().task_name == f"step {number}"
 
-    async def scene() -> list[Any]:
-        made = [either.execute(work, f"step {n}", n) for n in range(20)]
+    async def main() -> list[Any]:
+        made = [any_executor.execute(work, f"step {n}", n) for n in range(20)]
         return [each.final_output for each in await asyncio.gather(*made)]
 
-    assert asyncio.run(scene()) == [True] * 20
+    assert asyncio.run(main()) == [True] * 20
 
 
-def test_a_sync_task_is_not_on_the_loops_thread(either: PersonaExecutor) -> None:
-    assert execute(either, threading.get_ident).final_output != threading.get_ident()
+def test_a_sync_task_is_not_on_the_loops_thread(any_executor: PersonaExecutor) -> None:
+    assert execute(any_executor, threading.get_ident).final_output != threading.get_ident()
 
 
-def test_the_effect_key_is_the_same_for_every_attempt_and_process(lives: Lives) -> None:
+def test_the_effect_key_is_the_same_for_every_attempt_and_process(restarts: Restarts) -> None:
     body = Body(ValueError("1"), ValueError("2"), "yes")
-    execute(lives.executor(), body)
-    lives.restart()
-    execute(lives.executor().options(force=True), body)
-    execute(lives.executor(), body, "step", "other")
-    execute(lives.executor(workflow_id="run-2"), body)
+    execute(restarts.executor(), body)
+    restarts.restart()
+    execute(restarts.executor().options(force=True), body)
+    execute(restarts.executor(), body, "step", "other")
+    execute(restarts.executor(workflow_id="run-2"), body)
     keys = [context.effect_key for context in body.contexts]
     assert len(set(keys[:4])) == 1
     assert len(set(keys)) == 3
@@ -148,8 +148,8 @@ def test_the_effect_key_is_the_same_for_every_attempt_and_process(lives: Lives) 
 # --- memory --------------------------------------------------------------------------------------
 
 
-def test_a_memory_is_durable_as_soon_as_it_is_set(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_memory_is_durable_as_soon_as_it_is_set(restarts: Restarts) -> None:
+    executor = restarts.executor()
     seen: list[Any] = []
 
     def work(context: StepContext) -> None:
@@ -163,18 +163,18 @@ def test_a_memory_is_durable_as_soon_as_it_is_set(lives: Lives) -> None:
     assert seen == [{"topic": {"pages": [1]}}, {"more": True}]
 
 
-def test_a_memory_is_one_for_all_steps_of_a_persona_and_goes_on(lives: Lives) -> None:
-    ask(lives.executor(), lambda context: context.memory.update(a=1, b=[1]), "first")
-    lives.restart()
-    executor = lives.executor()
+def test_a_memory_is_one_for_all_steps_of_a_persona_and_continues(restarts: Restarts) -> None:
+    ask(restarts.executor(), lambda context: context.memory.update(a=1, b=[1]), "first")
+    restarts.restart()
+    executor = restarts.executor()
     assert ask(executor, lambda context: dict(context.memory), "second") == {"a": 1, "b": [1]}
-    assert ask(lives.executor("other"), lambda context: dict(context.memory)) == {}
-    lives.executor(workflow_id="run-2")
-    other_run = lives.executor(workflow_id="run-2")
+    assert ask(restarts.executor("other"), lambda context: dict(context.memory)) == {}
+    restarts.executor(workflow_id="run-2")
+    other_run = restarts.executor(workflow_id="run-2")
     assert ask(other_run, lambda context: len(context.memory)) == 0
 
 
-def test_what_changes_inside_a_memory_is_saved_at_the_end(either: PersonaExecutor) -> None:
+def test_what_changes_inside_a_memory_is_saved_at_the_end(any_executor: PersonaExecutor) -> None:
     def work(context: StepContext) -> None:
         context.memory["notes"] = []
         notes = context.memory["notes"]
@@ -182,14 +182,14 @@ def test_what_changes_inside_a_memory_is_saved_at_the_end(either: PersonaExecuto
         context.memory["other"] = 1
         notes.append("two")
 
-    ask(either, work, "first")
-    assert ask(either, lambda context: dict(context.memory), "second") == {
+    ask(any_executor, work, "first")
+    assert ask(any_executor, lambda context: dict(context.memory), "second") == {
         "notes": ["one", "two"], "other": 1,
     }  # fmt: skip
 
 
 def test_what_changed_inside_a_memory_is_saved_when_the_attempt_fails_too(
-    either: PersonaExecutor,
+    any_executor: PersonaExecutor,
 ) -> None:
     def work() -> list[str]:
         notes: list[str] = current().memory.setdefault("notes", [])
@@ -198,11 +198,11 @@ def test_what_changed_inside_a_memory_is_saved_when_the_attempt_fails_too(
             raise ValueError("no")
         return notes
 
-    either = either.options(retry_on=lambda error: 0)
-    assert execute(either, work).final_output == ["attempt 1", "attempt 2", "attempt 3"]
+    any_executor = any_executor.options(retry_on=lambda error: 0)
+    assert execute(any_executor, work).final_output == ["attempt 1", "attempt 2", "attempt 3"]
 
 
-def test_steps_at_once_do_not_undo_what_the_others_remember(either: PersonaExecutor) -> None:
+def test_steps_at_once_do_not_undo_what_the_others_remember(any_executor: PersonaExecutor) -> None:
     async def work(word: str) -> None:
         memory = current().memory
         assert "shared" in memory
@@ -211,19 +211,19 @@ def test_steps_at_once_do_not_undo_what_the_others_remember(either: PersonaExecu
         await asyncio.sleep(0.005)
         memory["shared"][word] = True
 
-    async def scene() -> dict[str, Any]:
-        await either.execute(lambda: current().memory.update(shared={}, gone=1), "first")
-        await asyncio.gather(*(either.execute(work, "work", word) for word in "abc"))
-        await either.execute(lambda: current().memory.pop("gone"), "pop")
-        found = await either.execute(lambda: dict(current().memory), "last")
+    async def main() -> dict[str, Any]:
+        await any_executor.execute(lambda: current().memory.update(shared={}, gone=1), "first")
+        await asyncio.gather(*(any_executor.execute(work, "work", word) for word in "abc"))
+        await any_executor.execute(lambda: current().memory.pop("gone"), "pop")
+        found = await any_executor.execute(lambda: dict(current().memory), "last")
         assert isinstance(found.final_output, dict)
         return found.final_output
 
-    found = asyncio.run(scene())
+    found = asyncio.run(main())
     assert found.keys() == {"shared", "a", "b", "c"}
 
 
-def test_a_memory_refuses_what_it_cannot_keep_and_stays_as_it_was(lives: Lives) -> None:
+def test_a_memory_refuses_what_it_cannot_keep_and_stays_as_it_was(restarts: Restarts) -> None:
     def work(context: StepContext) -> dict[str, Any]:
         context.memory["good"] = 1
         with pytest.raises(EncodeError, match=r"memory\.bad"):
@@ -234,11 +234,11 @@ def test_a_memory_refuses_what_it_cannot_keep_and_stays_as_it_was(lives: Lives) 
             del context.memory["never"]
         return dict(context.memory)
 
-    assert ask(lives.executor(), work) == {"good": 1}
+    assert ask(restarts.executor(), work) == {"good": 1}
 
 
-def test_something_unkeepable_inside_a_memory_is_an_error_at_the_end(lives: Lives) -> None:
-    executor = lives.executor()
+def test_something_unkeepable_inside_a_memory_is_an_error_at_the_end(restarts: Restarts) -> None:
+    executor = restarts.executor()
     contexts: list[StepContext] = []
 
     def work(context: StepContext) -> None:
@@ -253,14 +253,14 @@ def test_something_unkeepable_inside_a_memory_is_an_error_at_the_end(lives: Live
 
 
 def test_something_unkeepable_in_a_memory_does_not_hide_how_an_attempt_failed(
-    lives: Lives,
+    restarts: Restarts,
 ) -> None:
     def work() -> None:
         current().memory["list"] = []
         current().memory["list"].append(object())
         raise KeyError("the reason")
 
-    executor = lives.executor()
+    executor = restarts.executor()
     with pytest.raises(UnrecoverableError):
         execute(executor, work)
     assert [each.error_message for each in executor.attempts] == ["'the reason'"] * 3
@@ -269,8 +269,8 @@ def test_something_unkeepable_in_a_memory_does_not_hide_how_an_attempt_failed(
     assert "its memory could not be saved: memory.list[0]" in trace
 
 
-def test_something_unkeepable_in_a_memory_does_not_hide_a_cancellation(lives: Lives) -> None:
-    async def scene() -> None:
+def test_something_unkeepable_in_a_memory_does_not_hide_a_cancellation(restarts: Restarts) -> None:
+    async def main() -> None:
         reached = asyncio.Event()
 
         async def work() -> None:
@@ -279,7 +279,7 @@ def test_something_unkeepable_in_a_memory_does_not_hide_a_cancellation(lives: Li
             reached.set()
             await asyncio.sleep(30)
 
-        executor = lives.executor()
+        executor = restarts.executor()
         running = asyncio.create_task(executor.execute(work, "step"))
         await reached.wait()
         running.cancel()
@@ -287,11 +287,11 @@ def test_something_unkeepable_in_a_memory_does_not_hide_a_cancellation(lives: Li
             await running
         assert executor.attempts[-1].status is ExecutionStatus.CANCELLED
 
-    asyncio.run(scene())
+    asyncio.run(main())
 
 
-def test_a_thread_that_goes_on_changing_its_memory_does_not_hide_that_it_is_late(
-    lives: Lives,
+def test_a_thread_that_continues_changing_its_memory_does_not_hide_that_it_is_late(
+    restarts: Restarts,
 ) -> None:
     over = threading.Event()
 
@@ -305,43 +305,49 @@ def test_a_thread_that_goes_on_changing_its_memory_does_not_hide_that_it_is_late
             if count % 7_000 == 0:
                 numbers.clear()
 
-    executor = lives.executor().options(timeout=0.05, max_attempts=1)
+    executor = restarts.executor().options(timeout=0.05, max_attempts=1)
     try:
-        with pytest.raises(UnrecoverableError) as told:
+        with pytest.raises(UnrecoverableError) as caught:
             execute(executor, work)
     finally:
         over.set()
-    assert told.value.failure_report is not None
-    assert told.value.failure_report.error_category == "TIMEOUT"
+    assert caught.value.failure_report is not None
+    assert caught.value.failure_report.error_category == "TIMEOUT"
 
 
 def test_what_changes_inside_a_memory_is_saved_also_if_python_calls_it_equal(
-    either: PersonaExecutor,
+    any_executor: PersonaExecutor,
 ) -> None:
     def change(context: StepContext) -> None:
         context.memory["flags"]["done"] = False
         context.memory["flags"]["number"] = 1.0
 
-    ask(either, lambda context: context.memory.update(flags={"done": 0, "number": 1}), "first")
-    ask(either, change, "second")
-    found = ask(either, lambda context: dict(context.memory), "third")
+    ask(
+        any_executor, lambda context: context.memory.update(flags={"done": 0, "number": 1}), "first"
+    )
+    ask(any_executor, change, "second")
+    found = ask(any_executor, lambda context: dict(context.memory), "third")
     assert repr(found["flags"]) == "{'done': False, 'number': 1.0}"
 
 
-def test_a_memory_handed_to_one_step_is_not_changed_by_another(either: PersonaExecutor) -> None:
-    kept: list[Any] = []
+def test_a_memory_handed_to_one_step_is_not_changed_by_another(
+    any_executor: PersonaExecutor,
+) -> None:
+    references: list[Any] = []
 
-    def look(context: StepContext) -> None:
-        kept.append(context.memory["notes"])
+    def read(context: StepContext) -> None:
+        references.append(context.memory["notes"])
 
-    ask(either, lambda context: context.memory.update(notes=["one"]), "first")
-    ask(either, look, "second")
-    kept[0].append("after the end of its step")
-    assert ask(either, lambda context: context.memory["notes"], "third") == ["one"]
+    ask(any_executor, lambda context: context.memory.update(notes=["one"]), "first")
+    ask(any_executor, read, "second")
+    references[0].append("after the end of its step")
+    assert ask(any_executor, lambda context: context.memory["notes"], "third") == ["one"]
 
 
-def test_changing_a_key_of_a_large_memory_reads_nothing(lives: Lives, monkeypatch: Any) -> None:
-    executor = lives.executor()
+def test_changing_a_key_of_a_large_memory_reads_nothing(
+    restarts: Restarts, monkeypatch: Any
+) -> None:
+    executor = restarts.executor()
     ask(executor, lambda context: context.memory.update(large="x" * 10_000), "first")
     assert executor._run is not None
 
@@ -355,7 +361,9 @@ def test_changing_a_key_of_a_large_memory_reads_nothing(lives: Lives, monkeypatc
     assert ask(executor, lambda context: len(context.memory), "third") == 3
 
 
-def test_threads_of_a_step_do_not_undo_what_the_others_remember(either: PersonaExecutor) -> None:
+def test_threads_of_a_step_do_not_undo_what_the_others_remember(
+    any_executor: PersonaExecutor,
+) -> None:
     def work(context: StepContext) -> int:
         def remember(number: int) -> None:
             context.memory[f"key {number}"] = [number]
@@ -364,10 +372,10 @@ def test_threads_of_a_step_do_not_undo_what_the_others_remember(either: PersonaE
         in_threads(remember)
         return len(context.memory) + len(context.history)
 
-    assert ask(either, work) == 80
+    assert ask(any_executor, work) == 80
 
 
-def test_a_memory_is_a_dictionary(either: PersonaExecutor) -> None:
+def test_a_memory_is_a_dictionary(any_executor: PersonaExecutor) -> None:
     def work(context: StepContext) -> bool:
         memory = context.memory
         memory["a"] = 1
@@ -376,14 +384,14 @@ def test_a_memory_is_a_dictionary(either: PersonaExecutor) -> None:
         assert context.memory is memory
         return memory == {"a": 1}
 
-    assert ask(either, work) is True
+    assert ask(any_executor, work) is True
 
 
 # --- history -------------------------------------------------------------------------------------
 
 
-def test_a_history_is_durable_as_soon_as_it_grew_and_goes_on(lives: Lives) -> None:
-    executor = lives.executor()
+def test_a_history_is_durable_as_soon_as_it_grew_and_continues(restarts: Restarts) -> None:
+    executor = restarts.executor()
     seen: list[Any] = []
 
     def work(context: StepContext) -> None:
@@ -394,12 +402,12 @@ def test_a_history_is_durable_as_soon_as_it_grew_and_goes_on(lives: Lives) -> No
 
     ask(executor, work, "first")
     assert seen == [{"role": "user", "content": "hello"}]
-    lives.restart()
-    found = ask(lives.executor(), lambda context: list(context.history), "second")
+    restarts.restart()
+    found = ask(restarts.executor(), lambda context: list(context.history), "second")
     assert found == [{"role": "user", "content": "hello"}, "again"]
 
 
-def test_a_history_only_grows_and_is_nobodys_to_change(either: PersonaExecutor) -> None:
+def test_a_history_only_grows_and_cannot_be_changed(any_executor: PersonaExecutor) -> None:
     def work(context: StepContext) -> list[Any]:
         item = {"a": [1]}
         context.history.append(item)
@@ -413,11 +421,11 @@ def test_a_history_only_grows_and_is_nobodys_to_change(either: PersonaExecutor) 
         assert not hasattr(context.history, "pop")
         return list(context.history)
 
-    assert ask(either, work) == [{"a": [1]}, "b"]
+    assert ask(any_executor, work) == [{"a": [1]}, "b"]
 
 
-def test_adding_to_a_long_history_reads_nothing(lives: Lives, monkeypatch: Any) -> None:
-    executor = lives.executor()
+def test_adding_to_a_long_history_reads_nothing(restarts: Restarts, monkeypatch: Any) -> None:
+    executor = restarts.executor()
     for number in range(5):
         ask(executor, lambda context: context.history.append("x" * 10_000), f"step {number}")
     assert executor._run is not None
@@ -430,8 +438,8 @@ def test_adding_to_a_long_history_reads_nothing(lives: Lives, monkeypatch: Any) 
 # --- progress ------------------------------------------------------------------------------------
 
 
-def test_progress_is_durable_when_saved_and_given_to_the_next_attempt(lives: Lives) -> None:
-    executor = lives.executor()
+def test_progress_is_durable_when_saved_and_given_to_the_next_attempt(restarts: Restarts) -> None:
+    executor = restarts.executor()
     seen: list[Any] = []
 
     def work() -> str:
@@ -461,18 +469,18 @@ def in_threads(work: Callable[[int], object]) -> None:
         list(pool.map(work, range(40)))
 
 
-def test_threads_of_a_step_do_not_undo_each_others_progress(either: PersonaExecutor) -> None:
+def test_threads_of_a_step_do_not_undo_each_others_progress(any_executor: PersonaExecutor) -> None:
     def work(context: StepContext) -> int:
         in_threads(lambda number: context.save_progress(**{f"key {number}": number}))
         return len(context.progress)
 
-    assert ask(either, work) == 40
+    assert ask(any_executor, work) == 40
 
 
 def test_a_thread_that_is_late_does_not_write_over_the_next_attempt(
-    lives: Lives, monkeypatch: Any
+    restarts: Restarts, monkeypatch: Any
 ) -> None:
-    executor = lives.executor().options(timeout=0.1, max_attempts=2, retry_on=lambda _: 0)
+    executor = restarts.executor().options(timeout=0.1, max_attempts=2, retry_on=lambda _: 0)
     run = executor._run
     assert run is not None
     append = run.append
@@ -507,7 +515,7 @@ def test_a_thread_that_is_late_does_not_write_over_the_next_attempt(
     assert value_of(executor, step.progress)["of"] == "the second"
 
 
-def test_progress_is_nobodys_to_change_once_it_is_saved(either: PersonaExecutor) -> None:
+def test_progress_cannot_be_changed_once_it_is_saved(any_executor: PersonaExecutor) -> None:
     def work(context: StepContext) -> dict[str, Any]:
         files = ["a.py"]
         context.save_progress(files=files)
@@ -516,15 +524,15 @@ def test_progress_is_nobodys_to_change_once_it_is_saved(either: PersonaExecutor)
         context.save_progress(step=1)
         return context.progress
 
-    assert ask(either, work) == {"files": ["a.py"], "step": 1}
+    assert ask(any_executor, work) == {"files": ["a.py"], "step": 1}
 
 
-def test_progress_belongs_to_one_step(either: PersonaExecutor) -> None:
-    ask(either, lambda context: context.save_progress(a=1), "first")
-    assert ask(either, lambda context: context.progress, "second") == {}
+def test_progress_belongs_to_one_step(any_executor: PersonaExecutor) -> None:
+    ask(any_executor, lambda context: context.save_progress(a=1), "first")
+    assert ask(any_executor, lambda context: context.progress, "second") == {}
 
 
-def test_progress_survives_a_retry_and_not_a_force(lives: Lives) -> None:
+def test_progress_survives_a_retry_and_not_a_force(restarts: Restarts) -> None:
     def work() -> dict[str, Any]:
         before = current().progress
         current().save_progress(tried=before.get("tried", 0) + 1)
@@ -533,22 +541,22 @@ def test_progress_survives_a_retry_and_not_a_force(lives: Lives) -> None:
         return before
 
     with pytest.raises(UnrecoverableError):
-        execute(lives.executor(), work)
-    assert execute(lives.executor().options(retry=True), work).final_output == {"tried": 3}
+        execute(restarts.executor(), work)
+    assert execute(restarts.executor().options(retry=True), work).final_output == {"tried": 3}
     with pytest.raises(UnrecoverableError):
-        execute(lives.executor().options(force=True), work)
+        execute(restarts.executor().options(force=True), work)
 
 
-def test_progress_that_cannot_be_kept_is_named(lives: Lives) -> None:
+def test_progress_that_cannot_be_stored_is_named(restarts: Restarts) -> None:
     with pytest.raises(EncodeError, match=r"progress\.photo"):
-        ask(lives.executor(), lambda context: context.save_progress(photo=object()))
+        ask(restarts.executor(), lambda context: context.save_progress(photo=object()))
 
 
 # --- spending ------------------------------------------------------------------------------------
 
 
-def test_spending_is_durable_when_it_returns_and_counted_once(lives: Lives) -> None:
-    executor = lives.executor()
+def test_spending_is_durable_when_it_returns_and_counted_once(restarts: Restarts) -> None:
+    executor = restarts.executor()
     seen: list[Any] = []
 
     def work(context: StepContext) -> None:
@@ -562,20 +570,20 @@ def test_spending_is_durable_when_it_returns_and_counted_once(lives: Lives) -> N
     assert seen == [(100, 0.5), (200, 1.25)]
     assert (result.total_tokens_used, result.attempts[0].tokens_used) == (100, 100)
     assert executor.get_token_usage() == 200
-    lives.restart()
-    assert lives.executor().get_token_usage() == 200
+    restarts.restart()
+    assert restarts.executor().get_token_usage() == 200
 
 
-def test_what_failed_attempts_spent_counts(either: PersonaExecutor) -> None:
+def test_what_failed_attempts_spent_counts(any_executor: PersonaExecutor) -> None:
     def work() -> str:
         current().spend(tokens=10 * current().attempt)
         if current().attempt < 3:
             raise ValueError("no")
         return "done"
 
-    result = execute(either.options(retry_on=lambda error: 0), work)
+    result = execute(any_executor.options(retry_on=lambda error: 0), work)
     assert [each.tokens_used for each in result.attempts] == [10, 20, 30]
-    assert result.total_tokens_used == either.get_token_usage() == 60
+    assert result.total_tokens_used == any_executor.get_token_usage() == 60
 
 
 @pytest.mark.parametrize(
@@ -590,9 +598,9 @@ def test_what_failed_attempts_spent_counts(either: PersonaExecutor) -> None:
         {"usd": 1e300},
     ],
 )
-def test_bad_spending_is_refused(either: PersonaExecutor, given: dict[str, Any]) -> None:
+def test_bad_spending_is_refused(any_executor: PersonaExecutor, given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="spend"):
-        ask(either, lambda context: context.spend(**given))
+        ask(any_executor, lambda context: context.spend(**given))
 
 
 def spender(tokens: int) -> Callable[[], str]:
@@ -603,34 +611,34 @@ def spender(tokens: int) -> Callable[[], str]:
     return work
 
 
-def test_a_bankrupt_persona_is_not_retried_and_begins_nothing_more(lives: Lives) -> None:
-    lives.config.tokens.max_tokens_per_persona = 100
-    executor = lives.executor()
+def test_a_bankrupt_persona_is_not_retried_and_begins_nothing_more(restarts: Restarts) -> None:
+    restarts.config.tokens.max_tokens_per_persona = 100
+    executor = restarts.executor()
     execute(executor, spender(100), "first")
-    with pytest.raises(TokenBudgetExceeded) as told:
+    with pytest.raises(TokenBudgetExceeded) as caught:
         execute(executor, spender(1), "second")
-    assert (told.value.tokens_used, told.value.budget_limit) == (101, 100)
+    assert (caught.value.tokens_used, caught.value.budget_limit) == (101, 100)
     assert executor.final_status is ExecutionStatus.BANKRUPT
     assert [each.status for each in executor.attempts] == [ExecutionStatus.BANKRUPT]
-    lives.restart()
-    executor = lives.executor()
+    restarts.restart()
+    executor = restarts.executor()
     body = Body()
     with pytest.raises(TokenBudgetExceeded):
         execute(executor, body, "third")
     assert body.count == 0
     assert executor.final_status is ExecutionStatus.BANKRUPT
     assert execute(executor, body, "first").final_output == "done"
-    assert execute(lives.executor("other"), spender(1), "first").success
+    assert execute(restarts.executor("other"), spender(1), "first").success
 
 
-def test_the_budget_of_a_whole_execution_holds_over_all_personas(lives: Lives) -> None:
-    lives.config.tokens.max_tokens_per_execution = 250
+def test_the_budget_of_a_whole_execution_holds_over_all_personas(restarts: Restarts) -> None:
+    restarts.config.tokens.max_tokens_per_execution = 250
     for persona in ("a", "b"):
-        execute(lives.executor(persona), spender(100))
-    with pytest.raises(TokenBudgetExceeded, match="of the execution") as told:
-        execute(lives.executor("c"), spender(51))
-    assert (told.value.tokens_used, told.value.budget_limit) == (251, 250)
-    assert execute(lives.executor("c", workflow_id="run-2"), spender(51)).success
+        execute(restarts.executor(persona), spender(100))
+    with pytest.raises(TokenBudgetExceeded, match="of the execution") as caught:
+        execute(restarts.executor("c"), spender(51))
+    assert (caught.value.tokens_used, caught.value.budget_limit) == (251, 250)
+    assert execute(restarts.executor("c", workflow_id="run-2"), spender(51)).success
 
 
 def test_in_memory_the_budgets_hold_too() -> None:
@@ -655,10 +663,10 @@ def test_a_reset_is_one_of_the_executor_and_of_those_made_from_it() -> None:
 
 
 @pytest.mark.parametrize("setting", ["enforce_budget", "track_usage"])
-def test_budgets_can_be_turned_off(lives: Lives, setting: str) -> None:
-    lives.config.tokens.max_tokens_per_persona = 10
-    setattr(lives.config.tokens, setting, False)
-    executor = lives.executor()
+def test_budgets_can_be_turned_off(restarts: Restarts, setting: str) -> None:
+    restarts.config.tokens.max_tokens_per_persona = 10
+    setattr(restarts.config.tokens, setting, False)
+    executor = restarts.executor()
     execute(executor, spender(99))
     assert executor.get_token_usage() == (99 if setting == "enforce_budget" else 0)
 
@@ -685,7 +693,7 @@ def write_file(path: str) -> str:
 
 
 def test_a_forbidden_task_is_not_called_not_retried_and_written_down(
-    either: PersonaExecutor, lives: Lives, tmp_path: Path
+    any_executor: PersonaExecutor, restarts: Restarts, tmp_path: Path
 ) -> None:
     log = tmp_path / "audit" / "log.jsonl"
     rules = Rules(
@@ -698,16 +706,16 @@ def test_a_forbidden_task_is_not_called_not_retried_and_written_down(
         "enforcer": rules, "audit_log_path": str(log), "persona_role": "reviewer",
     }  # fmt: skip
     executor = (
-        lives.executor(**given)
-        if either.workflow_id
-        else PersonaExecutor(lives.config, "developer", **given)
+        restarts.executor(**given)
+        if any_executor.workflow_id
+        else PersonaExecutor(restarts.config, "developer", **given)
     )
-    with pytest.raises(GovernanceViolation, match="not there") as told:
+    with pytest.raises(GovernanceViolation, match="not there") as caught:
         execute(executor, write_file, "write", path="/etc/passwd")
-    assert (told.value.violation_type, told.value.path, told.value.tool_name) == (
+    assert (caught.value.violation_type, caught.value.path, caught.value.tool_name) == (
         "forbidden_path", "/etc/passwd", "write_file",
     )  # fmt: skip
-    assert told.value.agent_id == "developer"
+    assert caught.value.agent_id == "developer"
     ((agent, tool, path, action),) = rules.asked
     assert (agent.agent_id, agent.role, tool, path, action) == (
         "developer", "reviewer", "write_file", "/etc/passwd", "write",
@@ -729,10 +737,12 @@ def test_a_forbidden_task_is_not_called_not_retried_and_written_down(
     assert executor.final_status is ExecutionStatus.FAILED
 
 
-def test_an_allowed_task_is_called_and_written_down_once(lives: Lives, tmp_path: Path) -> None:
+def test_an_allowed_task_is_called_and_written_down_once(
+    restarts: Restarts, tmp_path: Path
+) -> None:
     log = tmp_path / "log.jsonl"
     rules = Rules(allowed=True)
-    executor = lives.executor(enforcer=rules, audit_log_path=str(log))
+    executor = restarts.executor(enforcer=rules, audit_log_path=str(log))
     body = Body(ValueError("no"), "yes")
     assert execute(executor, body, "Body").final_output == "yes"
     execute(executor, body, "Body")
@@ -741,35 +751,35 @@ def test_an_allowed_task_is_called_and_written_down_once(lives: Lives, tmp_path:
     assert json.loads(log.read_text())["violation_type"] is None
 
 
-def test_a_violation_without_words_names_itself(lives: Lives) -> None:
-    executor = lives.executor(enforcer=Rules(allowed=False))
-    with pytest.raises(GovernanceViolation, match="may not use write_file") as told:
+def test_a_violation_without_words_names_itself(restarts: Restarts) -> None:
+    executor = restarts.executor(enforcer=Rules(allowed=False))
+    with pytest.raises(GovernanceViolation, match="may not use write_file") as caught:
         execute(executor, write_file, "write", "x")
-    assert told.value.violation_type == "policy_violation"
+    assert caught.value.violation_type == "policy_violation"
 
 
-def test_a_violation_that_the_task_raises_is_not_retried(either: PersonaExecutor) -> None:
+def test_a_violation_that_the_task_raises_is_not_retried(any_executor: PersonaExecutor) -> None:
     body = Body(GovernanceViolation("no", "kind"))
     with pytest.raises(GovernanceViolation):
-        execute(either, body)
+        execute(any_executor, body)
     assert body.count == 1
 
 
-def test_a_path_is_seen_however_it_is_passed(lives: Lives) -> None:
+def test_a_path_is_seen_however_it_is_passed(restarts: Restarts) -> None:
     rules = Rules(allowed=True)
-    execute(lives.executor(enforcer=rules), write_file, "write", "/etc/passwd")
+    execute(restarts.executor(enforcer=rules), write_file, "write", "/etc/passwd")
     assert rules.asked[0][2] == "/etc/passwd"
 
 
-def test_arguments_that_do_not_fit_are_left_to_the_task(lives: Lives) -> None:
+def test_arguments_that_do_not_fit_are_left_to_the_task(restarts: Restarts) -> None:
     rules = Rules(allowed=True)
     with pytest.raises(UnrecoverableError, match="positional argument"):
-        execute(lives.executor(enforcer=rules), write_file, "write", 1, 2, 3)
+        execute(restarts.executor(enforcer=rules), write_file, "write", 1, 2, 3)
     assert rules.asked[0][2] is None
 
 
-def test_what_cannot_be_written_down_does_not_happen(lives: Lives, tmp_path: Path) -> None:
-    executor = lives.executor(enforcer=Rules(allowed=True), audit_log_path=str(tmp_path))
+def test_what_cannot_be_written_down_does_not_happen(restarts: Restarts, tmp_path: Path) -> None:
+    executor = restarts.executor(enforcer=Rules(allowed=True), audit_log_path=str(tmp_path))
     body = Body()
     with pytest.raises(StorageError, match=r"audit log .* cannot be written"):
         execute(executor, body)

@@ -26,7 +26,7 @@ def test_a_wait_gets_shorter_and_is_over_once() -> None:
     assert wait.until(clock) == clock.now()
 
 
-def test_a_wait_can_be_written_down_and_goes_on() -> None:
+def test_a_wait_can_be_written_down_and_continues() -> None:
     clock = ManualClock()
     wait = Wait.begin(clock, 10.25)
     clock.advance(3)
@@ -77,13 +77,13 @@ def test_a_machine_that_slept_meanwhile_shortens_the_next_slice() -> None:
     clock = ManualClock()
     wait = Wait.begin(clock, 12)
 
-    async def scene() -> None:
+    async def main() -> None:
         waiting = asyncio.create_task(wait.over(clock))
         await asyncio.sleep(0)
         clock.sleep_machine(6)
         await waiting
 
-    asyncio.run(scene())
+    asyncio.run(main())
     assert clock.slept == pytest.approx([5, 1])
 
 

@@ -76,7 +76,7 @@ def answered_questions(reader: Reader, run_id: str, state: RunState) -> set[byte
     """Return the identities of the open questions whose answers are in the inbox."""
     questions = views.open_waits(state)
     document = reader.document(NAMESPACE, run_id) if questions else None
-    answers = Messages.read(document.value).answers if document is not None else []
+    answers = Messages.decode(document.value).answers if document is not None else []
     answered = {each.question for each in answers}
     early = [each.name for each in answers if each.question is None]
     found = set()

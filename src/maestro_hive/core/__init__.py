@@ -1,1 +1,1 @@
-"""Doors at the paths that existing callers import from."""
+"""Import paths of existing callers; the modules here only re-export."""

@@ -1,4 +1,4 @@
-"""A door: the state manager lives in ``maestro_hive.maestro.state.state_manager``."""
+"""Re-exports ``maestro_hive.maestro.state.state_manager`` at a path callers import from."""
 
 from maestro_hive.maestro.state.state_manager import StateChange, StateManager, get_state_manager
 

@@ -1,58 +1,74 @@
-"""Where a breaker's record lies, and who may make the probe: in this process alone, or in a store.
+"""The circuit breaker: after too many failures nothing is called any more, for a while.
 
-In a store, the probe's permission is a lease: it ends with its process. Its fencing number goes
-into the record, so that a probe that was taken for dead has nothing more to say.
+closed ── too many failures ──▶ open ── cooldown over ──▶ half open ── the probe succeeds ──▶ closed
+                                  ▲                           │
+                                  └──── the probe fails ──────┘
+
+Given a store, all breakers of one name are one breaker, in all processes together, and it survives
+them. Half open lets exactly one call through, the probe; if its process dies, another one. The
+right to make the probe is a lease, and its fencing number stands in the breaker's record: a probe
+that was taken for dead decides nothing any more.
+
+A process remembers the record it read last. ``acquire`` reads it again; ``admit`` does not, and
+gives a guard instead: what is recorded with it is refused if the record has changed meanwhile.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import dataclasses
 import os
 import threading
-import weakref
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from maestro_hive.engine import settings
 from maestro_hive.engine.breaker_rules import BreakerRules, CircuitState, Moment
 from maestro_hive.engine.errors import CircuitBreakerOpen
+from maestro_hive.engine.shared import shared
 from maestro_hive.kernel.clock import Clock, SystemClock
 from maestro_hive.kernel.errors import DocumentCorruptError, RunLeasedError, StorageError
-from maestro_hive.maestro.state import shared_records as shelves
+from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Breaker
-from maestro_hive.maestro.state.store import LEASE_SECONDS
+from maestro_hive.maestro.state.shared_records import BREAKERS
+from maestro_hive.maestro.state.store import LEASE_SECONDS, DocumentGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from maestro_hive.maestro.state.records import Lease
     from maestro_hive.maestro.state.store import Store
 
     Rule = Callable[[Breaker], Breaker]
-    from types import TracebackType
 
-    from maestro_hive.maestro.state.records import Breaker
+__all__ = ["CircuitBreaker", "CircuitState", "Permit", "checked_name"]
 
-__all__ = ["CircuitBreaker", "CircuitState", "Permit"]
+_CLOSED = CircuitState.CLOSED.value
+_LONGEST_NAME = 200
 
 
 class ProbeLease(NamedTuple):
-    """The permission to make the probe; each new one has a larger number."""
+    """The right to make the probe; each new one has a larger number."""
 
     number: int
     lease: Lease | None = None
 
 
 class ProbeTakenError(Exception):
-    """Somebody makes the probe already."""
+    """Another caller makes the probe."""
 
 
 class BreakerBackend(Protocol):
-    """A breaker's record, and the one ticket for its probe."""
+    """Where a breaker's record is, and who may make its probe."""
 
     def read(self) -> Breaker:
-        """Return the record as it stands."""
+        """Return the record as it is."""
+        ...
+
+    def known(self) -> tuple[Breaker, DocumentGuard | None]:
+        """Return the record as it was read last, and what refuses a write if it has changed."""
         ...
 
     def change(self, rule: Rule) -> Breaker:
@@ -63,11 +79,11 @@ class BreakerBackend(Protocol):
         ...
 
     def acquire_probe(self) -> ProbeLease:
-        """Become the one who makes the probe; ``TakenError`` if somebody is."""
+        """Become the one who makes the probe; ``ProbeTakenError`` if another caller does."""
         ...
 
-    def release_probe(self, ticket: ProbeLease) -> None:
-        """Let somebody else make it; nothing happens if somebody already does."""
+    def release_probe(self, probe: ProbeLease) -> None:
+        """Let another caller make it; nothing happens if one already does."""
         ...
 
 
@@ -82,8 +98,12 @@ class MemoryBackend:
         self._taken = False
 
     def read(self) -> Breaker:
-        """Return the record as it stands."""
+        """Return the record as it is."""
         return self.record
+
+    def known(self) -> tuple[Breaker, DocumentGuard | None]:
+        """Return the record as it is."""
+        return self.record, None
 
     def change(self, rule: Rule) -> Breaker:
         """Replace the record by what ``rule`` makes of it."""
@@ -101,75 +121,100 @@ class MemoryBackend:
             self._numbers += 1
             return ProbeLease(self._numbers)
 
-    def release_probe(self, ticket: ProbeLease) -> None:
-        """Let somebody else make it."""
+    def release_probe(self, probe: ProbeLease) -> None:
+        """Let another caller make it."""
         with self._mutex:
-            if ticket.number == self._numbers:
+            if probe.number == self._numbers:
                 self._taken = False
 
 
-#: The leases of probes that this process makes, by store and lease name. The lease of a store in
-#: memory runs out while its process lives, and refusing here costs no transaction.
-_probing: weakref.WeakKeyDictionary[Store, dict[str, Lease]] = weakref.WeakKeyDictionary()
-
-
 class StoreBackend:
-    """In a store, for every process that uses it."""
+    """In a store, for every process that uses it; one object for this process."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._name = name
         self._lease_name = f"breaker/{name}/probe"
-        self._shelf = shelves.breakers(store)
+        self._known: tuple[Breaker, DocumentGuard] | None = None
+        # The lease of a store in memory expires while its process lives, and refusing here costs
+        # no transaction.
+        self._probing: Lease | None = None
 
     def read(self) -> Breaker:
-        """Return the record as it stands."""
-        return self._checked(self._shelf.get(self._name))
+        """Return the record as it is."""
+        document = self._store.document(BREAKERS, self._name)
+        version = 0 if document is None else document.version
+        known = self._known
+        if known is not None and known[1].version == version:
+            return known[0]
+        record = self._decode(None if document is None else document.value)
+        self._remember(record, version)
+        return record
+
+    def _remember(self, record: Breaker, version: int) -> tuple[Breaker, DocumentGuard]:
+        self._known = record, DocumentGuard(BREAKERS, self._name, version)
+        return self._known
+
+    def known(self) -> tuple[Breaker, DocumentGuard | None]:
+        """Return the record as it was read last."""
+        known = self._known
+        if known is None:
+            self.read()
+            known = self._known
+            assert known is not None
+        return known
 
     def change(self, rule: Rule) -> Breaker:
         """Replace the record by what ``rule`` makes of it; durable on return."""
+        made: list[Breaker] = []
 
-        def changed(before: Breaker | None) -> Breaker:
-            record = self._checked(before)
+        def changed(before: bytes | None) -> codec.Encoded:
+            record = self._decode(before)
             after = rule(record)
             if after is record:
                 raise _UnchangedError(record)
-            return after
+            made[:] = [after]
+            return codec.encode(dataclasses.asdict(after), f"{BREAKERS}/{self._name}")
 
         try:
-            return self._shelf.update(self._name, changed)
+            document = self._store.update_document(BREAKERS, self._name, changed)
         except _UnchangedError as unchanged:
             return unchanged.record
+        assert document is not None
+        return self._remember(made[0], document.version)[0]
 
     def acquire_probe(self) -> ProbeLease:
         """Become the one who makes the probe, in all processes together."""
-        mine = _probing.get(self._store, {}).get(self._lease_name)
-        if mine is not None and self._is_held(mine):
+        mine = self._probing
+        if mine is not None and self._is_current(mine):
             raise ProbeTakenError("in this process")
         try:
             lease = self._store.take_lease(self._lease_name)
-        except RunLeasedError as held:
-            raise ProbeTakenError(f"by process {held.pid} on {held.host}") from held
-        _probing.setdefault(self._store, {})[self._lease_name] = lease
+        except RunLeasedError as taken:
+            raise ProbeTakenError(f"by process {taken.pid} on {taken.host}") from taken
+        self._probing = lease
         return ProbeLease(lease.fence, lease)
 
-    def release_probe(self, ticket: ProbeLease) -> None:
-        """Let somebody else make it."""
-        assert ticket.lease is not None
-        probing = _probing.get(self._store, {})
-        if probing.get(self._lease_name) is ticket.lease:
-            del probing[self._lease_name]
-        self._store.release_lease(ticket.lease)
+    def release_probe(self, probe: ProbeLease) -> None:
+        """Let another caller make it."""
+        assert probe.lease is not None
+        if self._probing is probe.lease:
+            self._probing = None
+        self._store.release_lease(probe.lease)
 
-    def _is_held(self, lease: Lease) -> bool:
+    def _is_current(self, lease: Lease) -> bool:
         current = self._store.lease(self._lease_name)
         return current is not None and current.fence == lease.fence
 
-    def _checked(self, record: Breaker | None) -> Breaker:
-        if record is None:
+    def _decode(self, value: bytes | None) -> Breaker:
+        if value is None:
             return Breaker(name=self._name)
+        where = f"{BREAKERS}/{self._name}"
+        try:
+            record = Breaker(**codec.decode(value, where))
+        except TypeError as error:
+            raise DocumentCorruptError(where, str(error)) from error
         if record.state not in list(CircuitState):
-            where = f"{shelves.BREAKERS}/{self._name}"
             raise DocumentCorruptError(where, f"{record.state!r} is no state of a breaker")
         return record
 
@@ -180,13 +225,6 @@ class _UnchangedError(Exception):
     def __init__(self, record: Breaker) -> None:
         super().__init__()
         self.record = record
-
-
-# --- breaker ---
-
-
-_CLOSED = CircuitState.CLOSED.value
-_LONGEST_NAME = 200
 
 
 class CircuitBreaker:
@@ -210,7 +248,7 @@ class CircuitBreaker:
         window: int = 20,
         minimum_calls: int | None = None,
     ) -> None:
-        self.name = _checked_name(name)
+        self.name = checked_name("name", name)
         self.rules = BreakerRules(
             threshold=threshold,
             cooldown_seconds=cooldown_seconds,
@@ -224,7 +262,11 @@ class CircuitBreaker:
         self.clock = clock or (store.clock if store is not None else SystemClock())
         self._counts_calls = self.rules.counts_calls
         self._own = MemoryBackend(name) if store is None else None
-        self._backend: BreakerBackend = self._own or StoreBackend(store, name)  # type: ignore[arg-type]
+        self._backend: BreakerBackend
+        if store is not None:
+            self._backend = shared(store, StoreBackend, name, StoreBackend)
+        else:
+            self._backend = self._own = MemoryBackend(name)
         self._last_success: datetime | None = None
         self._asked: Permit | None = None
 
@@ -284,8 +326,17 @@ class CircuitBreaker:
 
     # --- with a permit ---
 
+    def admit(self) -> Permit:
+        """Return the permit for one call, by what this process knows of the breaker.
+
+        Its ``guard`` refuses the record of the call's start if the breaker has changed meanwhile:
+        then ``acquire`` one instead.
+        """
+        record, guard = self._backend.known()
+        return Permit(self, guard=guard) if record.state == _CLOSED else self.acquire()
+
     def acquire(self) -> Permit:
-        """Return the permission for one call; raise ``CircuitBreakerOpen`` if there is none."""
+        """Return the permit for one call; raise ``CircuitBreakerOpen`` if there is none."""
         record = self._backend.read()
         if record.state == _CLOSED:
             return Permit(self)
@@ -299,45 +350,57 @@ class CircuitBreaker:
 
     def _acquire_probe(self, record: Breaker) -> Permit:
         try:
-            ticket = self._backend.acquire_probe()
+            probe = self._backend.acquire_probe()
         except ProbeTakenError as taken:
             raise self._refusal(record, 0.0, probed=str(taken)) from taken
         admitted = False
         try:
             at = self._moment()
             record = self._backend.change(
-                lambda found: self.rules.probe_started(found, ticket.number, at)
+                lambda found: self.rules.probe_started(found, probe.number, at)
             )
-            admitted = record.state == CircuitState.HALF_OPEN and record.probe == ticket.number
+            admitted = record.state == CircuitState.HALF_OPEN and record.probe == probe.number
         finally:
             if not admitted:  # others were faster: they closed it, or opened it again
-                self._backend.release_probe(ticket)
+                self._backend.release_probe(probe)
         if admitted:
-            return Permit(self, ticket)
+            return Permit(self, probe)
         if record.state == _CLOSED:
             return Permit(self)
         raise self._refusal(record, self.rules.remaining(record, at))
 
-    def _settle(self, ticket: ProbeLease | None, seconds: float | None, *, failed: bool) -> None:
+    def _settle(self, probe: ProbeLease | None, seconds: float | None, *, failed: bool) -> None:
         """Record how a call went, and only then let another probe be made."""
         if not failed:
-            self._last_success = self.clock.now()
-        if ticket is None:
+            self.note_success()
+        if probe is None:
             self._count(seconds, failed=failed)
             return
-        at, number = self._moment(), ticket.number
+        at, number = self._moment(), probe.number
         rule = self.rules.probe_failed if failed else self.rules.probe_succeeded
         self._backend.change(lambda record: rule(record, number, at))
-        self._backend.release_probe(ticket)
+        self._backend.release_probe(probe)
 
     def _count(self, seconds: float | None, *, failed: bool) -> None:
+        if not failed and self.success_is_no_news():
+            return
         rule = self.rules.failed if failed else self.rules.succeeded
-        at, record = self._moment(), self._backend.read()
-        if rule(record, at, seconds) is not record:  # looked at first: most successes say nothing
+        at = self._moment()
+        if failed or rule(record := self._backend.read(), at, seconds) is not record:
             self._backend.change(lambda found: rule(found, at, seconds))
 
-    def _release_probe(self, ticket: ProbeLease) -> None:
-        self._backend.release_probe(ticket)
+    def note_success(self) -> None:
+        """Note, in this process alone, that a call went well."""
+        self._last_success = self.clock.now()
+
+    def success_is_no_news(self) -> bool:
+        """Return whether a success would leave the record, as this process knows it, unchanged."""
+        record, _ = self._backend.known()
+        closed = record.state == _CLOSED and not record.consecutive_failures
+        return closed and not self._counts_calls
+
+    def _release_probe(self, probe: ProbeLease) -> None:
+        self._backend.release_probe(probe)
 
     def _refusal(
         self, record: Breaker, remaining: float, probed: str | None = None
@@ -414,23 +477,39 @@ class Permit:
     that is dropped is given back.
     """
 
-    __slots__ = ("_begun", "_breaker", "_pid", "_ticket", "settled")
+    __slots__ = ("_breaker", "_pid", "_probe", "_started", "guard", "settled")
 
-    def __init__(self, breaker: CircuitBreaker, ticket: ProbeLease | None = None) -> None:
+    def __init__(
+        self,
+        breaker: CircuitBreaker,
+        probe: ProbeLease | None = None,
+        guard: DocumentGuard | None = None,
+    ) -> None:
         self.settled = False
+        #: What the call's start is to be recorded with.
+        self.guard = guard
         self._breaker = breaker
-        self._ticket = ticket
-        self._begun = breaker.clock.awake_seconds()
-        self._pid = os.getpid() if ticket is not None else 0
+        self._probe = probe
+        self._started = breaker.clock.awake_seconds()
+        self._pid = os.getpid() if probe is not None else 0
 
     @property
     def probe(self) -> bool:
         """Return whether the breaker is half open, and this is its one call."""
-        return self._ticket is not None
+        return self._probe is not None
 
     def age(self) -> float:
         """Return how many seconds ago it was given."""
-        return self._breaker.clock.awake_seconds() - self._begun
+        return self._breaker.clock.awake_seconds() - self._started
+
+    def succeeded_without_news(self) -> bool:
+        """Say that the call went well; False, and nothing done, if that has to be written."""
+        breaker = self._breaker
+        if self._probe is not None or not breaker.success_is_no_news():
+            return False
+        breaker.note_success()
+        self.settled = True
+        return True
 
     def succeeded(self, seconds: float | None = None) -> None:
         """Say that the call went well, and how long it took."""
@@ -443,13 +522,13 @@ class Permit:
     def release(self) -> None:
         """Say that there was no call, or that it says nothing about the other side."""
         if not self.settled:
-            if self._ticket is not None:
-                self._breaker._release_probe(self._ticket)  # noqa: SLF001 - one thing, two faces
+            if self._probe is not None:
+                self._breaker._release_probe(self._probe)  # noqa: SLF001 - one thing, two faces
             self.settled = True
 
     def _settle(self, seconds: float | None, *, failed: bool) -> None:
         if not self.settled:
-            self._breaker._settle(self._ticket, seconds, failed=failed)  # noqa: SLF001 - as above
+            self._breaker._settle(self._probe, seconds, failed=failed)  # noqa: SLF001 - as above
             self.settled = True
 
     def __enter__(self) -> Self:
@@ -469,23 +548,24 @@ class Permit:
             self.release()
 
     def __del__(self) -> None:
-        ticket = self._ticket
-        if self.settled or ticket is None or self._pid != os.getpid():
+        probe = self._probe
+        if self.settled or probe is None or self._pid != os.getpid():
             return
         # In a thread: the collector may have come here from inside the store, with its locks held.
         with contextlib.suppress(RuntimeError):  # the process ends, and the permission with it
-            _thread.start_new_thread(_release_quietly, (self._breaker, ticket))
+            _thread.start_new_thread(_release_quietly, (self._breaker, probe))
 
 
-def _release_quietly(breaker: CircuitBreaker, ticket: ProbeLease) -> None:
+def _release_quietly(breaker: CircuitBreaker, probe: ProbeLease) -> None:
     with contextlib.suppress(StorageError):  # a store that failed or was closed holds nothing
-        breaker._release_probe(ticket)  # noqa: SLF001 - for the permit
+        breaker._release_probe(probe)  # noqa: SLF001 - for the permit
 
 
-def _checked_name(name: object) -> str:
+def checked_name(what: str, name: object) -> str:
+    """Return the name of a breaker; raise if it cannot be one."""
     usable = isinstance(name, str) and name.strip() and name.isprintable()
     if not usable or len(str(name)) > _LONGEST_NAME:
-        raise settings.refused("name", name, f"a text of 1 to {_LONGEST_NAME} printable characters")
+        raise settings.refused(what, name, f"a text of 1 to {_LONGEST_NAME} printable characters")
     return str(name)
 
 

@@ -11,15 +11,14 @@ from maestro_hive.maestro.state.records import EntryKind, NewEntry
 if TYPE_CHECKING:
     from maestro_hive.engine.config import TokenConfig
     from maestro_hive.engine.open_run import OpenRun
-    from maestro_hive.unified_execution.durable_step import DurableStep
-    from maestro_hive.unified_execution.transient_step import Persona, TransientStep
+    from maestro_hive.engine.step_record import MemoryPersona, MemoryStep, RunStep
 
 
 class Budget:
     """The tokens of one persona: one budget for an executor and all made from it by ``options``."""
 
     def __init__(
-        self, limits: TokenConfig, persona_id: str, run: OpenRun | None, persona: Persona
+        self, limits: TokenConfig, persona_id: str, run: OpenRun | None, persona: MemoryPersona
     ) -> None:
         self._limits = limits
         self._persona_id = persona_id
@@ -41,9 +40,7 @@ class Budget:
             return self._persona.tokens
         return self._run.state.spent.get(self._persona_id, (0, 0.0))[0]
 
-    def spend(
-        self, step: DurableStep | TransientStep, attempt: int, tokens: int, usd: float
-    ) -> None:
+    def spend(self, step: RunStep | MemoryStep, attempt: int, tokens: int, usd: float) -> None:
         """Count what an attempt spent; raise if it was more than there is."""
         if self._limits.track_usage:
             step.spend(attempt, tokens, usd)
@@ -52,7 +49,7 @@ class Budget:
     def check(self) -> None:
         """Raise if more was spent than there is."""
         limits = self._limits
-        if not limits.enforce_budget:
+        if not limits.enforce_budget or not (self._run.state.spent if self._run else True):
             return
         used = self.used
         if used > limits.max_tokens_per_persona:

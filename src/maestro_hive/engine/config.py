@@ -16,7 +16,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Self
 
-from maestro_hive.engine import config as state_folders
 from maestro_hive.engine import settings
 from maestro_hive.engine.settings import FrozenConfigError, Secret, Settings, refused, setting
 from maestro_hive.kernel.errors import FolderError
@@ -262,11 +261,9 @@ class StateConfig(Settings):
     a folder of that name inside it.
     """
 
-    state_dir: str = setting(
-        lambda: Untouched(DEFAULT_STATE_DIR), state_folders.folder, "MAESTRO_STATE_DIR"
-    )
+    state_dir: str = setting(lambda: Untouched(DEFAULT_STATE_DIR), folder, "MAESTRO_STATE_DIR")
     checkpoint_dir: str = setting(
-        lambda: Untouched(DEFAULT_CHECKPOINT_DIR), state_folders.folder, "MAESTRO_CHECKPOINT_DIR"
+        lambda: Untouched(DEFAULT_CHECKPOINT_DIR), folder, "MAESTRO_CHECKPOINT_DIR"
     )
     enable_persistence: bool = setting(True, settings.flag)
     auto_checkpoint_interval_seconds: float = setting(60, settings.number(0))
@@ -283,14 +280,12 @@ class StateConfig(Settings):
             return StateFolders(
                 state=state.absolute(), checkpoints=checkpoints.absolute(), persistent=False
             )
-        state, first = state_folders.make_ready(
-            self.state_dir, FALLBACK_STATE_DIR, "MAESTRO_STATE_DIR"
-        )
-        checkpoints, second = state_folders.make_ready(
+        state, first = make_ready(self.state_dir, FALLBACK_STATE_DIR, "MAESTRO_STATE_DIR")
+        checkpoints, second = make_ready(
             self._checkpoint_dir_beside(state), FALLBACK_CHECKPOINT_DIR, "MAESTRO_CHECKPOINT_DIR"
         )
         fallbacks = tuple(each for each in (first, second) if each)
-        state_folders.say_once(fallbacks)
+        say_once(fallbacks)
         return StateFolders(state=state, checkpoints=checkpoints, fallbacks=fallbacks)
 
     def _checkpoint_dir_beside(self, state: Path) -> str:
@@ -357,4 +352,4 @@ def reset_execution_config() -> None:
     """Forget the shared configuration, and which default folders were usable."""
     with _lock:
         _shared.clear()
-    state_folders.forget_decisions()
+    forget_decisions()

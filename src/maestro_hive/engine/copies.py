@@ -7,51 +7,71 @@ fencing number first, so that a process which was taken over cannot pass off its
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
 
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import DocumentCorruptError, FolderError
+from maestro_hive.kernel.errors import DocumentCorruptError, FolderError, MaestroError
+from maestro_hive.kernel.process import PerProcess, run_at_exit
 from maestro_hive.maestro.state import run_document as documents
+from maestro_hive.maestro.state.checkpoint import CheckpointManager
 from maestro_hive.maestro.state.run_document import RunCopy, read_run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from maestro_hive.maestro.state.checkpoint import CheckpointManager
+    from maestro_hive.engine.config import StateConfig, StateFolders
+    from maestro_hive.kernel.clock import Clock
+    from maestro_hive.maestro.state.store import Store
 
 logger = logging.getLogger(__name__)
 
 KIND = "execution_state"
 FILE = "execution_state.json"
 
+#: Copies are made for one part in so many of the time, so that steps keep the disk.
+_REST_FACTOR = 33
+#: How long the end of a process waits for copies that are still to be written.
+_EXIT_SECONDS = 2.0
+
 
 class RunCopies:
-    """The copies of one run; without a state folder there is no ``execution_state.json``."""
+    """The copies of one run; without persistence there is no ``execution_state.json``."""
 
-    def __init__(
-        self, workflow_id: str, state_dir: Path | None, checkpoints: CheckpointManager
-    ) -> None:
-        self._workflow_id = files.check_identifier(workflow_id, "workflow id")
-        self._state_dir = state_dir
-        self._checkpoints = checkpoints
+    def __init__(self, config: StateConfig, run_id: str, clock: Clock) -> None:
+        folders = config.resolve()
+        self._run_id = files.check_identifier(run_id, "workflow id")
+        self._state_dir = folders.state if folders.persistent else None
+        self.checkpoints = CheckpointManager(
+            folders.checkpoints if folders.persistent else None,
+            max_checkpoints=config.max_checkpoints_per_workflow,
+            verify_on_read=config.verify_checksum_on_load,
+            clock=clock,
+        )
 
     @property
     def path(self) -> Path | None:
         """Where ``execution_state.json`` is, or will be."""
         if self._state_dir is None:
             return None
-        return self._state_dir / "runs" / self._workflow_id / FILE
+        return self._state_dir / "runs" / self._run_id / FILE
+
+    def highest_fence(self) -> int:
+        """Return the highest fencing number that a checkpoint of the run carries."""
+        return self.checkpoints.highest_fence(self._run_id)
 
     def write_state(self, run: bytes) -> None:
         """Write ``execution_state.json``: the run as of now."""
         if self._state_dir is None:
             return
-        folder = files.make_folder_inside(self._state_dir, "runs", self._workflow_id)
+        folder = files.make_folder_inside(self._state_dir, "runs", self._run_id)
         files.write_atomically(folder / FILE, documents.seal(KIND, {}, raw={"run": run}))
 
     def write_checkpoint(self, checkpoint_id: str, run: bytes, fence: int) -> None:
         """Write the run as a checkpoint of this id."""
-        self._checkpoints.write(self._workflow_id, checkpoint_id, run, fence=fence)
+        self.checkpoints.write(self._run_id, checkpoint_id, run, fence=fence)
 
     def newest(self) -> RunCopy | None:
         """Return the newest good copy; damaged ones are set aside, and that is logged."""
@@ -60,8 +80,8 @@ class RunCopies:
 
     def checkpoint(self, checkpoint_id: str) -> RunCopy:
         """Return one checkpoint as a copy of the run."""
-        shown, body = self._checkpoints.body(checkpoint_id, self._workflow_id)
-        return self._checked(shown, body.get("state"))
+        source, body = self.checkpoints.body(checkpoint_id, self._run_id)
+        return self._checked(source, body.get("state"))
 
     def _state_copy(self) -> RunCopy | None:
         path = self.path
@@ -75,18 +95,103 @@ class RunCopies:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except DocumentCorruptError as error:
-            logger.warning("%s; kept aside as %s", error, files.set_aside(path))
+            logger.warning("%s; set aside as %s", error, files.set_aside(path))
             return None
 
     def _checkpoint_copy(self) -> RunCopy | None:
-        for shown, body in self._checkpoints.good_bodies(self._workflow_id):
+        for source, body in self.checkpoints.good_bodies(self._run_id):
             try:
-                return self._checked(shown, body.get("state"))
+                return self._checked(source, body.get("state"))
             except DocumentCorruptError as error:
                 logger.warning("%s; it is not used", error)
         return None
 
     def _checked(self, source: str, run: object) -> RunCopy:
-        if not isinstance(run, dict) or run.get("workflow_id") != self._workflow_id:
-            raise DocumentCorruptError(source, f"it is not a copy of run {self._workflow_id!r}")
+        if not isinstance(run, dict) or run.get("workflow_id") != self._run_id:
+            raise DocumentCorruptError(source, f"it is not a copy of run {self._run_id!r}")
         return read_run(source, run)
+
+
+def has_copies(folders: StateFolders, run_id: str) -> bool:
+    """Return whether there may be a copy of a run: a cheap question, asked for every new run."""
+    if not folders.persistent:
+        return False
+    files.check_identifier(run_id, "workflow id")
+    return (folders.state / "runs" / run_id).exists() or (folders.checkpoints / run_id).exists()
+
+
+# --- in the background -----------------------------------------------------------------------------
+
+
+class _Job(NamedTuple):
+    store: Store
+    write: Callable[[], None]
+
+
+class Copier:
+    """Writes copies in a thread of its own, so that no step waits for one."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._jobs: dict[tuple[int, str], _Job] = {}
+        self._thread: threading.Thread | None = None
+        self._writing: Store | None = None
+
+    def request(self, store: Store, run_id: str, write: Callable[[], None]) -> None:
+        """Have ``write`` called soon; a later request for the same run takes its place."""
+        with self._condition:
+            self._jobs[id(store), run_id] = _Job(store, write)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="maestro-copies", daemon=True
+                )
+                self._thread.start()
+            self._condition.notify_all()
+
+    def flush(self, store: Store, seconds: float = _EXIT_SECONDS) -> None:
+        """Write what was requested for this store now; what takes longer than that is left out."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with self._condition:
+                place = next((key for key, job in self._jobs.items() if job.store is store), None)
+                if place is None:
+                    left = until - time.monotonic()
+                    self._condition.wait_for(lambda: self._writing is not store, left)
+                    return
+                job = self._jobs.pop(place)
+            _write(job)
+
+    def flush_all(self) -> None:
+        """Write what was requested, at the end of the process."""
+        for store in {id(job.store): job.store for job in list(self._jobs.values())}.values():
+            self.flush(store)
+
+    def _serve(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._jobs)
+                place = next(iter(self._jobs))
+                job = self._jobs.pop(place)
+                self._writing = job.store
+            started = time.monotonic()
+            try:
+                _write(job)
+            finally:
+                with self._condition:
+                    self._writing = None
+                    self._condition.notify_all()
+            del job
+            time.sleep((time.monotonic() - started) * _REST_FACTOR)
+
+
+def _write(job: _Job) -> None:
+    try:
+        job.write()
+    except (MaestroError, OSError) as error:
+        logger.error("a copy could not be written: %s", error)  # noqa: TRY400 - one sentence
+
+
+copier = PerProcess(Copier)
+
+
+run_at_exit(1, lambda: copier().flush_all())

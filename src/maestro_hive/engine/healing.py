@@ -1,4 +1,4 @@
-"""Between two attempts: whoever can mend what failed is asked to."""
+"""Between two attempts: a healer may repair what failed."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ if TYPE_CHECKING:
     from maestro_hive.engine.errors import FailureReport
 
 
-#: How much of what went wrong with a healer is kept.
-_LONGEST_TOLD = 2_000
+#: How much of what went wrong with a healer is recorded.
+_LONGEST_ERROR = 2_000
 
 
 class Healer(Protocol):
-    """Looks at a failure, and may mend its cause; its answer has a ``status``."""
+    """Examines a failure, and may repair its cause; its answer has a ``status``."""
 
     def heal_single(self, failure: FailureReport) -> Any:
-        """Try to mend what failed; an answer with the status FIXED says that it is mended."""
+        """Try to repair what failed; an answer with the status FIXED says that it is repaired."""
         ...
 
 
 class Healing(NamedTuple):
-    """Whether a failure's cause is mended, and what went wrong with the healer itself."""
+    """Whether a failure's cause is repaired, and what went wrong with the healer itself."""
 
     fixed: bool
     error: str | None = None
 
 
+NOT_HEALED = Healing(fixed=False)
+
+
 async def heal(healer: Healer, failure: FailureReport, seconds: float) -> Healing:
-    """Ask the healer; one that fails itself has mended nothing, and it is said why.
+    """Ask the healer; one that fails itself has repaired nothing, and its error is given.
 
     It has as long as an attempt has. The failure is recorded together with what came of the
     healing: a process that is killed meanwhile leaves an attempt that was interrupted.
@@ -49,8 +52,8 @@ async def heal(healer: Healer, failure: FailureReport, seconds: float) -> Healin
     except Exception as error:  # noqa: BLE001 - the user's own code, like the task itself
         if deadline.expired() and isinstance(error, TimeoutError):
             return Healing(fixed=False, error=f"it was not done within {seconds:g} seconds")
-        told = f"{type(error).__name__}: {text_of(error)}"
-        return Healing(fixed=False, error=told[:_LONGEST_TOLD])
+        text = f"{type(error).__name__}: {text_of(error)}"
+        return Healing(fixed=False, error=text[:_LONGEST_ERROR])
 
 
 async def _ask(healer: Healer, failure: FailureReport) -> Any:

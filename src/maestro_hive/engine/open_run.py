@@ -1,69 +1,151 @@
-"""A run that this process holds: its entries, what they add up to, and the right to add more."""
+"""A run that this process executes: its lease, its folded state, its steps in flight, its copies.
+
+Everybody in the process who opens a run gets the same object. ``record`` is for an event loop,
+``append`` for any thread; both return when the entries are recorded and part of ``state``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import os
+import logging
 import threading
-from collections.abc import Sequence
+import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from maestro_hive.engine.copies import RunCopies, copier, has_copies
+from maestro_hive.engine.shared import find_shared, forget_shared, shared
 from maestro_hive.kernel.errors import FencedError, StorageError
 from maestro_hive.maestro.state.projections import RunState, fold
 from maestro_hive.maestro.state.recorder import Recorder, recorder_for
-from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
-from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros
+from maestro_hive.maestro.state.run_document import CopiedEntries, write_snapshot
 from maestro_hive.maestro.state.store import Append
-from maestro_hive.maestro.state.stores import borrow_memory_store, borrow_store, return_store
+from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.maestro.state.views import show_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from maestro_hive.engine.config import StateFolders
-    from maestro_hive.maestro.state.store import RunLease, Store
+    from maestro_hive.engine.config import StateConfig
+    from maestro_hive.maestro.state.run_document import RunCopy
+    from maestro_hive.maestro.state.store import DocumentGuard, RunLease, Store
 
-#: How many more times a task may be cancelled while its last write is under way.
+logger = logging.getLogger(__name__)
+
+#: How many more times a task may be cancelled while its last write is in flight.
 _CANCELLATIONS = 100
-#: A larger value is not kept in memory: the journal has it.
+#: A larger value is not held in memory: the journal has it.
 _SMALL_BYTES = 4096
+#: The copy for resuming is written again only after this many times what it last cost.
+_COPY_COST_FACTOR = 33
+#: A run that is shorter than this is copied once, at its end.
+_FIRST_COPY_SECONDS = 1.0
+
+
+class Restored(NamedTuple):
+    """Where a run was resumed from when it was not the journal."""
+
+    source: str
+    saved_at: str
 
 
 class OpenRun:
-    """One run, taken for this process, and shared by all who use it there.
+    """One run, leased by this process and shared by all its users there.
 
     ``mutex`` guards ``state``. ``fresh`` says that what is in the journal shall not count: the
-    next append says so first.
+    next append records that first.
     """
 
-    def __init__(self, store: Store, run_id: str, workflow: str = "") -> None:
+    def __init__(self, store: Store, run_id: str) -> None:
         self.run_id = run_id
         self.store = store
-        self.hold: RunLease = store.acquire_run(run_id, workflow)
         self.mutex = threading.RLock()
         self.state = RunState()
         self.fresh = False
-        self.users = 1
-        #: Steps that are being executed, and who waits for them, by identity.
-        self._under_way: dict[bytes, list[Future[None]]] = {}
+        self.users = 0
+        self.restored: Restored | None = None
+        #: Memories of personas as they were last decoded, and from which entry.
+        self.decoded_memories: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._lease: RunLease | None = None
+        self._in_flight: dict[bytes, list[Future[None]]] = {}
         self._last_step = 0
         self._recorder: Recorder | None = None
-        #: Memories of personas as they were last read, and from which entry.
-        self.decoded_memories: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._copies: RunCopies | None = None
+        self._config: StateConfig | None = None
+        self._copy_due = float("inf")
+        self._fence_seen = 0
+
+    @property
+    def lease(self) -> RunLease:
+        """The right to append to the run."""
+        assert self._lease is not None, "it was opened"
+        return self._lease
+
+    # --- opening and closing ---
+
+    def open(
+        self,
+        config: StateConfig,
+        workflow: str = "",
+        entries: Sequence[NewEntry] = (),
+        status: str | None = None,
+        busy_timeout: float | None = None,
+    ) -> bool:
+        """Become a user of the run; False if another process has taken it over meanwhile."""
+        with self.mutex:
+            if self.users and self._is_fenced():
+                return False
+            if not self.users:
+                self._lease = self.store.acquire_run(
+                    self.run_id, workflow, entries, status, busy_timeout
+                )
+                self._config = config
+                self._schedule_first_copy()
+            self.users += 1
+            return True
+
+    def _is_fenced(self) -> bool:
+        try:
+            self.check_lease()
+        except FencedError:
+            return True
+        return False
 
     @property
     def closed(self) -> bool:
-        """Return whether the run was let go."""
+        """Return whether no user is left."""
         return self.users == 0
 
-    def fields(self) -> dict[str, Any]:
-        """Return the run's fields as people see them."""
-        return show_fields(self.state, self.store.load)
+    def check_open(self) -> None:
+        """Raise if the run was closed."""
+        if self.closed:
+            raise self._not_open()
 
-    # --- changes ---
+    def _not_open(self) -> StorageError:
+        return StorageError(f"run {self.run_id!r} was closed; open it again to go on")
+
+    def check_lease(self) -> None:
+        """Raise if another process has the run by now: then this one must write no files either."""
+        (seq,) = self.store.append([Append(self.lease, ())], sync=False)
+        if isinstance(seq, FencedError):
+            raise seq
+
+    def close(self, *, released: bool = False) -> None:
+        """Stop using the run; the last user gives its lease back, unless that was ``released``."""
+        with self.mutex:
+            self.users -= 1
+            if self.users > 0:
+                return
+            forget_shared(self.store, OpenRun, self.run_id, self)
+            if not released:
+                with contextlib.suppress(StorageError):  # a failed store has no leases any more
+                    self.store.release_run(self.lease)
+        close_store(self.store)
+
+    # --- recording ---
 
     def append(
         self, entries: Iterable[NewEntry], status: str | None = None, *, sync: bool = True
@@ -71,55 +153,59 @@ class OpenRun:
         """Record entries, durably, and take them into account."""
         with self.mutex:
             self.check_open()
-            (seq,) = self.store.append([Append(self.hold, self._all(entries), status)], sync=sync)
-            if not isinstance(seq, int):
+            given = [NewEntry(EntryKind.RESTORED), *entries] if self.fresh else list(entries)
+            (seq,) = self.store.append([Append(self.lease, given, status)], sync=sync)
+            if isinstance(seq, Exception):
                 raise seq
             self.fresh = False  # not before it is written
             self.catch_up()
 
-    async def record(self, entry: NewEntry, *, sync: bool, status: str | None = None) -> None:
+    async def record(
+        self,
+        entry: NewEntry,
+        *,
+        sync: bool,
+        status: str | None = None,
+        guard: DocumentGuard | None = None,
+        release: bool = False,
+    ) -> None:
         """Record an entry from an event loop, together with what others record just now."""
-        if self.users == 0:
-            self.check_open()
+        if self.users == 0 or self._lease is None:
+            raise self._not_open()
         if self.fresh:
-            self.append(())  # says first, and once, that what came before no longer counts
-        entries = (entry,)
+            self.append(())  # records first, and once, that what came before no longer counts
         recorder = self._recorder
         if recorder is None or not recorder.is_here():
             recorder = self._recorder = recorder_for(self.store)
         try:
-            seq = await recorder.append(self.hold, entries, status=status, sync=sync)
+            seq = await recorder.append(
+                self._lease, (entry,), status=status, sync=sync, guard=guard, release=release
+            )
         except asyncio.CancelledError:
-            await self._see_it_written(recorder, sync=sync)
+            await self._finish_writing(recorder, sync=sync)
             raise
-        self._take(entries, seq)
+        self._take(entry, seq)
 
-    async def _see_it_written(self, recorder: Recorder, *, sync: bool) -> None:
-        """Wait for what was on its way: it is written all the same, and the end comes behind it.
+    async def _finish_writing(self, recorder: Recorder, *, sync: bool) -> None:
+        """Wait for what is being written: it is recorded all the same, and more follows it.
 
         However often the task is cancelled meanwhile: a write is short.
         """
         for _ in range(_CANCELLATIONS):
             try:
-                await recorder.append(self.hold, (), sync=sync)
+                await recorder.append(self.lease, (), sync=sync)
             except asyncio.CancelledError:
                 continue
             break
         self.catch_up()
 
-    def _all(self, entries: Iterable[NewEntry]) -> Sequence[NewEntry]:
-        if self.fresh:
-            return [NewEntry(EntryKind.RESTORED), *entries]
-        return entries if isinstance(entries, Sequence) else list(entries)
-
-    def _take(self, entries: Iterable[NewEntry], seq: int) -> None:
+    def _take(self, entry: NewEntry, seq: int) -> None:
         """Take an entry that was written into account without reading it again, if it can be."""
         with self.mutex:
             state = self.state
             if state.seq >= seq:
                 return
             if state.seq == seq - 1:
-                (entry,) = entries
                 kind, step, attempt, facts, value, _, identity, at = entry
                 data, sha256 = (None, None) if value is None else value
                 if at is not None and (data is None or len(data) <= _SMALL_BYTES):
@@ -131,24 +217,10 @@ class OpenRun:
     def catch_up(self) -> None:
         """Take into account what was appended, here or by another user of the run."""
         with self.mutex:
-            if self.state.seq == self.hold.seq or self.fresh or self.closed:
+            if self.state.seq == self.lease.seq or self.fresh or self.closed:
                 return
-            for entry in self.store.entries(self.hold.run, after=self.state.seq):
+            for entry in self.store.entries(self.lease.run, after=self.state.seq):
                 self.state.add(entry, self.store.load)
-
-    def read_again(self) -> None:
-        """Forget what is known and read the journal from its beginning."""
-        with self.mutex:
-            self.check_open()
-            self.fresh = False
-            with _without_collecting():
-                self.state = fold(self.store.entries(self.hold.run), self.store.load)
-
-    def start_afresh(self) -> None:
-        """Let what the journal has of the run count no more, from the next change on."""
-        with self.mutex:
-            self.fresh = self.hold.seq > 0
-            self.state = RunState()
 
     def new_step_number(self) -> int:
         """Return a number that no step of the run has."""
@@ -156,61 +228,136 @@ class OpenRun:
             self._last_step = max(self._last_step, self.state.last_step) + 1
             return self._last_step
 
-    # --- one at a time ---
+    # --- steps in flight ---
 
     def enter(self, identity: bytes) -> bool:
-        """Begin to execute a step; False if it is being executed."""
+        """Start to execute a step; False if it is being executed."""
         with self.mutex:
-            if identity in self._under_way:
+            if identity in self._in_flight:
                 return False
-            self._under_way[identity] = []
+            self._in_flight[identity] = []
             return True
 
     def wait_for(self, identity: bytes) -> Future[None] | None:
         """Return what is done when the step is no longer being executed; None if it is not."""
         with self.mutex:
-            waiters = self._under_way.get(identity)
+            waiters = self._in_flight.get(identity)
             if waiters is None:
                 return None
             waiters.append(Future())
             return waiters[-1]
 
     def leave(self, identity: bytes) -> None:
-        """Say that a step is no longer being executed."""
+        """Note that a step is no longer being executed."""
         with self.mutex:
-            waiters = self._under_way.pop(identity, [])
+            waiters = self._in_flight.pop(identity, ())
         for waiter in waiters:
             if not waiter.done():  # one that was cancelled waits no more
                 waiter.set_result(None)
 
-    # --- being there ---
+    # --- from the journal, or from a copy ---
 
-    def check_not_taken_over(self) -> None:
-        """Raise if another process has the run by now: it must not write files either."""
-        (seq,) = self.store.append([Append(self.hold, ())], sync=False)
-        if isinstance(seq, FencedError):
-            raise seq
+    def load(self) -> bool:
+        """Fold the journal, or without one restore the newest good copy; False if there is neither."""
+        with self.mutex:
+            self.check_open()
+            self.fresh = False
+            with _without_garbage_collection():
+                self.state = fold(self.store.entries(self.lease.run), self.store.load)
+            if self.state.seq:
+                return True
+            found = self.copies.newest()
+            if found is None:
+                return False
+            self.restore(found, lost=True)
+            self.restored = Restored(source=found.source, saved_at=found.saved_at)
+            logger.warning(
+                "run %s had no journal: resumed from %s, saved at %s; what came later is lost",
+                self.run_id,
+                found.source,
+                found.saved_at,
+            )
+            return True
 
-    def check_open(self) -> None:
-        """Raise if the run was let go."""
-        if self.closed:
-            raise StorageError(f"run {self.run_id!r} was shut down; open it again to go on")
+    def start_fresh(self) -> None:
+        """Let what the journal has of the run count no more, from the next change on."""
+        with self.mutex:
+            self.fresh = self.lease.seq > 0
+            self.state = RunState()
 
-    def close(self) -> None:
-        """Let the run go, if nobody else in this process uses it."""
-        with _mutex:
-            self.users -= 1
-            if self.users > 0:
-                return
-            for place in [place for place, run in _held.items() if run is self]:
-                del _held[place]
-            with contextlib.suppress(StorageError):  # a failed store holds nothing any more
-                self.store.release_run(self.hold)
-            _return(self.store)
+    def restore(self, found: RunCopy, *, lost: bool = False) -> None:
+        """Go back to a copy of the run; ``lost`` says that there was no journal."""
+        with self.mutex:
+            self.fresh = False
+            status = found.body.get("state", {}).get("status")
+            known = status if isinstance(status, str) else None
+            self.append(CopiedEntries(found, journal_lost=lost), status=known)
+
+    # --- copies ---
+
+    @property
+    def copies(self) -> RunCopies:
+        """The JSON copies of the run."""
+        if self._copies is None:
+            assert self._config is not None
+            self._copies = RunCopies(self._config, self.run_id, self.store.clock)
+            self._fence_seen = self._copies.highest_fence()
+        return self._copies
+
+    @property
+    def fence(self) -> int:
+        """The number that files carry: over that of every process before, also after a loss."""
+        own = self.lease.lease.fence + self.state.fence_floor
+        return own if own >= self._fence_seen else self._fence_seen + 1
+
+    def _schedule_first_copy(self) -> None:
+        assert self._config is not None
+        interval = self._config.auto_checkpoint_interval_seconds
+        first = min(interval, _FIRST_COPY_SECONDS)
+        self._copy_due = time.monotonic() + first if interval else float("inf")
+
+    def copy_if_due(self) -> None:
+        """Have ``execution_state.json`` written, in a thread, if the last one is old enough."""
+        if time.monotonic() >= self._copy_due:
+            self._copy_due = float("inf")
+            copier().request(self.store, self.run_id, self._copy_in_thread)
+
+    def _copy_in_thread(self) -> None:
+        with contextlib.suppress(FencedError):  # the run is another process's, and so is its file
+            if not self.closed:
+                self.write_copy()
+
+    def write_copy(self, document: bytes | None = None) -> None:
+        """Write ``execution_state.json``, and plan the next time by what it cost."""
+        started = time.monotonic()
+        self.copies.write_state(document or self.as_document())
+        self.plan_next_copy(started)
+
+    def plan_next_copy(self, started: float) -> None:
+        """Set when the next copy is due, after one that was started then."""
+        assert self._config is not None
+        interval = self._config.auto_checkpoint_interval_seconds
+        cost = time.monotonic() - started
+        pause = max(interval, cost * _COPY_COST_FACTOR) if interval else float("inf")
+        self._copy_due = started + pause
+
+    def as_document(self) -> bytes:
+        """Return the whole run as JSON."""
+        self.check_lease()
+        self.catch_up()
+        entries = self.store.entries(self.lease.run)
+        with self.mutex:
+            return document_of(
+                self.store, self.lease.run, entries, self.state, self.run_id, self.fence
+            )
+
+    def fields(self) -> dict[str, Any]:
+        """Return the run's fields, by the names that ``ExecutionState`` has for them."""
+        return show_fields(self.state, self.store.load)
 
 
 @contextlib.contextmanager
-def _without_collecting() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Make many objects that all stay, without looking for garbage among them again and again."""
     was_on = gc.isenabled()
     gc.disable()
@@ -221,49 +368,64 @@ def _without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-_mutex = threading.RLock()
-_held: dict[tuple[int, str], OpenRun] = {}
+def open_run(
+    config: StateConfig,
+    run_id: str,
+    workflow: str = "",
+    entries: Sequence[NewEntry] = (),
+    status: str | None = None,
+    busy_timeout: float | None = None,
+) -> OpenRun:
+    """Return the run, leased by this process; everybody here who opens it gets the same.
 
-
-def open_run(folders: StateFolders, run_id: str, workflow: str = "") -> OpenRun:
-    """Return the run, taken for this process; everybody here who opens it gets the same."""
-    with _mutex:
-        store: Store = (
-            borrow_store(folders.state)
-            if folders.persistent
-            else borrow_memory_store(folders.state)
-        )
-        try:
-            held = _held.get((id(store), run_id))
-            if held is not None and _is_still_ours(held):
-                held.users += 1
-                _return(store)
-                return held
-            held = _held[id(store), run_id] = OpenRun(store, run_id, workflow)
-        except BaseException:
-            _return(store)
-            raise
-        return held
-
-
-def _is_still_ours(held: OpenRun) -> bool:
-    """Return whether a run that was opened before can be used on: another process may have it."""
+    ``entries`` and ``status`` are recorded if the run is new: it has no entries yet, and there is
+    no copy to restore. ``StoreBusyError`` if that takes longer than ``busy_timeout`` seconds.
+    """
+    folders = config.resolve()
+    if entries and has_copies(folders, run_id):
+        entries, status = (), None
+    store = open_store(folders.state, persistent=folders.persistent)
     try:
-        held.check_not_taken_over()
-    except FencedError:
-        return False
-    return True
+        while True:
+            run = shared(store, OpenRun, run_id, OpenRun)
+            if run.open(config, workflow, entries, status, busy_timeout):
+                break
+            forget_shared(store, OpenRun, run_id, run)
+    except BaseException:
+        close_store(store)
+        raise
+    if run.users > 1:
+        close_store(store)  # its first user has it open
+    return run
 
 
-def _return(store: Store) -> None:
-    if isinstance(store, SqliteStore):
-        return_store(store)
+def open_run_here(store: Store, run_id: str) -> OpenRun | None:
+    """Return the run if this process has it open."""
+    found = find_shared(store, OpenRun, run_id)
+    return None if found is None or found.closed else found
 
 
-def _forget_in_child() -> None:
-    global _mutex  # noqa: PLW0603 - a thread that is not in the child may have held it
-    _mutex = threading.RLock()
-    _held.clear()
+def copy_finished(config: StateConfig, store: Store, run_id: str, fence: int) -> None:
+    """Write ``execution_state.json`` of a run that this process has closed, unless it goes on."""
+    record = store.run(run_id) if store.usable else None
+    if record is None or run_id in store.run_leases():
+        return
+    entries = store.entries(record.id)
+    if entries:
+        state = fold(entries, store.load)
+        document = document_of(store, record.id, entries, state, run_id, fence)
+        RunCopies(config, run_id, store.clock).write_state(document)
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+def document_of(
+    store: Store, run: int, entries: list[Entry], state: RunState, run_id: str, fence: int
+) -> bytes:
+    """Return a whole run as JSON."""
+    fields = {
+        "workflow_id": run_id,
+        **show_fields(state, store.load),
+        "created_at": from_micros(state.created_at).isoformat(),
+        "updated_at": from_micros(state.updated_at).isoformat(),
+    }
+    saved_at = store.clock.now().isoformat()
+    return write_snapshot(store, run, run_id, entries, fields, saved_at, fence)

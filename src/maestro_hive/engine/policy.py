@@ -1,4 +1,4 @@
-"""What a persona may do: asked before its task is called, and written down in an audit log."""
+"""What a persona may do: checked before its task is called, and written to an audit log."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from maestro_hive.kernel.files import reason_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from maestro_hive.engine.step import StepExecution
     from maestro_hive.kernel.clock import Clock
 
 #: Words in a tool's name that tell what it does; the first that fits counts. A short one is a
@@ -49,7 +50,7 @@ class Verdict(Protocol):
 
 
 class Enforcer(Protocol):
-    """Whoever knows the rules."""
+    """Decides what agents may do."""
 
     def check(
         self, *, agent: AgentContext, tool_name: str, target_path: str | None, action: str
@@ -58,8 +59,26 @@ class Enforcer(Protocol):
         ...
 
 
+class PolicyCheck:
+    """Asks an enforcer before a step is executed; a check of the engine's path."""
+
+    def __init__(
+        self, enforcer: Enforcer, persona: str, role: str, audit_log: str | None, clock: Clock
+    ) -> None:
+        self._enforcer = enforcer
+        self._agent = AgentContext(agent_id=persona, role=role)
+        self._audit_log = audit_log
+        self._clock = clock
+
+    async def check(self, step: StepExecution) -> None:
+        """Raise ``GovernanceViolation`` if the step is forbidden."""
+        tool = getattr(step.task, "__name__", step.name)
+        arguments = step.arguments()
+        enforce(self._enforcer, self._agent, tool, arguments, self._audit_log, self._clock)
+
+
 def infer_action(tool_name: str) -> str:
-    """Tell from a tool's name what it does: write, delete, read, or else execute."""
+    """Return what a tool does, by its name: write, delete, read, or else execute."""
     words = _BETWEEN_WORDS.sub(" ", tool_name).lower()
     for action, pattern in _ACTIONS.items():
         if pattern.search(words):
@@ -75,7 +94,7 @@ def enforce(
     audit_log: str | None,
     clock: Clock,
 ) -> None:
-    """Raise ``GovernanceViolation`` if a rule forbids the call; write the answer down."""
+    """Raise ``GovernanceViolation`` if a rule forbids the call; record the answer."""
     named = next((arguments[name] for name in _TARGETS if arguments.get(name)), None)
     target = None if named is None else str(named)
     verdict = enforcer.check(
@@ -96,7 +115,7 @@ def enforce(
             "message": message,
             "latency_ms": getattr(verdict, "latency_ms", 0),
         }
-        _write_down(Path(audit_log), entry)
+        _write(Path(audit_log), entry)
     if not verdict.allowed:
         raise GovernanceViolation(
             message or f"{agent.agent_id} ({agent.role}) may not use {tool_name}",
@@ -107,8 +126,8 @@ def enforce(
         )
 
 
-def _write_down(path: Path, entry: dict[str, Any]) -> None:
-    """Add a line to the audit log; what cannot be written down does not happen."""
+def _write(path: Path, entry: dict[str, Any]) -> None:
+    """Add a line to the audit log; what cannot be recorded does not happen."""
     line = json.dumps(entry, ensure_ascii=False, default=str).encode() + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

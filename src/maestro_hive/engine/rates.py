@@ -1,14 +1,14 @@
-"""How often something may begin: so many times in any stretch of so many seconds.
+"""How often something may start: so many times in any window of so many seconds.
 
-Pure: a rate is asked with what began lately, and answers how long to wait. Moments are seconds on
-the clock of one start of the machine, which nobody can set.
+Pure: from a rate and the recent starts it follows how long to wait. Moments are seconds on the
+boot-time clock, which cannot be set.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from maestro_hive.kernel.errors import ConfigurationError
 
@@ -23,9 +23,9 @@ _SECONDS = {
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86_400.0),
 }
-#: More beginnings than this are remembered in so many groups: what is written for each beginning
-#: must not grow with the rate. A group counts as begun with its last, so nothing begins too early,
-#: and at most one part in so many of the rate is lost.
+#: More starts than this are recorded in so many groups: what is written for each start must not
+#: grow with the rate. A group counts as started with its last, so nothing starts too early, and at
+#: most one part in so many of the rate is lost.
 _GROUPS = 128
 
 
@@ -55,16 +55,16 @@ class Rate:
         return cls(times, seconds)
 
     def __str__(self) -> str:
-        """Write it as ``parse`` reads it."""
+        """Return it as ``parse`` reads it."""
         return f"{self.times}/{self.seconds:.9g}s"
 
     def padded(self, seconds: float) -> Rate:
-        """Return the same over a stretch that is so much longer."""
+        """Return the same over a window that is so much longer."""
         return Rate(self.times, self.seconds + seconds)
 
     @property
     def _grain(self) -> float:
-        """How long a group lasts; 0 where each beginning is remembered by itself."""
+        """How long a group lasts; 0 where each start is recorded by itself."""
         return self.seconds / _GROUPS if self.times > _GROUPS else 0.0
 
 
@@ -77,17 +77,18 @@ def _unreadable(given: object) -> ConfigurationError:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """What began lately: moments in order, each with how many began then or shortly before."""
+    """The recent starts: moments in order, each with how many started then or shortly before."""
 
     marks: tuple[tuple[float, int], ...] = ()
 
     def wait(self, rate: Rate, now: float) -> float:
-        """Return the seconds until one more may begin."""
+        """Return the seconds until one more may start."""
         total = 0
         for at, count in reversed(self.marks):
             total += count
             if total >= rate.times:
-                return max(0.0, at + rate.seconds - now)
+                # No start is later than now, so anything over the window is a rounding error.
+                return min(max(0.0, at + rate.seconds - now), rate.seconds)
         return 0.0
 
     def with_one(self, rate: Rate, now: float) -> Starts:
@@ -100,9 +101,9 @@ class Starts:
         return Starts((*marks, (now, 1)))
 
     def without_one(self, rate: Rate, moment: float) -> Starts:
-        """Return them without one that was counted at ``moment`` and did not begin after all.
+        """Return them without one that was counted at ``moment`` and did not start after all.
 
-        A group that it was put into still counts as begun with its last: later is safe.
+        The group that it was in still counts as started with its last: later is safe.
         """
         grain = rate._grain  # noqa: SLF001 - the same module
         for place, (at, count) in enumerate(self.marks):
@@ -114,7 +115,7 @@ class Starts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One moment as three clocks tell it."""
+    """One moment on the boot-time clock and on the wall clock."""
 
     boot: str
     boot_seconds: float
@@ -123,10 +124,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLog:
-    """What began lately, as it is stored: with the moment it was written, for after a reboot."""
+    """The recent starts as they are stored: with the moment of writing, for after a reboot."""
 
     written: Moment
-    beginnings: Starts
+    starts: Starts
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -134,39 +135,65 @@ class RateLog:
             "boot": self.written.boot,
             "boot_seconds": self.written.boot_seconds,
             "wall_seconds": self.written.wall_seconds,
-            "began": [[at, count] for at, count in self.beginnings.marks],
+            "starts": [[at, count] for at, count in self.starts.marks],
         }
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the log that was stored; KeyError, TypeError or ValueError if it is none."""
+        """Return the log that was stored; KeyError, TypeError or ValueError if it is not one."""
         return cls(
             written=Moment(
                 boot=str(facts["boot"]),
                 boot_seconds=float(facts["boot_seconds"]),
                 wall_seconds=float(facts["wall_seconds"]),
             ),
-            beginnings=Starts(tuple((float(at), int(n)) for at, n in facts["began"])),
+            starts=Starts(tuple((float(at), int(n)) for at, n in facts["starts"])),
         )
 
     def is_of(self, now: Moment) -> bool:
         """Return whether its moments are on the clock of ``now``."""
         return (
             self.written.boot == now.boot
-            # Where the system does not number its starts, a count that is lower tells of a new one.
+            # Where the system has no boot id, a lower count shows a reboot.
             and self.written.boot_seconds <= now.boot_seconds
         )
 
     def on_clock_of(self, now: Moment) -> Starts:
-        """Return what began, on the clock of ``now``; after a reboot it is told by wall time.
+        """Return the starts on the clock of ``now``; after a reboot they are placed by wall time.
 
-        Nothing is taken to begin in the future: whatever happened to the wall clock, nobody waits
-        for longer than one whole stretch, if what is returned is stored at once.
+        None is placed in the future: whatever happened to the wall clock, nothing waits for longer
+        than one whole window, if what is returned is stored at once.
         """
         if self.is_of(now):
-            return self.beginnings
+            return self.starts
         ago = now.wall_seconds - self.written.wall_seconds
         shift = now.boot_seconds - ago - self.written.boot_seconds
         return Starts(
-            tuple((min(at + shift, now.boot_seconds), count) for at, count in self.beginnings.marks)
+            tuple((min(at + shift, now.boot_seconds), count) for at, count in self.starts.marks)
         )
+
+    def without_one(self, rate: Rate, now: Moment, at: float) -> RateLog:
+        """Return the log, as of ``now``, without a start that was counted and did not happen."""
+        return RateLog(written=now, starts=self.on_clock_of(now).without_one(rate, at))
+
+
+class Counted(NamedTuple):
+    """When a start was counted, or how long to wait; and the log to store, None if it is as it was."""
+
+    at: float | None
+    wait: float
+    log: RateLog | None
+
+
+def count_start(log: RateLog | None, rate: Rate, now: Moment, late: float | None = None) -> Counted:
+    """Count one more start now, if the rate allows it; ``late`` is when it was counted before."""
+    starts = Starts() if log is None else log.on_clock_of(now)
+    if late is not None:
+        starts = starts.without_one(rate, late)
+    wait = starts.wait(rate, now.boot_seconds)
+    if not wait:
+        starts = starts.with_one(rate, now.boot_seconds)
+    elif log is not None and log.is_of(now) and late is None:
+        return Counted(None, wait, None)
+    at = None if wait else now.boot_seconds
+    return Counted(at, wait, RateLog(written=now, starts=starts))

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class ExecutionStatus(StrEnum):
     """Where an execution or an attempt stands."""
 
-    #: Not begun.
+    #: Not started.
     PENDING = "pending"
-    #: Under way.
+    #: Being executed.
     RUNNING = "running"
     #: Done.
     SUCCESS = "success"
@@ -26,7 +26,7 @@ class ExecutionStatus(StrEnum):
     FAILED = "failed"
     #: Failed, and will be tried again.
     RETRYING = "retrying"
-    #: Done, after something was mended between its attempts.
+    #: Done, after a repair between its attempts.
     RECOVERED = "recovered"
     #: Given up by both levels; a person must look.
     HELP_NEEDED = "help_needed"
@@ -62,7 +62,7 @@ class ExecutionAttempt:
 
     @property
     def duration_seconds(self) -> float:
-        """How long it took; 0 while it is under way."""
+        """How long it took; 0 while it runs."""
         if self.ended_at is None:
             return 0.0
         return max(0.0, (self.ended_at - self.started_at).total_seconds())  # clocks are set back
@@ -131,28 +131,28 @@ class ExecutionResult:
         }
 
 
-class LateResult(ExecutionResult):
-    """A result whose attempts are told when somebody looks: most want the output alone."""
+class LazyResult(ExecutionResult):
+    """A result whose attempts are read when they are asked for: most callers want the output alone."""
 
-    __slots__ = ("_attempts", "_tell")
+    __slots__ = ("_attempts", "_load")
 
-    def tell_late(self, tell: Callable[[], list[ExecutionAttempt]]) -> None:
-        """Take the attempts from ``tell``, when they are asked for."""
-        self._tell: Callable[[], list[ExecutionAttempt]] | None = tell
+    def load_attempts_with(self, load: Callable[[], list[ExecutionAttempt]]) -> None:
+        """Take the attempts from ``load`` when they are asked for."""
+        self._load: Callable[[], list[ExecutionAttempt]] | None = load
 
     @property
     def attempts(self) -> list[ExecutionAttempt]:
         """Every attempt there was."""
-        if self._tell is not None:
-            self._attempts, self._tell = self._tell(), None
+        if self._load is not None:
+            self._attempts, self._load = self._load(), None
         return self._attempts
 
     @attempts.setter
     def attempts(self, attempts: list[ExecutionAttempt]) -> None:
-        self._attempts, self._tell = attempts, None
+        self._attempts, self._load = attempts, None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy it as a result that has been told."""
+        """Copy it as a result whose attempts are loaded."""
         return ExecutionResult, tuple(getattr(self, each.name) for each in fields(self))
 
 

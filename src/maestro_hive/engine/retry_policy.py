@@ -34,20 +34,20 @@ from maestro_hive.engine.settings import refused
 from maestro_hive.kernel.errors import MaestroError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = [
     "Backoff",
-    "RandomSource",
     "Decision",
+    "RandomSource",
     "RetryOn",
     "Verdict",
     "asks_for_retry",
     "check_retry_on",
     "classify",
+    "decide",
     "delay_before",
     "never_retried",
-    "decide",
     "retry_after",
     "with_jitter",
 ]

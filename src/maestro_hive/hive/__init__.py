@@ -16,11 +16,10 @@ if TYPE_CHECKING:
         RunMismatchError,
         UnknownRunError,
     )
+    from maestro_hive.hive.functions import StepFunction, WorkflowFunction
     from maestro_hive.hive.handle import RunHandle
     from maestro_hive.hive.hive import Hive
     from maestro_hive.hive.runs import RunInfo
-    from maestro_hive.hive.step_function import StepFunction
-    from maestro_hive.hive.workflow_function import WorkflowFunction
 
 __all__ = [
     "Hive",
@@ -29,8 +28,8 @@ __all__ = [
     "RunCancelledError",
     "RunFailedError",
     "RunHandle",
-    "RunInfo",
     "RunInactiveError",
+    "RunInfo",
     "RunMismatchError",
     "StepFunction",
     "UnknownRunError",
@@ -53,7 +52,6 @@ __getattr__, __dir__ = load_lazily(
         "maestro_hive.hive.hive": ("Hive",),
         "maestro_hive.engine.rates": ("Rate",),
         "maestro_hive.hive.runs": ("RunInfo",),
-        "maestro_hive.hive.step_function": ("StepFunction",),
-        "maestro_hive.hive.workflow_function": ("WorkflowFunction",),
+        "maestro_hive.hive.functions": ("StepFunction", "WorkflowFunction"),
     },
 )

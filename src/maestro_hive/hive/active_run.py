@@ -1,23 +1,29 @@
-"""A run that this process executes: its steps, its waits, and being cancelled."""
+"""A run whose workflow this process executes: its steps, its questions, and its cancellation."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from collections import Counter
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from maestro_hive.engine import values
+from maestro_hive.engine.breaker import CircuitBreaker
+from maestro_hive.engine.budget import Budget
+from maestro_hive.engine.limits import Limit
+from maestro_hive.engine.policy import PolicyCheck
+from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
+from maestro_hive.engine.step import StepExecution, StepSpec, Turn, check_may_continue
+from maestro_hive.engine.step_record import MemoryPersona, RunStep
 from maestro_hive.engine.tracebacks import with_own_lines
-from maestro_hive.hive import runs as entries
+from maestro_hive.engine.values import IMMUTABLE, OwnArguments
+from maestro_hive.hive import runs
 from maestro_hive.hive.errors import OutsideRunError
-from maestro_hive.hive.runs import identity_of
-from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import open_waits
-from maestro_hive.unified_execution.persona_executor import PersonaExecutor
-from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,13 +31,17 @@ if TYPE_CHECKING:
     from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.healing import Healer
+    from maestro_hive.engine.open_run import OpenRun
+    from maestro_hive.engine.options import Options
+    from maestro_hive.engine.plan import Plan
     from maestro_hive.engine.policy import Enforcer
-    from maestro_hive.hive.step_terms import Key, Step, StepOptions
+    from maestro_hive.engine.rates import Rate
+    from maestro_hive.engine.step import Stage
+    from maestro_hive.hive.functions import StepFunction
     from maestro_hive.maestro.state.records import NewEntry
-    from maestro_hive.unified_execution.call_options import Gate
-    from maestro_hive.unified_execution.state_persistence import StatePersistence
+    from maestro_hive.maestro.state.store import DocumentGuard, Store
 
-_active: ContextVar[ActiveRun | None] = ContextVar("live_run", default=None)
+_active: ContextVar[ActiveRun | None] = ContextVar("active_run", default=None)
 
 
 class Workflow(Protocol):
@@ -53,43 +63,97 @@ class Workflow(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staff:
-    """What the steps of every run work with."""
+@dataclass(slots=True, kw_only=True)
+class RunContext:
+    """What the steps of every run of a hive are executed with."""
 
     config: ExecutionConfig
-    #: Returns what the attempts of a step have to pass; None where nothing limits them.
-    gate: Callable[[StepOptions], Gate | None]
+    store: Store
     #: Runs a workflow as the child of a run.
     run_child: Callable[[ActiveRun, Workflow, tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
     healer: Healer | None = None
     enforcer: Enforcer | None = None
     escalation: Escalation | None = None
+    _breakers: dict[str, CircuitBreaker] = field(default_factory=dict)
+    _limits: dict[tuple[str, Rate | None, int | None], Limit] = field(default_factory=dict)
+
+    def breaker(self, name: str) -> CircuitBreaker:
+        """Return the breaker of that name."""
+        found = self._breakers.get(name)
+        if found is None:
+            level2 = self.config.level2
+            found = self._breakers[name] = CircuitBreaker(
+                level2.circuit_breaker_threshold,
+                level2.circuit_breaker_cooldown_seconds,
+                name=name,
+                store=self.store,
+            )
+        return found
+
+    def stages(self, name: str, options: Options) -> tuple[Stage, ...]:
+        """Return the stages that each attempt of a step passes."""
+        rate, most = options.rate, options.max_concurrency
+        if rate is None and most is None:
+            return ()
+        found = self._limits.get((name, rate, most))
+        if found is None:
+            found = Limit(self.store, name, rate=rate, max_concurrency=most)
+            self._limits[name, rate, most] = found
+        return (found,)
+
+
+class PreparedStep(NamedTuple):
+    """What all calls of a step in one run have in common."""
+
+    spec: StepSpec
+    policy: RoundPolicy
+
+
+class StepCall:
+    """One call of a step: a round is one set of attempts at it."""
+
+    __slots__ = ("name", "persona", "step", "uses_guard")
+
+    def __init__(self, step: StepExecution) -> None:
+        self.step = step
+        self.name = step.name
+        self.persona: str | None = step.spec.persona
+        self.uses_guard = True
+
+    async def make(self, number: int, guard: DocumentGuard | None) -> Any:
+        """Make the attempts of one round."""
+        step = self.step
+        record = step.record
+        assert isinstance(record, RunStep)
+        record.round = number
+        if record.state is not None:
+            await check_may_continue(step)
+        if step.spec.checks:
+            await step.check()
+        return await step.run_round(guard)
 
 
 class ActiveRun:
-    """A run under way. ``cancelled_because`` is set once somebody wants its end."""
+    """A run that is being executed; ``cancel_reason`` is set once its end was requested."""
 
-    def __init__(self, staff: Staff, state: StatePersistence, parent: ActiveRun | None) -> None:
-        self.run_id = state.workflow_id
-        self.state = state
-        self.held = state.run
+    def __init__(self, context: RunContext, run: OpenRun, parent: ActiveRun | None) -> None:
+        self.run_id = run.run_id
+        self.run = run
         self.parent = parent
         self.children: set[ActiveRun] = set()
-        self.cancelled_because: str | None = None
-        #: The questions that the workflow asks just now, and those that somebody settles.
+        self.cancel_reason: str | None = None
+        #: The questions that the workflow asks just now, and those that are being settled.
         self._listeners: dict[bytes, asyncio.Future[None]] = {}
         self._claimed: set[bytes] = set()
-        #: Asks for letters to be looked for at once; set by whoever looks for them.
+        #: Has the inbox read at once; set by what watches it.
         self.check_inbox: Callable[[], None] = _no_watcher
         self.loop = asyncio.get_running_loop()
-        self._staff = staff
+        self._context = context
         self._tasks: Counter[asyncio.Task[Any]] = Counter()
-        self._calls: Counter[bytes] = Counter()
-        self._executors: dict[Step, PersonaExecutor] = {}
-        self._wrappers: dict[str | None, SafetyRetryWrapper] = {}
+        self._calls: dict[bytes, int] = {}
+        self._prepared: dict[StepFunction[..., Any], PreparedStep] = {}
 
-    # --- being the one under way ---
+    # --- being executed ---
 
     async def drive(self, body: Callable[[], Any]) -> Any:
         """Return what a workflow's function returns; what it started and left behind is stopped."""
@@ -104,7 +168,8 @@ class ActiveRun:
         """Await a call as part of this run: cancelling the run cancels it."""
         task = asyncio.current_task()
         assert task is not None
-        self.check_going()
+        if self.cancel_reason is not None:
+            self.check_active()
         self._tasks[task] += 1
         try:
             return await call()
@@ -121,21 +186,22 @@ class ActiveRun:
         if here:
             await asyncio.wait(here)
 
-    def check_going(self) -> None:
-        """Raise if the run was cancelled: nothing more shall begin."""
-        if self.cancelled_because is not None:
+    def check_active(self) -> None:
+        """Raise if the run was cancelled: nothing more shall start."""
+        if self.cancel_reason is not None:
             raise asyncio.CancelledError(f"run {self.run_id!r} was cancelled")
 
     def cancel(self, reason: str) -> None:
-        """Cancel it, its children, and all that they are busy with; from any thread."""
+        """Cancel it, its children, and all that they are waiting for; from any thread."""
         self.loop.call_soon_threadsafe(self._cancel, reason)
 
     def _cancel(self, reason: str) -> None:
-        if self.cancelled_because is not None:
+        if self.cancel_reason is not None:
             return  # once: what cleans up after itself shall not be cancelled again
-        tasks = {task for run in self._family() for task in run._tasks}  # noqa: SLF001 - of ours
-        for run in self._family():
-            run.cancelled_because = run.cancelled_because or reason
+        family = self._family()
+        tasks = {task for run in family for task in run._tasks}  # noqa: SLF001 - of ours
+        for run in family:
+            run.cancel_reason = run.cancel_reason or reason
         for task in tasks:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
@@ -145,162 +211,190 @@ class ActiveRun:
             found.extend(run.children)
         return found
 
-    def close(self) -> None:
-        """Let go of what its steps needed; the run itself is its opener's to let go."""
-        for wrapper in self._wrappers.values():
-            wrapper.close()
-
     # --- questions ---
     # A workflow's code may run in more than one loop, each in its thread: the run's lock decides.
 
     def listen(self, identity: bytes) -> asyncio.Future[None]:
         """Return what is done when a question is answered; in the loop that asks it."""
-        with self.held.mutex:
+        with self.run.mutex:
             self._claimed.discard(identity)
             listener = asyncio.get_running_loop().create_future()
             self._listeners[identity] = listener
             return listener
 
-    def listen_no_more(self, identity: bytes) -> None:
-        """Say that nobody waits for the answer any more."""
-        with self.held.mutex:
+    def stop_listening(self, identity: bytes) -> None:
+        """Note that no task waits for the answer any more."""
+        with self.run.mutex:
             self._listeners.pop(identity, None)
 
     def listens(self, identity: bytes) -> bool:
-        """Return whether the workflow asks this just now, and nobody is about to settle it."""
-        with self.held.mutex:
+        """Return whether the workflow asks this just now, and it is not being settled."""
+        with self.run.mutex:
             return identity in self._listeners and identity not in self._claimed
 
     def claim(self, identity: bytes) -> bool:
-        """Become the one who settles a question, by an answer or by saying that it is too late."""
-        with self.held.mutex:
+        """Become the one who settles a question, by an answer or by its timeout."""
+        with self.run.mutex:
             mine = self.listens(identity)
             if mine:
                 self._claimed.add(identity)
             return mine
 
     def give_up_claim(self, identity: bytes) -> None:
-        """Let somebody else settle it."""
-        with self.held.mutex:
+        """Let another one settle it."""
+        with self.run.mutex:
             self._claimed.discard(identity)
 
-    def tell(self, identity: bytes, error: Exception | None = None) -> None:
-        """Wake whoever waits for the answer, or say why it cannot be had."""
-        with self.held.mutex:
+    def notify(self, identity: bytes, error: Exception | None = None) -> None:
+        """Wake who waits for the answer, with the reason if it cannot be had."""
+        with self.run.mutex:
             listener = self._listeners.get(identity)
         if listener is not None:
             listener.get_loop().call_soon_threadsafe(_settle, listener, error)
 
-    def tell_all(self, error: Exception) -> None:
-        """Say to all who wait why no answer can be had."""
+    def notify_all(self, error: Exception) -> None:
+        """Wake all who wait, with the reason why no answer can be had."""
         for identity in list(self._listeners):
-            self.tell(identity, error)
+            self.notify(identity, error)
 
     # --- which of several equal calls ---
 
     def occurrence(self, identity: bytes) -> int:
         """Count the calls that are equal, since the run was opened."""
-        self._calls[identity] += 1
-        return self._calls[identity]
+        number = self._calls[identity] = self._calls.get(identity, 0) + 1
+        return number
 
-    def told_apart(self, *parts: str | bytes) -> bytes:
+    def numbered(self, *parts: str | bytes) -> bytes:
         """Return an identity for one more call that these parts describe."""
-        identity = identity_of(*parts)
+        identity = runs.identity_of(*parts)
         number = self.occurrence(identity)
         return identity if number == 1 else hashlib.sha256(identity + b"#%d" % number).digest()
 
     # --- steps ---
 
-    async def call(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return a step's result: from the journal if it is there, else through both levels."""
-        executor = self._executor(step)
-        terms, function = step.terms, step.body
-        if terms.key is not None:
-            executor = executor.options(key=_key_of(step, terms.key, args, kwargs))
+    async def call(
+        self, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return a step's result: from the journal if it is there, else by executing it."""
+        prepared = self._prepared.get(step)
+        if prepared is None:
+            prepared = self._prepared[step] = self._prepare(step)
+        options = step.options
+        key = None if options.key is None else step.key_for(options.key, args, kwargs)
+        is_plain = not kwargs and IMMUTABLE.issuperset(map(type, args))
+        if is_plain:
+            plan = step.planner.plan(args, kwargs, key=key, store_input=options.store_input)
         else:
-            identity = executor.step_identity(function, terms.name, *args, **kwargs)
-            assert identity is not None
-            number = self.occurrence(identity)
-            if number > 1:
-                executor = executor.options(occurrence=number)
-        kept = executor.completed_result(function, terms.name, *args, **kwargs)
-        if kept is not None:
-            return kept.final_output
-        wrapper = self._wrapper(terms.breaker)
-        try:
-            done = await self.owning(
-                lambda: wrapper.execute_safe(
-                    executor.execute, function, *args, task_name=terms.name, **kwargs
-                )
+            plan = await values.plan(
+                step.planner, args, kwargs, key=key, store_input=options.store_input
             )
+        if key is None:
+            number = self.occurrence(plan.identity)
+            if number > 1:
+                plan = plan.occurrence(number)
+        data = self._recorded(plan)
+        if data is not None:
+            return None if not data else await values.decode(data, "result")
+        own = None if is_plain else OwnArguments(plan.encoded)
+        try:
+            return await self._execute(step, prepared, plan, args, kwargs, own)
         except Exception as error:  # noqa: BLE001 - whatever the step raised
             raise with_own_lines(error)  # noqa: B904 - it is the same error
-        return done.level1_results[-1].final_output
 
-    def _executor(self, step: Step) -> PersonaExecutor:
-        found = self._executors.get(step)
-        if found is None:
-            found = self._executors[step] = self._new_executor(step.terms)
-        return found
+    def _recorded(self, plan: Plan) -> bytes | None:
+        """Return the result of a completed step, encoded; empty if it has none, None if it is not."""
+        state = self.run.state
+        found = state.by_identity.get(plan.identity)
+        if found is not None and found.completed is not None:
+            return self.run.store.load(found.completed) or b""
+        if plan.name in state.completed_tasks:  # marked by hand
+            entry = state.completed_tasks[plan.name]
+            return b"" if entry is None else self.run.store.load(entry) or b""
+        return None
 
-    def _new_executor(self, terms: StepOptions) -> PersonaExecutor:
-        config = self._staff.config
-        if terms.budget is not None:
-            tokens = replace(config.tokens, max_tokens_per_persona=terms.budget)
-            config = replace(config, tokens=tokens)
-        executor = PersonaExecutor(
-            config,
-            terms.persona,
-            self._staff.healer,
-            state_persistence=self.state,
-            enforcer=self._staff.enforcer,
-        )
-        options = terms.options
-        return executor.options(
-            max_attempts=options.max_attempts,
-            timeout=options.timeout,
-            retry_on=options.retry_on,
-            on_ambiguous=options.on_ambiguous,
-            store_input=options.store_input,
-            gate=self._staff.gate(terms),
-        )
-
-    def _wrapper(self, breaker: str | None) -> SafetyRetryWrapper:
-        found = self._wrappers.get(breaker)
-        if found is None:
-            found = self._wrappers[breaker] = SafetyRetryWrapper(
-                self._staff.config,
-                workflow_id=self.run_id,
-                breaker=breaker,
-                store=self.held.store,
-                escalation=self._staff.escalation,
+    async def _execute(
+        self,
+        step: StepFunction[..., Any],
+        prepared: PreparedStep,
+        plan: Plan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        own: OwnArguments | None,
+    ) -> Any:
+        run = self.run
+        turn = Turn(run, plan.identity, plan.name)
+        while not await turn.take():
+            data = self._recorded(plan)
+            if data is not None:
+                return None if not data else await values.decode(data, "result")
+        try:
+            record = RunStep(run, plan, 1)
+            execution = StepExecution(
+                prepared.spec, record, step.name, step.function, args, kwargs, step.is_async, own
             )
-        return found
+            rounds = Rounds(prepared.policy, StepCall(execution), run, plan.identity)
+            return await self.owning(rounds.run)
+        except RoundsSkippedError:
+            return None
+        finally:
+            turn.give_back()
+            run.copy_if_due()
+
+    def _prepare(self, step: StepFunction[..., Any]) -> PreparedStep:
+        context, options, clock = self._context, step.options, self.run.store.clock
+        config = context.config
+        if options.budget is not None:
+            tokens = replace(config.tokens, max_tokens_per_persona=options.budget)
+            config = replace(config, tokens=tokens)
+        checks: tuple[PolicyCheck, ...] = ()
+        if context.enforcer is not None:
+            role = "developer_agent"
+            checks = (PolicyCheck(context.enforcer, step.persona, role, None, clock),)
+        rng = random.Random(config.level1.jitter_seed)  # noqa: S311 - for jitter alone
+        spec = StepSpec(
+            config=config,
+            persona=step.persona,
+            options=options,
+            clock=clock,
+            rng=rng,
+            budget=Budget(config.tokens, step.persona, self.run, MemoryPersona()),
+            checks=checks,
+            stages=context.stages(step.name, options),
+            healer=context.healer,
+            checks_source=config.level1.enable_syntax_validation,
+            reads_back=True,
+        )
+        policy = RoundPolicy(
+            config=config.level2,
+            breaker=context.breaker(options.breaker or step.persona),
+            escalation=context.escalation,
+            rng=rng,
+        )
+        return PreparedStep(spec, policy)
 
     async def run_child(
         self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return the result of another workflow, in a run of its own."""
-        return await self._staff.run_child(self, workflow, args, kwargs)
+        return await self._context.run_child(self, workflow, args, kwargs)
 
     # --- what is recorded of the run itself ---
 
     async def record(self, entry: NewEntry, *, sync: bool = True) -> None:
-        """Record an entry, and let listings show where the run stands after it."""
-        status = self._status_with(entry)
-        await self.held.record(entry, sync=sync, status=status)
+        """Record an entry, and let listings show the run's status after it."""
+        await self.run.record(entry, sync=sync, status=self._status_with(entry))
 
     def _status_with(self, entry: NewEntry) -> str:
-        """Return the run's status once the entry is written."""
-        asked = {each.identity for each in open_waits(self.held.state)}
+        """Return the run's status once the entry is recorded."""
+        asked = {each.identity for each in open_waits(self.run.state)}
         match entry.kind:
-            case EntryKind.WAIT_STARTED if entries.asks_a_person(entry):
+            case EntryKind.WAIT_STARTED if runs.asks_a_person(entry):
                 asked.add(entry.identity)
             case EntryKind.WAIT_ENDED:
                 asked.discard(entry.identity)
             case _:
                 pass
-        return entries.WAITING if asked else entries.RUNNING
+        return runs.WAITING if asked else runs.RUNNING
 
 
 def _settle(listener: asyncio.Future[None], error: Exception | None) -> None:
@@ -313,34 +407,20 @@ def _settle(listener: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def _no_watcher() -> None:
-    """There is nobody to be asked yet."""
+    """Do nothing: the inbox is not watched yet."""
 
 
-def _key_of(step: Step, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return the key that a step was given by hand, for these arguments."""
-    if callable(key):
-        return key(*args, **kwargs)
-    bound = step.signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    try:
-        return key.format(**bound.arguments)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise ConfigurationError(
-            f"the key {key!r} of step {step.terms.name!r} cannot be made of its arguments"
-            f" ({', '.join(bound.arguments)}): {error!r}"
-        ) from error
-
-
-def active_run(what: str) -> ActiveRun:
-    """Return the run that is under way here; ``what`` needs one."""
+def active_run(what: str, name: str = "") -> ActiveRun:
+    """Return the run that is executed here; ``what`` needs one."""
     found = _active.get()
     if found is None:
+        named = f"{what} {name!r}" if name else what
         raise OutsideRunError(
-            f"{what} was called outside a run: call it from a workflow that hive.run executes"
+            f"{named} was called outside a run: call it from a workflow that hive.run executes"
         )
     return found
 
 
 def active_run_or_none() -> ActiveRun | None:
-    """Return the run that is under way here, if there is one."""
+    """Return the run that is executed here, if there is one."""
     return _active.get()

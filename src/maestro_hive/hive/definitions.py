@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from maestro_hive.hive.step_function import StepFunction
-from maestro_hive.hive.step_terms import StepOptions, function_name
-from maestro_hive.hive.workflow_function import WorkflowFunction
+from maestro_hive.engine.options import Options, StepOptions
+from maestro_hive.hive.functions import StepFunction, WorkflowFunction, function_name
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from maestro_hive.engine.rates import Rate
-    from maestro_hive.engine.retry_policy import RetryOn
-    from maestro_hive.hive.step_terms import Key
-    from maestro_hive.unified_execution.call_options import Ambiguous
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,38 +47,9 @@ class Definitions:
     @overload
     def step(self, function: Callable[P, R], /) -> StepFunction[P, R]: ...
     @overload
-    def step(
-        self,
-        *,
-        persona: str = ...,
-        name: str | None = ...,
-        max_attempts: int | None = ...,
-        timeout: float | None = ...,
-        retry_on: RetryOn | None = ...,
-        breaker: str | None = ...,
-        max_concurrency: int | None = ...,
-        rate: str | Rate | None = ...,
-        key: Key | None = ...,
-        on_ambiguous: Ambiguous = ...,
-        store_input: bool = ...,
-        budget: int | None = ...,
-    ) -> StepDecorator: ...
-    def step(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        persona: str = "default",
-        name: str | None = None,
-        max_attempts: int | None = None,
-        timeout: float | None = None,
-        retry_on: RetryOn | None = None,
-        breaker: str | None = None,
-        max_concurrency: int | None = None,
-        rate: str | Rate | None = None,
-        key: Key | None = None,
-        on_ambiguous: Ambiguous = "rerun",
-        store_input: bool = True,
-        budget: int | None = None,
+    def step(self, **options: Unpack[StepOptions]) -> StepDecorator: ...
+    def step(  # type: ignore[misc]  # it takes what the overloads take
+        self, function: Callable[..., Any] | None = None, /, **options: Any
     ) -> Any:
         """Make a durable step of a function, async or not.
 
@@ -93,39 +59,28 @@ class Definitions:
         yes, no, or seconds) override the configuration. ``max_concurrency`` and ``rate``
         ("60/min") hold for all processes on the folder together. ``key`` gives the identity by
         hand: a text such as "invoice-{number}", or a function of the arguments. ``on_ambiguous``
-        says what happens to an attempt that began and whose end nobody recorded: "rerun", "ask"
-        or "fail". ``store_input=False`` keeps only the digest of the input. ``budget`` limits the
-        tokens of the persona.
+        says what happens to an attempt that started and whose end was never recorded: "rerun",
+        "ask" or "fail". ``store_input=False`` stores only the digest of the input. ``budget``
+        limits the tokens of the persona.
         """
 
         def decorate(function: Callable[..., Any]) -> StepFunction[..., Any]:
             _check_function("step", function)
-            terms = StepOptions.checked(
-                function,
-                name=name,
-                persona=persona,
-                max_attempts=max_attempts,
-                timeout=timeout,
-                retry_on=retry_on,
-                breaker=breaker,
-                max_concurrency=max_concurrency,
-                rate=rate,
-                key=key,
-                on_ambiguous=on_ambiguous,
-                store_input=store_input,
-                budget=budget,
-            )
-            return self._add_step(StepFunction(function, terms))
+            name = options.get("name")
+            named = function_name(function) if name is None else name
+            what = f"of step {named!r} the option"
+            checked = Options().changed(dict(options), StepOptions, what)
+            return self._add_step(StepFunction(function, named, checked))
 
         return decorate if function is None else decorate(function)
 
     def _add_step(self, step: StepFunction[..., Any]) -> StepFunction[..., Any]:
-        place = (step.terms.persona, step.terms.name)
+        place = (step.persona, step.name)
         known = self._steps.get(place)
         if known is not None and _origin(known.function) != _origin(step.function):
             raise ConfigurationError(
                 f"there are two steps {place[1]!r} of {place[0]!r}, {_shown(known.function)} and"
-                f" {_shown(step.function)}, which could not be told apart; give one of them name="
+                f" {_shown(step.function)}, which have one identity; give one of them name="
             )
         self._steps[place] = step
         return step
@@ -181,12 +136,12 @@ def _check_function(what: str, function: object) -> None:
     if first in ("self", "cls"):
         raise ConfigurationError(
             f"{_shown(function)} is a method, and a {what} is made of a function: an object cannot"
-            f" be told from others after a restart. Put the {what} beside the class"
+            f" be identified after a restart. Put the {what} beside the class"
         )
 
 
 def _origin(function: Callable[..., Any]) -> tuple[str, str]:
-    """Tell where a function comes from; one that is defined anew there is the same."""
+    """Return where a function is defined; one that is defined again there is the same."""
     return getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from maestro_hive.hive import active_runs as under_way
-from maestro_hive.hive import control as orders
+from maestro_hive.hive import control
 from maestro_hive.hive.errors import RunInactiveError
+from maestro_hive.hive.runner import active_here
 from maestro_hive.hive.runs import find_run, outcome, read_run, run_info
 from maestro_hive.maestro.state.events import EventReader
 from maestro_hive.maestro.state.views import OVER
@@ -34,7 +34,7 @@ async def follow(
     what there is.
     """
     for _ in range(_BEGINNING):
-        if store.run(run_id) is not None or under_way.here(store, run_id) is None:
+        if store.run(run_id) is not None or active_here(store, run_id) is None:
             break
         await asyncio.sleep(_SHORTEST)  # it begins in this moment
     reader, run = EventReader(run_id, store.load), find_run(store, run_id).id
@@ -59,7 +59,7 @@ def _goes_on(store: Store, run_id: str) -> bool:
     record = store.run(run_id)
     if record is None or record.status in OVER:
         return False
-    return under_way.here(store, run_id) is not None or run_id in store.run_leases()
+    return active_here(store, run_id) is not None or run_id in store.run_leases()
 
 
 # --- handle ---
@@ -68,7 +68,7 @@ def _goes_on(store: Store, run_id: str) -> bool:
 R = TypeVar("R")
 
 #: What was started, until it is done.
-_kept: set[asyncio.Future[Any]] = set()
+_started: set[asyncio.Future[Any]] = set()
 
 
 class RunHandle(Generic[R]):
@@ -83,8 +83,8 @@ class RunHandle(Generic[R]):
     def keep(self, task: asyncio.Future[R]) -> None:
         """Hold on to what executes the run: a loop itself keeps its tasks but weakly."""
         self._task = task
-        _kept.add(task)
-        task.add_done_callback(_kept.discard)
+        _started.add(task)
+        task.add_done_callback(_started.discard)
 
     @property
     def status(self) -> str:
@@ -102,7 +102,7 @@ class RunHandle(Generic[R]):
         if self._task is not None:
             return await asyncio.shield(self._task)
         store = self._opened()
-        here = under_way.here(store, self.run_id)
+        here = active_here(store, self.run_id)
         if here is not None:
             done: R = await asyncio.shield(asyncio.wrap_future(here.done))
             return done
@@ -111,12 +111,12 @@ class RunHandle(Generic[R]):
         state = read_run(store, self.run_id)
         if state.ended is None:
             raise RunInactiveError(self.run_id)
-        kept: R = outcome(self.run_id, state.ended, store.load)
-        return kept
+        recorded: R = outcome(self.run_id, state.ended, store.load)
+        return recorded
 
     def cancel(self, reason: str = "") -> bool:
         """End it, and what it started; False if it is over already."""
-        return orders.cancel(self._opened(), self.run_id, reason)
+        return control.cancel(self._opened(), self.run_id, reason)
 
     def __repr__(self) -> str:
         return f"<run {self.run_id!r}>"

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
-from maestro_hive.engine.limits import Limit
+from maestro_hive.engine.copies import copier
 from maestro_hive.engine.tracebacks import with_own_lines
-from maestro_hive.hive import control as orders
-from maestro_hive.hive import waits as waiting
-from maestro_hive.hive.active_run import Staff, active_run_or_none
-from maestro_hive.hive.control import fork
+from maestro_hive.hive import control, waits
+from maestro_hive.hive.active_run import RunContext, active_run_or_none
 from maestro_hive.hive.definitions import Definitions
 from maestro_hive.hive.errors import RunMismatchError, UnknownRunError
 from maestro_hive.hive.handle import RunHandle, follow
@@ -36,8 +34,7 @@ from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError, StoreClosedError
 from maestro_hive.kernel.signals import stop_politely
 from maestro_hive.maestro.state.projections import facts_of
-from maestro_hive.maestro.state.sqlite.store import SqliteStore
-from maestro_hive.maestro.state.stores import borrow_memory_store, borrow_store, return_store
+from maestro_hive.maestro.state.stores import close_store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -45,14 +42,11 @@ if TYPE_CHECKING:
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.healing import Healer
     from maestro_hive.engine.policy import Enforcer
-    from maestro_hive.engine.rates import Rate
     from maestro_hive.hive.active_run import ActiveRun, Workflow
+    from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.runs import Input, RunInfo
-    from maestro_hive.hive.step_terms import StepOptions
-    from maestro_hive.hive.workflow_function import WorkflowFunction
     from maestro_hive.maestro.state.events import RunEvent
     from maestro_hive.maestro.state.store import Store
-    from maestro_hive.unified_execution.call_options import Gate
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,7 +57,7 @@ class Hive(Definitions):
     """Durable steps and workflows over one state folder; a context manager, sync or async.
 
     ``folder`` keeps everything, checkpoints included; without it, that of the configuration.
-    Nothing is opened before it is needed. The folder is let go by ``close``, at the end of a
+    Nothing is opened before it is needed. The folder is closed by ``close``, at the end of a
     ``with`` block, or with the process.
     """
 
@@ -79,7 +73,6 @@ class Hive(Definitions):
         super().__init__()
         self.config = _config_for(folder, config)
         self._helpers = {"healer": healing_engine, "enforcer": enforcer, "escalation": escalation}
-        self._limits: dict[tuple[str, Rate | None, int | None], Limit] = {}
         self._store: Store | None = None
         self._runner: Runner | None = None
         self._is_closed = False
@@ -97,7 +90,7 @@ class Hive(Definitions):
     ) -> R:
         """Run a workflow and return its result; the same ``run_id`` goes on where it stopped.
 
-        Finished, it returns the kept result; failed, it raises the kept failure until ``retry``.
+        Finished, it returns the recorded result; failed, it raises the recorded failure until ``retry``.
         While it runs, the first Ctrl+C or SIGTERM stops it politely: what is under way is
         recorded, and the process ends as it would have.
         """
@@ -144,9 +137,11 @@ class Hive(Definitions):
         name = self._name(made, run_id)
         handle: RunHandle[R] = RunHandle(self._open, name)
         if ended_state(self._open(), name) is None:
-            begun = self._runs.start(made, given, name)
-            handle.keep(begun if isinstance(begun, asyncio.Task) else asyncio.wrap_future(begun))
-        else:  # kept, or failed: told when it is asked for
+            started = self._runs.start(made, given, name)
+            handle.keep(
+                started if isinstance(started, asyncio.Task) else asyncio.wrap_future(started)
+            )
+        else:  # the result or the failure is given when it is asked for
             handle.keep(asyncio.ensure_future(self._runs.run(made, given, name)))
         return handle
 
@@ -156,13 +151,13 @@ class Hive(Definitions):
         if active_run_or_none() is not None:
             raise ConfigurationError(
                 f"hive.run({workflow.name}, …) inside a workflow needs a run_id, or each start would"
-                f" run it anew; or await {workflow.name}(…) itself: then it is a child"
+                f" run it again; or await {workflow.name}(…) itself: then it is a child"
             )
         return _new_id(workflow.name)
 
     async def resume(self, run_id: str) -> Any:
-        """Go on with a run as it was begun: its workflow and arguments are in the journal."""
-        made, given = self._as_begun(run_id)
+        """Go on with a run as it was started: its workflow and arguments are in the journal."""
+        made, given = self._as_started(run_id)
         return await self._run(made, given, run_id)
 
     async def _run(self, workflow: WorkflowFunction[..., R], given: Input, run_id: str) -> R:
@@ -183,22 +178,22 @@ class Hive(Definitions):
     async def _run_child(
         self, parent: ActiveRun, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a workflow as a child of another run; equal children are told apart by order."""
+        """Run a workflow as a child of another run; equal children are numbered by order."""
         given = make_input(workflow.name, args, kwargs, workflow.parameters)
-        identity = parent.told_apart("child", given.identity)
-        known = parent.held.state.children.get(identity)
+        identity = parent.numbered("child", given.identity)
+        known = parent.run.state.children.get(identity)
         if known is not None:
             run_id = str(facts_of(known)["run_id"])
         else:
             run_id = child_id(parent.run_id, workflow.name, identity)
-            await parent.held.record(child_started(identity, run_id, workflow.name), sync=False)
+            await parent.run.record(child_started(identity, run_id, workflow.name), sync=False)
         return await parent.owning(lambda: self._runs.run(workflow, given, run_id, parent))
 
     # --- inside a workflow ---
 
     async def sleep(self, seconds: float) -> None:
         """Sleep in a workflow; a restart sleeps only for what is left. Holds no thread."""
-        await waiting.sleep(seconds)
+        await waits.sleep(seconds)
 
     @overload
     async def wait_for(
@@ -225,10 +220,10 @@ class Hive(Definitions):
     ) -> Any:
         """Wait in a workflow until somebody answers: ``hive.answer``, or ``maestro answer``.
 
-        The answer is kept. ``type`` says what it must be: an answer of another kind is refused
+        The answer is recorded. ``type`` says what it must be: an answer of another kind is refused
         where it is given. After ``timeout`` seconds, those before a restart included, TimeoutError.
         """
-        return await waiting.wait_for(name, timeout, type)
+        return await waits.wait_for(name, timeout, type)
 
     # --- from outside ---
 
@@ -245,15 +240,15 @@ class Hive(Definitions):
 
         Each question takes one answer. With ``early`` it may also be one that is yet to be asked.
         """
-        orders.answer(self._open(), run_id, name, value, by=by, early=early)
+        control.answer(self._open(), run_id, name, value, by=by, early=early)
 
     def retry(self, run_id: str, step: str | int | None = None) -> None:
         """Let what failed be tried again; ``run`` or ``resume`` then goes on with it."""
-        orders.retry(self._open(), run_id, step)
+        control.retry(self._open(), run_id, step)
 
     def cancel(self, run_id: str, reason: str = "") -> bool:
         """End a run and what it started, wherever it is executed; False if it is over already."""
-        return orders.cancel(self._open(), run_id, reason)
+        return control.cancel(self._open(), run_id, reason)
 
     def fork(
         self,
@@ -263,13 +258,13 @@ class Hive(Definitions):
         new_run_id: str | None = None,
         **changed_inputs: Any,
     ) -> str:
-        """Begin a new run with what another has kept; return its id, for ``resume``.
+        """Start a new run with what another has completed; return its id, for ``resume``.
 
-        ``from_step`` (a name, ``name#2``, or a number) is executed anew. Steps before it are kept,
-        and those after it run again exactly when their input changes. ``changed_inputs`` replace
+        ``from_step`` (a name, ``name#2``, or a number) is executed again. Steps before it stay
+        completed, and those after it run again exactly when their input changes. ``changed_inputs`` replace
         arguments of the workflow.
         """
-        return fork(
+        return control.fork(
             self._open(), run_id, from_step=from_step, changed=changed_inputs, new_id=new_run_id
         )
 
@@ -294,22 +289,23 @@ class Hive(Definitions):
         """
         return _follow(self._open(), run_id, after, follow)
 
-    # --- what is held ---
+    # --- what is open ---
 
     def close(self) -> None:
-        """Let the folder go; twice is no error."""
+        """Close the folder; twice is no error."""
         with self._mutex:
             store, self._store, self._runner = self._store, None, None
             self._is_closed = True
-        if isinstance(store, SqliteStore):
-            return_store(store)
+        if store is not None:
+            copier().flush(store)
+            close_store(store)
 
     def __enter__(self) -> Self:
         """Use it in a ``with`` statement."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let the folder go at the end of it."""
+        """Close the folder at the end of it."""
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -317,22 +313,23 @@ class Hive(Definitions):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Let the folder go at the end of it."""
+        """Close the folder at the end of it."""
         await asyncio.to_thread(self.close)
 
     def _open(self) -> Store:
         """Return the store, opened when first needed, and again after it failed."""
+        store = self._store
+        if store is not None and store.usable:
+            return store
         with self._mutex:
             if self._is_closed:
                 raise StoreClosedError("this Hive was closed; make another one to go on")
-            if isinstance(self._store, SqliteStore) and not self._store.usable:
-                return_store(self._store)
+            if self._store is not None and not self._store.usable:
+                close_store(self._store)
                 self._store = self._runner = None
-                self._limits.clear()
             if self._store is None:
                 folders = self.config.state.resolve()
-                borrow = borrow_store if folders.persistent else borrow_memory_store
-                self._store = borrow(folders.state)
+                self._store = open_store(folders.state, persistent=folders.persistent)
             return self._store
 
     @property
@@ -340,29 +337,14 @@ class Hive(Definitions):
         with self._mutex:
             store = self._open()
             if self._runner is None:
-                staff = Staff(
+                context = RunContext(
                     config=self.config,
-                    gate=self._gate,
+                    store=store,
                     run_child=self._run_child,
                     **self._helpers,  # type: ignore[arg-type]
                 )
-                self._runner = Runner(staff, store)
+                self._runner = Runner(context, store)
             return self._runner
-
-    def _gate(self, terms: StepOptions) -> Gate | None:
-        if terms.rate is None and terms.max_concurrency is None:
-            return None
-        with self._mutex:
-            terms_of_limit = (terms.name, terms.rate, terms.max_concurrency)
-            found = self._limits.get(terms_of_limit)
-            if found is None:
-                found = self._limits[terms_of_limit] = Limit(
-                    self._open(),
-                    terms.name,
-                    rate=terms.rate,
-                    max_concurrency=terms.max_concurrency,
-                )
-            return found
 
     # --- finding workflows ---
 
@@ -372,12 +354,12 @@ class Hive(Definitions):
         bound_args, bound_kwargs = workflow.bind(args, kwargs)
         return make_input(workflow.name, bound_args, bound_kwargs, workflow.parameters)
 
-    def _as_begun(self, run_id: str) -> tuple[WorkflowFunction[..., Any], Input]:
+    def _as_started(self, run_id: str) -> tuple[WorkflowFunction[..., Any], Input]:
         store = self._open()
-        begun = read_run(store, run_id).started
-        if begun is None:
-            raise UnknownRunError(run_id, f"{store.location} that a workflow began")
-        given = read_input(begun, store.load)
+        started = read_run(store, run_id).started
+        if started is None:
+            raise UnknownRunError(run_id, f"{store.location} that a workflow started")
+        given = read_input(started, store.load)
         found = self._workflows.get(given.workflow)
         if found is None:
             known = ", ".join(sorted(self._workflows)) or "none"

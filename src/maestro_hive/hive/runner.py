@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NoReturn
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from maestro_hive.engine import values
+from maestro_hive.engine.copies import copier
 from maestro_hive.engine.errors import CircuitBreakerOpen, parts_of
+from maestro_hive.engine.failures import error_facts
+from maestro_hive.engine.open_run import OpenRun, copy_finished, open_run
+from maestro_hive.engine.shared import find_shared, forget_shared, shared
 from maestro_hive.engine.tracebacks import with_own_lines
-from maestro_hive.hive import active_runs as under_way
-from maestro_hive.hive import runs as entries
+from maestro_hive.hive import runs
 from maestro_hive.hive.active_run import ActiveRun, active_run_or_none
 from maestro_hive.hive.errors import (
     RunCancelledError,
@@ -16,9 +22,8 @@ from maestro_hive.hive.errors import (
     RunInactiveError,
     RunMismatchError,
 )
-from maestro_hive.hive.inbox import Inbox
-from maestro_hive.hive.runs import ended_state, outcome
-from maestro_hive.hive.watch import InboxWatcher
+from maestro_hive.hive.inbox import Inbox, watcher_for
+from maestro_hive.hive.waits import deliver
 from maestro_hive.kernel.errors import (
     ConfigurationError,
     CorruptionError,
@@ -27,28 +32,31 @@ from maestro_hive.kernel.errors import (
     NewerFormatError,
     RunLeasedError,
     StorageError,
+    StoreBusyError,
 )
-from maestro_hive.maestro.state import codec
+from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state.projections import facts_of
-from maestro_hive.unified_execution.state_persistence import StatePersistence
-from maestro_hive.unified_execution.steps import error_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from concurrent.futures import Future
+    from collections.abc import Callable
 
-    from maestro_hive.hive.active_run import Staff, Workflow
+    from maestro_hive.hive.active_run import RunContext, Workflow
+    from maestro_hive.hive.inbox import InboxWatcher
     from maestro_hive.hive.runs import Input
     from maestro_hive.maestro.state.projections import RunState
-    from maestro_hive.maestro.state.records import Entry
+    from maestro_hive.maestro.state.records import Entry, NewEntry
     from maestro_hive.maestro.state.store import Store
 
-#: How often a run that somebody else here gave up in the middle is gone on with.
-_TAKE_OVERS = 100
-#: How many more times a task may be cancelled while its run is let go.
-_CANCELLATIONS = 100
+ResultT = TypeVar("ResultT")
 
-#: What says nothing about the workflow: the run is left as it is, and goes on at its next start.
+#: How long the loop waits for another process that is writing; then a thread waits instead.
+_BUSY_TIMEOUT = 0.005
+#: A run with more entries than these is folded in a thread.
+_FEW_ENTRIES = 500
+#: How often a run that another task here gave up in the middle is resumed.
+_TAKE_OVERS = 100
+
+#: What says nothing about the workflow: the run is left as it is, and resumed at its next start.
 _NO_END = (
     CircuitBreakerOpen,
     CorruptionError,
@@ -57,14 +65,35 @@ _NO_END = (
     NewerFormatError,
     RunLeasedError,
     StorageError,
+    StoreBusyError,
 )
+
+
+class ActiveTask:
+    """A run that this process executes, with its input, and what its result will be put into."""
+
+    def __init__(self, given: Input) -> None:
+        self.given = given
+        self.done: Future[Any] = Future()
+        self.loop = asyncio.get_running_loop()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Return whether its loop was closed over it: then it never ends."""
+        return self.loop.is_closed()
+
+
+def active_here(store: Store, run_id: str) -> ActiveTask | None:
+    """Return a run that this process executes; None if it does not."""
+    found = find_shared(store, ActiveTask, run_id)
+    return None if found is None or found.is_abandoned or found.done.done() else found
 
 
 class Runner:
     """Executes the runs of one hive."""
 
-    def __init__(self, staff: Staff, store: Store) -> None:
-        self._staff = staff
+    def __init__(self, context: RunContext, store: Store) -> None:
+        self._context = context
         self._store = store
         self._watchers: dict[asyncio.AbstractEventLoop, InboxWatcher] = {}
 
@@ -75,15 +104,15 @@ class Runner:
         run_id: str,
         parent: ActiveRun | None = None,
     ) -> Any:
-        """Return the result of a run, from wherever it stands; what is kept of it without holding.
+        """Return the result of a run, wherever it stopped; of one that ended, the recorded one.
 
-        Whoever asks for a run that this process executes already waits for that one, and goes on
-        with it if the other gives up.
+        Who asks for a run that this process executes already waits for that one, and resumes it if
+        the other gives up.
         """
         for _ in range(_TAKE_OVERS):
-            over = ended_state(self._store, run_id)
-            if over is not None and over.ended is not None:
-                return self._kept(run_id, over, given)
+            ended = runs.ended_state(self._store, run_id)
+            if ended is not None:
+                return self._recorded(run_id, ended, given)
             task = self.start(workflow, given, run_id, parent)
             if isinstance(task, asyncio.Task):
                 return await task
@@ -101,25 +130,45 @@ class Runner:
         run_id: str,
         parent: ActiveRun | None = None,
     ) -> asyncio.Task[Any] | Future[Any]:
-        """Begin to execute a run; if this process does so already, return what it will give."""
+        """Start to execute a run; if this process does so already, return what it will give."""
         _refuse_itself(run_id)
-        found, is_mine = under_way.enter(self._store, run_id, given)
-        if not is_mine:
+        found = active_here(self._store, run_id)
+        if found is not None:
             _check_equal(run_id, found.given, given)
             return found.done
+        mine = ActiveTask(given)
+        old = find_shared(self._store, ActiveTask, run_id)
+        if old is not None:
+            forget_shared(self._store, ActiveTask, run_id, old)
+        entered = shared(self._store, ActiveTask, run_id, lambda *_: mine)
+        if entered is not mine:
+            _check_equal(run_id, entered.given, given)
+            return entered.done
         # A task of its own: cancelling the run must not cancel its caller.
         work = self._execute(workflow, given, run_id, parent)
         task = asyncio.create_task(work, name=f"run {run_id}")
-        task.add_done_callback(lambda done: under_way.leave(self._store, run_id, found, done))
+        task.add_done_callback(partial(self._finish, run_id, mine))
         return task
 
-    def _kept(self, run_id: str, over: RunState, given: Input) -> Any:
-        assert over.ended is not None
-        if over.started is not None:
-            _check_same(run_id, over.started, given, self._store)
-        # If whoever ended it could not do so.
-        Inbox(self._store).settle(run_id, str(facts_of(over.ended).get("status")))
-        return outcome(run_id, over.ended, self._store.load)
+    def _finish(self, run_id: str, mine: ActiveTask, task: asyncio.Task[Any]) -> None:
+        """Give the run's end to those who wait for it here."""
+        forget_shared(self._store, ActiveTask, run_id, mine)
+        if task.cancelled():
+            mine.done.set_exception(RunInactiveError(run_id))
+        elif (error := task.exception()) is not None:
+            mine.done.set_exception(error)
+        else:
+            mine.done.set_result(task.result())
+
+    def _recorded(self, run_id: str, ended: RunState, given: Input) -> Any:
+        assert ended.ended is not None
+        if ended.started is not None:
+            _check_same(run_id, ended.started, given, self._store)
+        # If who ended it could not do so.
+        Inbox(self._store).clear(run_id, str(facts_of(ended.ended).get("status")))
+        return runs.outcome(run_id, ended.ended, self._store.load)
+
+    # --- one run ---
 
     async def _execute(
         self,
@@ -128,110 +177,156 @@ class Runner:
         run_id: str,
         parent: ActiveRun | None,
     ) -> Any:
-        state = await self._opened(run_id, workflow.name)
+        parent_id = parent.run_id if parent is not None else None
+        first = runs.started(given, parent=parent_id)
+        run = await self._opened(run_id, workflow.name, first)
+        closing = _Closing(self._context, run)
         try:
-            live = ActiveRun(self._staff, state, parent)
+            active = ActiveRun(self._context, run, parent)
+            return await self._resume(active, workflow, given, first, closing)
+        finally:
+            closing.close()
+
+    async def _opened(self, run_id: str, workflow: str, first: NewEntry) -> OpenRun:
+        """Open a run: here if that is quick, else in a thread."""
+        config = self._context.config.state
+        opened = partial(open_run, config, run_id, workflow, (first,), runs.RUNNING)
+        if self._store.syncs_fast():
             try:
-                return await self._go_on(live, workflow, given)
-            finally:
-                live.close()
-        finally:
-            await _in_any_case(asyncio.to_thread(state.shutdown))
-
-    async def _opened(self, run_id: str, workflow: str) -> StatePersistence:
-        """Open a run in a thread; if nobody waits for it any more, it is let go again."""
-        make = lambda: StatePersistence(self._staff.config, run_id, workflow=workflow)  # noqa: E731
-        opening = asyncio.ensure_future(asyncio.to_thread(make))
+                run = opened(_BUSY_TIMEOUT)
+            except StoreBusyError:
+                run = await _in_thread(opened, OpenRun.close)
+        else:
+            run = await _in_thread(opened, OpenRun.close)
         try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_let_go)
+            if run.lease.seq <= _FEW_ENTRIES:
+                run.load()
+            else:
+                await _in_thread(run.load)
+        except BaseException:
+            run.close()
             raise
+        return run
 
-    async def _go_on(self, live: ActiveRun, workflow: Workflow, given: Input) -> Any:
-        state, store = live.held.state, self._store
+    async def _resume(
+        self,
+        active: ActiveRun,
+        workflow: Workflow,
+        given: Input,
+        first: NewEntry,
+        closing: _Closing,
+    ) -> Any:
+        state, store = active.run.state, self._store
         if state.started is not None:
-            _check_same(live.run_id, state.started, given, store)
-        if state.ended is not None:  # also before it began
-            return outcome(live.run_id, state.ended, store.load)
-        if state.started is None:
-            parent = live.parent.run_id if live.parent is not None else None
-            await live.record(entries.started(given, parent=parent))
-        watch = self._watch()
-        live.cancelled_because = watch.mail.messages(live.run_id).cancel
-        family = live.parent.children if live.parent is not None else set()
-        family.add(live)
-        watch.add(live)
+            _check_same(active.run_id, state.started, given, store)
+        if state.ended is not None:  # also before it started
+            return runs.outcome(active.run_id, state.ended, store.load)
+        if state.started is None:  # restored from a copy, or opened by an executor before
+            await active.record(first)
+        watcher = self._watcher()
+        if state.seq > 1:
+            active.cancel_reason = watcher.inbox.messages(active.run_id).cancel
+        family = active.parent.children if active.parent is not None else set()
+        family.add(active)
+        watcher.add(active)
         try:
-            return await self._drive(live, workflow, given)
+            return await self._drive(active, workflow, given, closing)
         finally:
-            watch.remove(live)
-            family.discard(live)
+            watcher.remove(active)
+            family.discard(active)
 
-    async def _drive(self, live: ActiveRun, workflow: Workflow, given: Input) -> Any:
-        """Let the workflow go on to its end, and record it."""
+    async def _drive(
+        self, active: ActiveRun, workflow: Workflow, given: Input, closing: _Closing
+    ) -> Any:
+        """Let the workflow go on to its end, and record that."""
         try:
-            result = await live.drive(lambda: workflow.function(*given.args, **given.kwargs))
-            live.check_going()
-            value = codec.encode(result, f"the result of run {live.run_id}")
+            result = await active.drive(lambda: workflow.function(*given.args, **given.kwargs))
+            active.check_active()
+            value = await values.encode(result, f"the result of run {active.run_id}")
         except asyncio.CancelledError as error:
-            self._end_if_cancelled(live)
+            self._end_if_cancelled(active)
             if _was_asked_to_stop():
                 raise
-            await self._fail(live, error)
+            await self._fail(active, error, closing)
         except Exception as error:  # noqa: BLE001 - whatever the workflow raised
-            self._end_if_cancelled(live)
+            self._end_if_cancelled(active)
             if any(isinstance(part, _NO_END) for part in parts_of(error)):
                 raise with_own_lines(error)  # noqa: B904 - the same error
-            await self._fail(live, error)
-        await self._end(live, entries.ended(entries.SUCCESS, value=value), entries.SUCCESS)
+            await self._fail(active, error, closing)
+        await self._end(active, runs.ended(runs.SUCCESS, value=value), runs.SUCCESS, closing)
         return result
 
-    async def _fail(self, live: ActiveRun, error: BaseException) -> NoReturn:
+    async def _fail(self, active: ActiveRun, error: BaseException, closing: _Closing) -> NoReturn:
         facts = error_facts(with_own_lines(error))
         if isinstance(error, asyncio.CancelledError):
             facts["message"] = "the workflow waited for something that was cancelled"
-        await self._end(live, entries.ended(entries.FAILED, error=facts), entries.FAILED)
-        raise RunFailedError(live.run_id, facts) from error
+        await self._end(active, runs.ended(runs.FAILED, error=facts), runs.FAILED, closing)
+        raise RunFailedError(active.run_id, facts) from error
 
-    async def _end(self, live: ActiveRun, ended: Any, status: str) -> None:
-        await live.held.record(ended, sync=True, status=status)
-        self._watch().mail.settle(live.run_id, status)
+    async def _end(
+        self, active: ActiveRun, ended: NewEntry, status: str, closing: _Closing
+    ) -> None:
+        """Record the end; the last user gives the lease back with it."""
+        release = active.run.users == 1
+        await active.run.record(ended, sync=True, status=status, release=release)
+        closing.released = release
+        closing.ended = True
+        self._watcher().inbox.clear(active.run_id, status)
 
-    def _end_if_cancelled(self, live: ActiveRun) -> None:
-        """Record that the run was cancelled, and say so; at once: it may be cancelled once more."""
-        reason = live.cancelled_because
+    def _end_if_cancelled(self, active: ActiveRun) -> None:
+        """Record that the run was cancelled, and raise it; at once: it may be cancelled again."""
+        reason = active.cancel_reason
         if reason is None:
             return
-        live.held.append([entries.ended(entries.CANCELLED, reason=reason)], entries.CANCELLED)
-        self._watch().mail.settle(live.run_id, entries.CANCELLED)
-        raise RunCancelledError(live.run_id, reason) from None
+        active.run.append([runs.ended(runs.CANCELLED, reason=reason)], runs.CANCELLED)
+        self._watcher().inbox.clear(active.run_id, runs.CANCELLED)
+        raise RunCancelledError(active.run_id, reason) from None
 
-    def _watch(self) -> InboxWatcher:
+    def _watcher(self) -> InboxWatcher:
         loop = asyncio.get_running_loop()
         found = self._watchers.get(loop)
         if found is None:
             self._watchers = {loop: each for loop, each in self._watchers.items() if each.runs}
-            found = self._watchers[loop] = InboxWatcher(self._store)
+            found = self._watchers[loop] = watcher_for(self._store, deliver)
         return found
 
 
-def _check_same(run_id: str, begun: Entry, given: Input, store: Store) -> None:
-    """Raise if a run was begun by another workflow, or with other arguments."""
-    if begun.identity != given.identity:
-        _check_equal(run_id, entries.read_input(begun, store.load), given)
+class _Closing:
+    """Closes an open run when its workflow is no longer executed, and has its copy written."""
+
+    def __init__(self, context: RunContext, run: OpenRun) -> None:
+        self._context = context
+        self._run = run
+        #: Whether the lease was given back with the last record.
+        self.released = False
+        self.ended = False
+
+    def close(self) -> None:
+        """Close it; its copy is written in a thread, or at the end of the process."""
+        run = self._run
+        config = self._context.config.state
+        if run.users == 1 and config.auto_checkpoint_interval_seconds:
+            write = partial(copy_finished, config, run.store, run.run_id, run.fence)
+            copier().request(run.store, run.run_id, write)
+        run.close(released=self.released)
 
 
-def _check_equal(run_id: str, kept: Input, given: Input) -> None:
-    if kept.workflow != given.workflow:
+def _check_same(run_id: str, started: Entry, given: Input, store: Store) -> None:
+    """Raise if a run was started by another workflow, or with other arguments."""
+    if started.identity != given.identity:
+        _check_equal(run_id, runs.read_input(started, store.load), given)
+
+
+def _check_equal(run_id: str, recorded: Input, given: Input) -> None:
+    if recorded.workflow != given.workflow:
         raise RunMismatchError(
-            f"run {run_id!r} belongs to the workflow {kept.workflow!r}, not to {given.workflow!r};"
-            " give this one another run_id"
+            f"run {run_id!r} belongs to the workflow {recorded.workflow!r}, not to"
+            f" {given.workflow!r}; give this one another run_id"
         )
-    if kept.identity != given.identity:
-        before, now = (_short(each.encoded.data.decode()) for each in (kept, given))
+    if recorded.identity != given.identity:
+        before, now = (_short(each.encoded.data.decode()) for each in (recorded, given))
         raise RunMismatchError(
-            f"run {run_id!r} was begun with other arguments: {before}, and now it is given {now};"
+            f"run {run_id!r} was started with other arguments: {before}, and now it is given {now};"
             " give this call another run_id, or fork the run"
         )
 
@@ -253,20 +348,19 @@ def _short(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 
-async def _in_any_case(work: Coroutine[Any, Any, None]) -> None:
-    """Await something short to its end, however often this task is cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    for _ in range(_CANCELLATIONS):
-        try:
-            await asyncio.shield(task)
-            break
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
+async def _in_thread(
+    call: Callable[[], ResultT], undo: Callable[[ResultT], object] | None = None
+) -> ResultT:
+    """Return what a call in a thread returns; if no task waits for it any more, it is undone."""
+    result = threads.run(call)
+    try:
+        return await asyncio.wrap_future(result)
+    except asyncio.CancelledError:
+        if undo is not None:
+            result.add_done_callback(partial(_undo, undo))
+        raise
 
 
-def _let_go(opening: asyncio.Future[StatePersistence]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().shutdown()
+def _undo(undo: Callable[[ResultT], object], done: Future[ResultT]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        undo(done.result())

@@ -1,4 +1,4 @@
-"""What is recorded of a workflow's run beside its steps. Pure: makes entries and reads them."""
+"""What is recorded of a workflow's run beside its steps, and runs as anybody may read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maestro_hive.hive import runs as entries
 from maestro_hive.hive.errors import RunCancelledError, RunFailedError, UnknownRunError
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import codec
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from maestro_hive.maestro.state.codec import Encoded
+    from maestro_hive.maestro.state.codec import Encoded, EncodedCall
     from maestro_hive.maestro.state.projections import RunState
     from maestro_hive.maestro.state.records import Entry, RunRecord
     from maestro_hive.maestro.state.store import Store
@@ -31,7 +30,7 @@ SLEEP, ANSWER = "sleep", "answer"
 
 
 class Input(NamedTuple):
-    """What a workflow is called with, and what tells that call from others."""
+    """What a workflow is called with, and what identifies that call."""
 
     workflow: str
     args: tuple[Any, ...]
@@ -49,18 +48,18 @@ def make_input(
     parameters: tuple[str, ...] = (),
 ) -> Input:
     """Return a workflow's input; it must have a form in JSON, since a resumed run is given it."""
-    encoded = codec.encode_call(args, kwargs, f"the input of {workflow}")
-    return input_of(workflow, encoded, parameters)._replace(args=args, kwargs=kwargs)
+    call = codec.encode_call(args, kwargs, f"the input of {workflow}")
+    return input_of(workflow, call, parameters)._replace(args=args, kwargs=kwargs)
 
 
-def input_of(workflow: str, encoded: Encoded, parameters: tuple[str, ...]) -> Input:
-    """Return an input as it is kept, without the values themselves."""
-    identity = identity_of("run", workflow, encoded.sha256)
-    return Input(workflow, (), {}, encoded, identity, parameters)
+def input_of(workflow: str, call: EncodedCall, parameters: tuple[str, ...]) -> Input:
+    """Return an input as it is recorded, without the values themselves."""
+    identity = identity_of("run", workflow, call.digest)
+    return Input(workflow, (), {}, call.value, identity, parameters)
 
 
 def identity_of(*parts: str | bytes) -> bytes:
-    """Return what tells one thing in a run from others."""
+    """Return what identifies one thing in a run."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -71,12 +70,12 @@ def identity_of(*parts: str | bytes) -> bytes:
 def started(given: Input, **facts: Any) -> NewEntry:
     """Return the first entry of a run: what it is called with."""
     known = {"workflow": given.workflow, "parameters": list(given.parameters)}
-    told = codec.dump_canonical({**known, **_without_none(facts)})
-    return NewEntry(EntryKind.RUN_STARTED, facts=told, value=given.encoded, identity=given.identity)
+    made = codec.dump_canonical({**known, **_without_none(facts)})
+    return NewEntry(EntryKind.RUN_STARTED, facts=made, value=given.encoded, identity=given.identity)
 
 
 def read_input(entry: Entry, load: Callable[[Entry], bytes | None]) -> Input:
-    """Return the input that a run was begun with."""
+    """Return the input that a run was started with."""
     data, workflow = load(entry), str(facts_of(entry).get("workflow", ""))
     if data is None or entry.sha256 is None or entry.identity is None:
         raise CorruptionError(f"a run of {workflow} does not say what it was called with")
@@ -107,8 +106,8 @@ def ended(
 
 def wait_started(identity: bytes, name: str, what: str, **facts: Any) -> NewEntry:
     """Return what is recorded when a workflow begins to wait."""
-    told = _without_none({"name": name, "what": what, **facts})
-    return NewEntry(EntryKind.WAIT_STARTED, facts=codec.dump_canonical(told), identity=identity)
+    made = _without_none({"name": name, "what": what, **facts})
+    return NewEntry(EntryKind.WAIT_STARTED, facts=codec.dump_canonical(made), identity=identity)
 
 
 def asks_a_person(entry: NewEntry) -> bool:
@@ -120,9 +119,9 @@ def wait_ended(
     identity: bytes, name: str, how: str, value: Encoded | None = None, **facts: Any
 ) -> NewEntry:
     """Return what is recorded when a wait is over."""
-    told = _without_none({"name": name, "how": how, **facts})
+    made = _without_none({"name": name, "how": how, **facts})
     return NewEntry(
-        EntryKind.WAIT_ENDED, facts=codec.dump_canonical(told), value=value, identity=identity
+        EntryKind.WAIT_ENDED, facts=codec.dump_canonical(made), value=value, identity=identity
     )
 
 
@@ -143,10 +142,10 @@ def _without_none(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-# --- run_reading ---
+# --- reading ------------------------------------------------------------------------------------
 
 
-STATUSES = ("pending", entries.RUNNING, entries.WAITING, *OVER, STOPPED)
+STATUSES = ("pending", RUNNING, WAITING, *OVER, STOPPED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,13 +183,13 @@ def list_runs(
         )
     if limit is not None and limit < 0:
         raise ConfigurationError(f"the limit is {limit}, and must be 0 or more")
-    held = store.run_leases()
-    shown = [_info(record, record.name in held) for record in store.runs()]
-    found = [
-        info
-        for info in shown
-        if status in (None, info.status) and workflow in (None, info.workflow)
-    ]
+    leased = store.run_leases()
+    # Whether a run is running or stopped is not recorded: that filter is applied here.
+    derived = status in ("running", STOPPED, *OVER, WAITING)
+    asked = None if derived else limit
+    records = store.runs(workflow=workflow, limit=limit if status is None else asked)
+    shown = (_info(record, record.name in leased) for record in records)
+    found = [info for info in shown if status in (None, info.status)]
     return found if limit is None else found[:limit]
 
 
@@ -199,11 +198,11 @@ def run_info(store: Store, run_id: str) -> RunInfo:
     return _info(find_run(store, run_id), run_id in store.run_leases())
 
 
-def _info(record: RunRecord, is_held: bool) -> RunInfo:
+def _info(record: RunRecord, is_leased: bool) -> RunInfo:
     return RunInfo(
         run_id=record.name,
         workflow=record.workflow,
-        status=effective_status(record.workflow, record.status, held=is_held),
+        status=effective_status(record.workflow, record.status, held=is_leased),
         created_at=record.created_at,
         updated_at=record.updated_at,
     )
@@ -219,20 +218,20 @@ def ended_state(store: Store, run_id: str) -> RunState | None:
 
 
 def outcome(run_id: str, ended: Entry, load: Callable[[Entry], bytes | None]) -> Any:
-    """Return the result that is kept; raise if the run failed, or was cancelled."""
+    """Return the recorded result; raise if the run failed, or was cancelled."""
     facts = facts_of(ended)
     match facts.get("status"):
-        case entries.SUCCESS:
+        case "success":
             data = load(ended)
             return None if data is None else codec.decode(data, f"the result of run {run_id}")
-        case entries.CANCELLED:
+        case "cancelled":
             raise RunCancelledError(run_id, str(facts.get("reason", "")))
         case _:
             raise failure(run_id, facts.get("error", {}))
 
 
 def failure(run_id: str, error: dict[str, Any]) -> RunFailedError:
-    """Return a failure as it was kept, with the lines that led to it."""
+    """Return a failure as it was recorded, with the lines that led to it."""
     failed = RunFailedError(run_id, error)
     if failed.error_traceback:
         failed.add_note(f"It failed at:\n{failed.error_traceback}")

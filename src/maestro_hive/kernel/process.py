@@ -7,6 +7,7 @@ is declared here, and the child starts without it.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -65,3 +66,23 @@ def _reset_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_reset_in_child)
+
+
+# --- the end of the process ------------------------------------------------------------------------
+
+_exit_functions: list[tuple[int, Callable[[], None]]] = []
+
+
+def run_at_exit(order: int, function: Callable[[], None]) -> None:
+    """Have ``function`` called when the process exits; those of a lower order come first.
+
+    Executions close their runs (0), then copies are written (1), then stores are closed (2),
+    whichever module was imported first.
+    """
+    _exit_functions.append((order, function))
+
+
+@atexit.register
+def _run_exit_functions() -> None:
+    for _, function in sorted(_exit_functions, key=lambda each: each[0]):
+        function()

@@ -1,1 +1,1 @@
-"""Teams: a feature as tasks in dependency levels, done by workers at the same time."""
+"""Teams: a feature as tasks in dependency levels, executed by concurrent workers."""

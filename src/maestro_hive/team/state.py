@@ -1,32 +1,37 @@
-"""The state of a feature's execution: its tasks, its workers and the checkpoints they left.
+"""The state of a feature's execution: its tasks, its workers and their checkpoints.
 
-A state file is plain JSON that any program can read and write; ``schemas/`` says what it holds.
-Members that the schemas do not name are kept in ``extra`` and written back. Times are written in
-UTC, and one without an offset, as older files have it, is taken as UTC.
+A state file is plain JSON that any program can read and write; ``schemas/`` defines it. Members
+that the schemas do not name are read into ``extra`` and written back. Times are written in UTC,
+and a time without an offset, as older files have it, is read as UTC.
 
-``save`` also writes a format number and a SHA-256, and ``load`` refuses a file that does not
-match its own. A file that has neither, because another program wrote it, is checked against the
-schema alone; who edits a file by hand removes both.
+``save`` also writes a format number and a SHA-256, and ``load`` refuses a file that does not match
+its own. A file that has neither, because another program wrote it, is checked against the schema
+alone; to edit a file by hand, remove both members.
 
 A save that is killed leaves the old file or the new one, and at most one temporary file
-(``.state.json.….tmp``), which nothing reads and which may be deleted. The last of several
-savers wins: one process at a time should be the one that saves.
+(``.state.json.….tmp``), which is never read and may be deleted. Of several concurrent saves the
+last one wins: only one process at a time should save.
+
+``jsonschema`` is imported with the first check, not before: it takes longer to import than all of
+this package.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import (
     CodecError,
+    ConfigurationError,
     DecodeError,
     DocumentCorruptError,
     EncodeError,
@@ -35,11 +40,13 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.kernel.files import make_private_folder, read_whole, write_atomically
 from maestro_hive.maestro.state import codec
-from maestro_hive.team.validation import check, load_schema, read_time, write_time
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable, Iterator
     from typing import Self
+
+    from jsonschema import Draft7Validator, ValidationError
 
     from maestro_hive.kernel.clock import Clock
 
@@ -63,173 +70,165 @@ _DEFAULT_PATH = ".mahabharatha/state.json"
 _CLOCK = SystemClock()
 
 
+# --- times ---------------------------------------------------------------------------------------
+
+_RFC_3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt](?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
+    r"(?:[Zz]|[+-][0-9]{2}:[0-9]{2})?"
+)
+
+
+def read_time(text: str) -> datetime:
+    """Return the moment of an RFC 3339 text, in UTC, or raise ``ValueError``.
+
+    A text without an offset, as older files have it, is read as UTC.
+    """
+    if not _RFC_3339.fullmatch(text):
+        raise ValueError(f"{text!r:.40} is not a date-time")
+    when = datetime.fromisoformat(text.upper())
+    try:
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(f"{text!r:.40} is before the year 1 or after 9999 in UTC") from error
+
+
+def write_time(when: datetime) -> str:
+    """Return the RFC 3339 text of a moment, in UTC; a time without a zone is taken as UTC."""
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+
+
+def _read_time_or_none(text: str | None) -> datetime | None:
+    return None if text is None else read_time(text)
+
+
+# --- the records ---------------------------------------------------------------------------------
+
+
 class TaskStatus(Enum):
-    """Where a task stands."""
+    """The status of a task."""
 
     #: Waiting for a worker, or for its level.
     PENDING = "pending"
-    #: A worker has it.
+    #: A worker executes it.
     RUNNING = "running"
-    #: Done.
+    #: Completed.
     COMPLETE = "complete"
-    #: Tried and given up; ``error`` says why.
+    #: Failed for good; ``error`` gives the reason.
     FAILED = "failed"
-    #: Cannot begin, because a task it needs failed.
+    #: Cannot start, because a task it depends on failed.
     BLOCKED = "blocked"
 
 
 @dataclass(slots=True)
-class TaskState:
-    """One task: where it stands and who has it."""
+class _Record:
+    """Members that a schema names, and in ``extra`` those of other programs.
 
-    id: str
-    status: TaskStatus = TaskStatus.PENDING
-    worker_id: str | None = None
-    started_at: datetime | None = None
-    completed_at: datetime | None = None
-    error: str | None = None
+    A field's ``read`` in its metadata makes the Python value of the JSON value.
+    """
+
     extra: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
+    if TYPE_CHECKING:
+        schema_name: ClassVar[str]
+    checksum_members: ClassVar[tuple[str, ...]] = ()
+
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return _with_extra(
-            {
-                "id": self.id,
-                "status": _plain(self.status),
-                "worker_id": self.worker_id,
-                "started_at": _plain(self.started_at),
-                "completed_at": _plain(self.completed_at),
-                "error": self.error,
-            },
-            self.extra,
-        )
+        """Return the record as JSON values."""
+        own = {name: _to_json(getattr(self, name)) for name in _readers(type(self))}
+        return own | self.extra | own  # own members come first, and are not replaced
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> TaskState:
-        """Return the task that ``data`` describes, or raise a ``ValidationError``."""
-        check(data, "task")
-        return _task(data)
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Return the record that ``data`` describes, or raise a ``ValidationError``."""
+        check(data, cls.schema_name)
+        return cls._from_valid(data)
+
+    @classmethod
+    def _from_valid(cls, data: dict[str, Any]) -> Self:
+        readers = _readers(cls)
+        members = {name: read(data[name]) for name, read in readers.items() if name in data}
+        named = {*readers, *cls.checksum_members}
+        members["extra"] = {name: value for name, value in data.items() if name not in named}
+        return cls(**members)
 
 
 @dataclass(slots=True)
-class WorkerState:
-    """One worker: what it does now and how much it has done."""
+class TaskState(_Record):
+    """One task: its status and its worker."""
+
+    schema_name = "task"
+
+    id: str
+    status: TaskStatus = field(default=TaskStatus.PENDING, metadata={"read": TaskStatus})
+    worker_id: str | None = None
+    started_at: datetime | None = field(default=None, metadata={"read": _read_time_or_none})
+    completed_at: datetime | None = field(default=None, metadata={"read": _read_time_or_none})
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class WorkerState(_Record):
+    """One worker: its current task and how many it has completed."""
+
+    schema_name = "worker"
 
     id: str
     status: str = "idle"
     current_task: str | None = None
-    tasks_completed: int = 0
-    extra: dict[str, Any] = field(default_factory=dict, kw_only=True)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return _with_extra(
-            {
-                "id": self.id,
-                "status": self.status,
-                "current_task": self.current_task,
-                "tasks_completed": self.tasks_completed,
-            },
-            self.extra,
-        )
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> WorkerState:
-        """Return the worker that ``data`` describes, or raise a ``ValidationError``."""
-        check(data, "worker")
-        return _worker(data)
+    tasks_completed: int = field(default=0, metadata={"read": int})
 
 
 @dataclass(slots=True)
-class Checkpoint:
-    """How far a worker came with a task, for whoever goes on with it."""
+class Checkpoint(_Record):
+    """A worker's progress on a task, for the worker that resumes it."""
+
+    schema_name = "checkpoint"
 
     task_id: str
     worker_id: str
-    timestamp: datetime | None
-    files_created: list[str]
-    files_modified: list[str]
-    current_step: int
+    timestamp: datetime | None = field(metadata={"read": _read_time_or_none})
+    files_created: list[str] = field(metadata={"read": list})
+    files_modified: list[str] = field(metadata={"read": list})
+    current_step: int = field(metadata={"read": int})
     state_data: dict[str, Any]
-    extra: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return _with_extra(
-            {
-                "task_id": self.task_id,
-                "worker_id": self.worker_id,
-                "timestamp": _plain(self.timestamp),
-                "files_created": list(self.files_created),
-                "files_modified": list(self.files_modified),
-                "current_step": self.current_step,
-                "state_data": self.state_data,
-            },
-            self.extra,
-        )
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Checkpoint:
-        """Return the checkpoint that ``data`` describes, or raise a ``ValidationError``."""
-        check(data, "checkpoint")
-        return cls(
-            task_id=data["task_id"],
-            worker_id=data["worker_id"],
-            timestamp=_time(data["timestamp"]),
-            files_created=list(data["files_created"]),
-            files_modified=list(data["files_modified"]),
-            current_step=int(data["current_step"]),
-            state_data=data["state_data"],
-            extra=_extra(data, Checkpoint),
-        )
+def _read_tasks(data: dict[str, dict[str, Any]]) -> dict[str, TaskState]:
+    return {name: TaskState._from_valid(task) for name, task in data.items()}  # noqa: SLF001
+
+
+def _read_workers(data: dict[str, dict[str, Any]]) -> dict[str, WorkerState]:
+    return {name: WorkerState._from_valid(worker) for name, worker in data.items()}  # noqa: SLF001
 
 
 @dataclass(slots=True)
-class ExecutionState:
-    """One feature's execution, as it is kept between processes."""
+class ExecutionState(_Record):
+    """The execution of one feature, as it is stored between processes."""
+
+    schema_name = "state"
+    checksum_members = ("format", "sha256")
 
     feature: str
-    started_at: datetime
-    current_level: int = 0
-    tasks: dict[str, TaskState] = field(default_factory=dict)
-    workers: dict[str, WorkerState] = field(default_factory=dict)
-    checkpoints: list[str] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    started_at: datetime = field(metadata={"read": read_time})
+    current_level: int = field(default=0, metadata={"read": int})
+    tasks: dict[str, TaskState] = field(default_factory=dict, metadata={"read": _read_tasks})
+    workers: dict[str, WorkerState] = field(default_factory=dict, metadata={"read": _read_workers})
+    checkpoints: list[str] = field(default_factory=list, metadata={"read": list})
 
     @classmethod
     def create(cls, feature: str, *, clock: Clock = _CLOCK) -> Self:
-        """Begin ``feature`` now, at level 0, without tasks."""
+        """Return a state of ``feature`` that starts now, at level 0, without tasks."""
         return cls(feature=feature, started_at=clock.now())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return _with_extra(
-            {
-                "feature": self.feature,
-                "started_at": _plain(self.started_at),
-                "current_level": self.current_level,
-                "tasks": {name: task.to_dict() for name, task in self.tasks.items()},
-                "workers": {name: worker.to_dict() for name, worker in self.workers.items()},
-                "checkpoints": list(self.checkpoints),
-            },
-            self.extra,
-        )
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return the state that ``data`` describes, or raise a ``ValidationError``."""
-        check(data, "state")
-        return cls._from_valid(data)
-
     def save(self, path: str | os.PathLike[str] = _DEFAULT_PATH) -> None:
-        """Put the state at ``path``, wholly and durably, or raise and leave what was there.
+        """Write the state to ``path``, completely and durably, or raise and leave the old file.
 
-        Missing folders are made. A state that ``load`` would refuse is refused here, with the
+        Missing folders are created. A state that ``load`` would refuse is refused here, with the
         same error, before anything is written.
         """
         data = self.to_dict()
         check(data, "state", str(path))
-        text = _seal(data, str(path))
+        text = _to_text(data, str(path))
         make_private_folder(Path(path).parent)
         atomic_write(path, text)
 
@@ -237,8 +236,8 @@ class ExecutionState:
     def load(cls, path: str | os.PathLike[str] = _DEFAULT_PATH) -> Self | None:
         """Return the state saved at ``path``, or ``None`` if there is no such file.
 
-        A file that breaks the schema raises jsonschema's ``ValidationError``; one that is no
-        JSON, was altered or cannot be read, a ``MaestroError``.
+        A file that violates the schema raises jsonschema's ``ValidationError``; one that is not
+        JSON, was altered or cannot be read raises a ``MaestroError``.
         """
         try:
             text = read_whole(Path(path), MAX_STATE_BYTES)
@@ -246,43 +245,47 @@ class ExecutionState:
             return None
         except OSError as error:
             raise StorageError(f"{path} could not be read: {error.strerror}") from error
-        return cls._from_valid(_unseal(text, str(path)))
-
-    @classmethod
-    def _from_valid(cls, data: dict[str, Any]) -> Self:
-        return cls(
-            feature=data["feature"],
-            started_at=read_time(data["started_at"]),
-            current_level=int(data["current_level"]),
-            tasks={name: _task(task) for name, task in data["tasks"].items()},
-            workers={name: _worker(worker) for name, worker in data.get("workers", {}).items()},
-            checkpoints=list(data.get("checkpoints", [])),
-            extra=_extra(data, ExecutionState, _SEAL),
-        )
+        return cls._from_valid(_from_text(text, str(path)))
 
 
-def validate_state(data: dict[str, Any]) -> bool:
-    """Return True if ``data`` is a state as a file may hold it; raise ``ValidationError`` if not."""
-    check(data, "state")
-    return True
+def _readers(kind: type[_Record]) -> dict[str, Any]:
+    """Return, for each member that a schema names, what makes its value from JSON."""
+    named = (each for each in fields(kind) if each.name != "extra")
+    return {each.name: each.metadata.get("read", lambda value: value) for each in named}
+
+
+def _to_json(value: object) -> object:
+    """Return a member as JSON value; a value of another type is left for the schema to refuse."""
+    match value:
+        case datetime():
+            return write_time(value)
+        case Enum():
+            return value.value
+        case dict():
+            return {
+                name: each.to_dict() if isinstance(each, _Record) else each
+                for name, each in value.items()
+            }
+        case list() | tuple():
+            return list(value)
+        case _:
+            return value
+
+
+# --- the file ------------------------------------------------------------------------------------
 
 
 def atomic_write(path: str | os.PathLike[str], data: str) -> None:
-    """Put the text ``data`` at ``path``, wholly and durably, or raise and leave what was there."""
+    """Write the text to ``path``, completely and durably, or raise and leave the old file."""
     try:
         text = data.encode()
     except UnicodeEncodeError as error:
-        raise EncodeError(str(path), f"the text has no form in UTF-8: {error.reason}") from error
+        raise EncodeError(str(path), f"the text is not valid UTF-8: {error.reason}") from error
     write_atomically(Path(path), text)
 
 
-# --- the file ----------------------------------------------------------------------------------
-
-_SEAL = frozenset({"format", "sha256"})
-
-
-def _seal(data: dict[str, Any], name: str) -> str:
-    """Return the text of a state file, after making sure that it will be read back as it is."""
+def _to_text(data: dict[str, Any], name: str) -> str:
+    """Return the text of a state file, after checking that it is read back unchanged."""
     document = {**data, "format": STATE_FORMAT}
     canonical = _canonical(document, name, EncodeError)
     digest = hashlib.sha256(canonical).hexdigest()
@@ -292,81 +295,125 @@ def _seal(data: dict[str, Any], name: str) -> str:
     except (DecodeError, RecursionError) as error:
         raise EncodeError(name, str(error)) from error
     if not faithful:
-        raise EncodeError(name, "JSON has no form for a tuple, or for a key that is not a text")
+        raise EncodeError(name, "JSON cannot hold a tuple, or a key that is not a string")
     if len(text.encode()) > MAX_STATE_BYTES:
         raise EncodeError(name, f"it would be larger than the limit of {MAX_STATE_BYTES:,} bytes")
     return text
 
 
-def _unseal(text: bytes, name: str) -> dict[str, Any]:
-    """Return the members of a state file, or raise what is wrong with it."""
+def _from_text(text: bytes, name: str) -> dict[str, Any]:
+    """Return the members of a state file without its checksum, or raise what is wrong with it."""
     data = codec.parse(text, name)
     found = data.get("format") if isinstance(data, dict) else None
     if type(found) is int and found > STATE_FORMAT:
         raise NewerFormatError(name, found, STATE_FORMAT)
     check(data, "state", name)
-    document: dict[str, Any] = {key: value for key, value in data.items() if key != "sha256"}
-    canonical = _canonical(document, name, DecodeError)
-    if "sha256" in data and hashlib.sha256(canonical).hexdigest() != data["sha256"]:
+    digest = data.pop("sha256", None)
+    canonical = _canonical(data, name, DecodeError)
+    if digest is not None and hashlib.sha256(canonical).hexdigest() != digest:
         reason = "its SHA-256 does not match: it was altered"
         raise DocumentCorruptError(
             name, f"{reason} (if you edited it, remove its members 'format' and 'sha256')"
         )
-    return document
+    members: dict[str, Any] = data
+    return members
 
 
 def _canonical(tree: dict[str, Any], name: str, problem: type[CodecError]) -> bytes:
     try:
         return codec.dump_canonical(tree)
     except (TypeError, ValueError, RecursionError) as error:
-        raise problem(name, f"it holds what JSON has no form for: {error}") from error
+        raise problem(name, f"it contains a value that JSON cannot hold: {error}") from error
 
 
-# --- values ------------------------------------------------------------------------------------
+# --- the schemas ---------------------------------------------------------------------------------
+
+_SUFFIX = ".schema.json"
+_SCHEMAS = ("checkpoint", "state", "task")
+#: How much of a value an error message shows.
+_SHOWN = 300
 
 
-def _task(data: dict[str, Any]) -> TaskState:
-    return TaskState(
-        id=data["id"],
-        status=TaskStatus(data["status"]),
-        worker_id=data.get("worker_id"),
-        started_at=_time(data.get("started_at")),
-        completed_at=_time(data.get("completed_at")),
-        error=data.get("error"),
-        extra=_extra(data, TaskState),
-    )
+def load_schema(name: str) -> dict[str, Any]:
+    """Return a bundled schema by name: ``"state.schema.json"`` or, for short, ``"state"``."""
+    for known in _SCHEMAS:
+        if name in (known, known + _SUFFIX):
+            file = Path(__file__).with_name("schemas") / (known + _SUFFIX)
+            schema: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return schema
+    bundled = ", ".join(known + _SUFFIX for known in _SCHEMAS)
+    raise ConfigurationError(f"there is no schema {name!r:.80}; the bundled ones are {bundled}")
 
 
-def _worker(data: dict[str, Any]) -> WorkerState:
-    return WorkerState(
-        id=data["id"],
-        status=data.get("status", "idle"),
-        current_task=data.get("current_task"),
-        tasks_completed=int(data.get("tasks_completed", 0)),
-        extra=_extra(data, WorkerState),
-    )
+def validate_state(data: dict[str, Any]) -> bool:
+    """Return True if ``data`` is a valid state; raise jsonschema's ``ValidationError`` if not."""
+    check(data, "state")
+    return True
 
 
-def _time(text: str | None) -> datetime | None:
-    return None if text is None else read_time(text)
+def check(data: Any, kind: str, source: str = "") -> None:
+    """Raise a ``ValidationError`` unless ``data`` is a valid state, task, worker or checkpoint.
 
+    Its message names the ``source``, the JSON path and the rule that was violated.
+    """
+    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
 
-def _plain(value: object) -> object:
-    """Return a value as JSON has it; what is of neither type is left for the schema to judge."""
-    if isinstance(value, datetime):
-        return write_time(value)
-    return value.value if isinstance(value, Enum) else value
-
-
-def _with_extra(own: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    return own | extra | own if extra else own  # own members stand first, and win
-
-
-def _extra(data: dict[str, Any], kind: type, known: frozenset[str] = frozenset()) -> dict[str, Any]:
-    named = _members(kind)
-    return {key: value for key, value in data.items() if key not in named and key not in known}
+    try:
+        error = next(iter(_validator(kind).iter_errors(data)), None)
+    except (RecursionError, ValueError) as cause:  # from the repr of a value it refuses
+        error = ValidationError(f"cannot be checked: {cause}", validator="type")
+    if error is not None:
+        where = _short(_json_path(error.absolute_path))
+        message = f"{where}: {_short(error.message)} (rule: {error.validator})"
+        # Without the schema, so that str(error) is this message and not pages of JSON.
+        raise ValidationError(
+            f"{source}: {message}" if source else message,
+            validator=error.validator,
+            path=error.absolute_path,
+            schema_path=error.absolute_schema_path,
+            instance=error.instance,
+        ) from None
 
 
 @cache
-def _members(kind: type) -> frozenset[str]:
-    return frozenset(each.name for each in fields(kind)) - {"extra"}
+def _validator(kind: str) -> Draft7Validator:
+    from jsonschema import Draft7Validator, FormatChecker  # noqa: PLC0415 - slow to import
+    from jsonschema.validators import extend  # noqa: PLC0415
+
+    formats = FormatChecker(formats=())
+    formats.checks("date-time", raises=ValueError)(
+        lambda value: not isinstance(value, str) or bool(read_time(value))
+    )
+    if kind == "worker":  # the only kind without a schema file of its own
+        schema = {
+            "$ref": "#/definitions/worker",
+            "definitions": load_schema("state")["definitions"],
+        }
+    else:
+        schema = load_schema(kind)
+    ordered = extend(Draft7Validator, {"additionalProperties": _in_order})  # type: ignore[no-untyped-call]
+    validator: Draft7Validator = ordered(schema, format_checker=formats)
+    return validator
+
+
+def _in_order(
+    validator: Draft7Validator, schema: dict[str, Any], value: object, _parent: object
+) -> Iterator[ValidationError]:
+    """Check the members of an object in order, so that the first error is always the same one.
+
+    jsonschema goes through a set. Here no object has ``properties`` beside it.
+    """
+    if isinstance(value, dict):
+        for name, member in value.items():
+            yield from validator.descend(member, schema, path=name)
+
+
+def _json_path(path: Iterable[object]) -> str:
+    # Not jsonschema's json_path, which raises for a key that is not a string.
+    return "$" + "".join(
+        f".{at}" if isinstance(at, str) and at.isidentifier() else f"[{at!r}]" for at in path
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from maestro_hive.engine.attempt import StepContext, current
     from maestro_hive.engine.breaker import CircuitBreaker, CircuitState
     from maestro_hive.engine.config import (
         ErrorCategory,
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
         get_execution_config,
         reset_execution_config,
     )
+    from maestro_hive.engine.context import StepContext, current
     from maestro_hive.engine.errors import (
         CircuitBreakerOpen,
         ExecutionException,
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
         UnrecoverableError,
     )
     from maestro_hive.engine.escalation import Escalation, EscalationCase, JiraClient
+    from maestro_hive.engine.options import CallOptions
+    from maestro_hive.engine.plan import UnencodableInputWarning
     from maestro_hive.engine.results import (
         ExecutionAttempt,
         ExecutionResult,
         ExecutionStatus,
         Level2Result,
     )
-    from maestro_hive.unified_execution.call_options import CallOptions
     from maestro_hive.unified_execution.execution_state import ExecutionState, StateCorruptionError
     from maestro_hive.unified_execution.persona_executor import (
         PersonaExecutor,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
         load_state,
         save_state,
     )
-    from maestro_hive.unified_execution.steps import UnencodableInputWarning
 
 __all__ = [
     "DEFAULT_CHECKPOINT_PATH",
@@ -107,9 +107,9 @@ __getattr__, __dir__ = load_lazily(
     __name__,
     globals(),
     {
-        "maestro_hive.engine.attempt": ("StepContext", "current"),
+        "maestro_hive.engine.context": ("StepContext", "current"),
         "maestro_hive.engine.breaker": ("CircuitBreaker", "CircuitState"),
-        "maestro_hive.unified_execution.call_options": ("CallOptions",),
+        "maestro_hive.engine.options": ("CallOptions",),
         "maestro_hive.engine.config": (
             "ErrorCategory",
             "ExecutionConfig",
@@ -158,6 +158,6 @@ __getattr__, __dir__ = load_lazily(
             "load_state",
             "save_state",
         ),
-        "maestro_hive.unified_execution.steps": ("UnencodableInputWarning",),
+        "maestro_hive.engine.plan": ("UnencodableInputWarning",),
     },
 )

@@ -141,4 +141,4 @@ def merge_edit(before: Any, edited: Any, current: Any) -> Any:
 
 def _checksum(fields: dict[str, Any]) -> str:
     rest = {name: value for name, value in fields.items() if name != "checksum"}
-    return codec.encode(rest, "state", depth=codec.WHOLE_DEPTH).hexdigest
+    return codec.canonical_digest(rest, "state", depth=codec.WHOLE_DEPTH).hex()

@@ -1,54 +1,52 @@
-"""Level 1: a persona's task, tried a few times, and never again once its result is kept.
+"""Level 1: a persona's task, tried a few times, and never again once its result is recorded.
 
-With a ``workflow_id`` everything is in the run's journal: a finished step is found there and not
+With a ``workflow_id`` everything is in the run's journal: a completed step is found there and not
 called; failures, interruptions, waits, spending, memory, history and progress go on after a
 restart. Without one nothing is written, and everything ends with the process.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import copy
 import random
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from maestro_hive.engine import retry_policy
-from maestro_hive.engine.attempt import round_number
+from maestro_hive.engine.attempt import is_async
 from maestro_hive.engine.budget import Budget
-from maestro_hive.engine.config import (
-    ErrorCategory,
-    ExecutionConfig,
-    get_execution_config,
-)
-from maestro_hive.engine.policy import AgentContext, Enforcer, enforce, infer_action
-from maestro_hive.engine.results import (
-    ExecutionAttempt,
-    ExecutionResult,
-    ExecutionStatus,
-)
+from maestro_hive.engine.config import ErrorCategory, ExecutionConfig, get_execution_config
+from maestro_hive.engine.context import round_number
+from maestro_hive.engine.options import CallOptions, Options
+from maestro_hive.engine.plan import UNNAMED, Planner
+from maestro_hive.engine.policy import Enforcer, PolicyCheck, infer_action
+from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
 from maestro_hive.engine.settings import refused
+from maestro_hive.engine.step import (
+    Latest,
+    SkippedError,
+    StepExecution,
+    StepSpec,
+    Turn,
+    check_may_continue,
+    needs_retry,
+)
+from maestro_hive.engine.step_record import MemoryPersona, MemoryStep, RunStep
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.projections import was_healed
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.maestro.state.views import show_run
-from maestro_hive.unified_execution.call import Call, Latest, Terms, make_result
-from maestro_hive.unified_execution.call_options import CallOptions
-from maestro_hive.unified_execution.durable_step import DurableStep
-from maestro_hive.unified_execution.resuming import go_on, is_over
 from maestro_hive.unified_execution.state_persistence import StatePersistence
-from maestro_hive.unified_execution.steps import UNNAMED, Plan, Planner
-from maestro_hive.unified_execution.transient_step import Persona, TransientStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from maestro_hive.engine.healing import Healer
     from maestro_hive.engine.open_run import OpenRun
+    from maestro_hive.engine.plan import Plan
     from maestro_hive.kernel.clock import Clock
+    from maestro_hive.maestro.state.store import DocumentGuard
 
 __all__ = [
     "ExecutionAttempt",
@@ -59,16 +57,22 @@ __all__ = [
 ]
 
 
-#: The steps that this task is inside of.
-_inside: ContextVar[frozenset[tuple[str, bytes]]] = ContextVar("steps_inside", default=frozenset())
+class Call(NamedTuple):
+    """A task with its arguments, and the step that it is; no plan in memory."""
+
+    task: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    plan: Plan | None
 
 
 class PersonaExecutor:
-    """Executes a persona's tasks, a few attempts each; what is finished is never executed again.
+    """Executes a persona's tasks, a few attempts each; what is completed is not executed again.
 
     Give it a ``workflow_id`` (or ``execution_id``, the same thing) to make it durable, or the
-    ``StatePersistence`` of a run to share. The run is held until ``close``, the end of a ``with``
-    block, or the end of the process.
+    ``StatePersistence`` of a run to share. The run stays open until ``close``, the end of a
+    ``with`` block, or the end of the process.
     """
 
     def __init__(
@@ -97,34 +101,49 @@ class PersonaExecutor:
             state_persistence = StatePersistence(self.config, self.workflow_id)
         self.state_persistence = state_persistence
         self._run: OpenRun | None = state_persistence.run if state_persistence else None
-        self._clock: Clock = self._run.store.clock if self._run else SystemClock()
-        self._persona = Persona()
+        self._persona = MemoryPersona()
         self._budget = Budget(self.config.tokens, persona_id, self._run, self._persona)
-        self._planner = Planner(persona_id)
-        self._options = CallOptions()
+        self._planners: dict[object, Planner] = {}
         self._manager: StateManager | None = None
-        self._terms = Terms(
+        self._spec = self._make_spec()
+
+    def _make_spec(self) -> StepSpec:
+        clock: Clock = self._run.store.clock if self._run else SystemClock()
+        stages: tuple[PolicyCheck, ...] = ()
+        if self.enforcer is not None:
+            checked = PolicyCheck(
+                self.enforcer, self.persona_id, self.persona_role, self.audit_log_path, clock
+            )
+            stages = (checked,)
+        return StepSpec(
             config=self.config,
-            persona_id=persona_id,
-            clock=self._clock,
+            persona=self.persona_id,
+            options=Options(persona=self.persona_id),
+            clock=clock,
             rng=random.Random(self.config.level1.jitter_seed),  # noqa: S311 - for jitter alone
-            healer=healing_engine,
+            budget=self._budget,
+            checks=stages,
+            healer=self.healing_engine,
             latest=Latest(),
-            spend=self._budget.spend,
-            check_budget=self._budget.check,
+            checks_source=self.config.level1.enable_syntax_validation,
         )
 
-    # --- what it did, and where it is kept ---
+    # --- what it did, and where it is recorded ---
 
     @property
     def attempts(self) -> list[ExecutionAttempt]:
         """The attempts of the latest execution."""
-        return self._terms.latest.attempts
+        return self._latest.attempts
 
     @property
     def final_status(self) -> ExecutionStatus:
-        """How the latest execution ended, or that it is under way."""
-        return self._terms.latest.status
+        """How the latest execution ended, or that it is running."""
+        return self._latest.status
+
+    @property
+    def _latest(self) -> Latest:
+        assert self._spec.latest is not None
+        return self._spec.latest
 
     @property
     def state_manager(self) -> StateManager:
@@ -135,24 +154,20 @@ class PersonaExecutor:
             self._manager = StateManager(folder, auto_persist=durable)
         return self._manager
 
-    def options(self, **given: Any) -> Self:
-        """Return this executor with other options for its calls.
-
-        ``force``, ``retry``, ``key``, ``timeout``, ``max_attempts``, ``max_elapsed_seconds``,
-        ``retry_on``, ``on_ambiguous``, ``store_input``, ``occurrence`` and ``gate``: see
-        ``CallOptions``.
-        """
+    def options(self, **given: Unpack[CallOptions]) -> Self:
+        """Return this executor with other options for its calls; see ``CallOptions``."""
         other = copy.copy(self)
-        other._options = self._options.changed(given)  # noqa: SLF001 - it is one of us
+        changed = self._spec.options.changed(dict(given), CallOptions)
+        other._spec = replace(self._spec, options=changed)  # noqa: SLF001 - it is one of us
         return other
 
     @property
     def starts_over(self) -> bool:
-        """Return whether its calls were asked to begin anew: ``force``, or ``retry``."""
-        return self._options.force or self._options.retry
+        """Return whether its calls were asked to start again: ``force``, or ``retry``."""
+        return self._spec.options.force or self._spec.options.retry
 
     def close(self) -> None:
-        """Let the run go, if this executor opened it; twice is no error."""
+        """Close the run, if this executor opened it; twice is no error."""
         if self._owns_state and self.state_persistence is not None:
             self.state_persistence.shutdown()
 
@@ -161,7 +176,7 @@ class PersonaExecutor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let the run go at the end of it."""
+        """Close the run at the end of it."""
         self.close()
 
     # --- execution ---
@@ -177,83 +192,41 @@ class PersonaExecutor:
 
         Raises ``UnrecoverableError`` when its attempts are used up.
         """
+        return await self.make(self.plan(task, task_name, args, kwargs), round_number.get())
+
+    def plan(
+        self, task: object, name: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call:
+        """Return a call, planned: its input is encoded here, and only here."""
         if not callable(task):
-            raise ConfigurationError(f"the task {task_name!r} is {task!r}, and cannot be called")
-        run, options = self._run, self._options
-        if run is None:
-            named: object = task_name
-            if not isinstance(named, str):
-                raise refused("the task_name", task_name, "a text")
-            transient = TransientStep(self._persona, self._clock)
-            call = Call(self._terms, options, transient, task, task_name, args, kwargs)
-            self._govern(call)
-            return await call.run()
-        plan = self._plan(task_name, args, kwargs)
-        step = DurableStep(run, plan, self.persona_id, round_number.get())
-        found = self._find(step, task_name)
-        if found is not None:
-            return found
-        call = Call(self._terms, options, step, task, task_name, args, kwargs)
-        return await self._execute_once(run, plan, call)
-
-    def completed_result(
-        self,
-        task: Callable[..., Any],
-        task_name: str = UNNAMED,
-        *args: Any,
-        **kwargs: Any,
-    ) -> ExecutionResult | None:
-        """Return what ``execute`` would return without calling the task; None if it would call."""
-        del task
+            raise ConfigurationError(f"the task {name!r} is {task!r}, and cannot be called")
         if self._run is None:
+            if not isinstance(name, str):
+                raise refused("the task_name", name, "a text")
+            return Call(task, name, args, kwargs, None)
+        planner = self._planners.get(name) if isinstance(name, str) else None
+        if planner is None:
+            planner = self._planners[name] = Planner(self.persona_id, name)
+        options = self._spec.options
+        key = options.key if isinstance(options.key, str) else None
+        plan = planner.plan(args, kwargs, key=key, store_input=options.store_input)
+        return Call(task, plan.name, args, kwargs, plan)
+
+    def found(self, call: Call) -> ExecutionResult | None:
+        """Return the recorded result of a call, if it is completed and may be used."""
+        if self._run is None or call.plan is None or self._spec.options.force:
             return None
-        plan = self._plan(task_name, args, kwargs)
-        return self._find(DurableStep(self._run, plan, self.persona_id, 1), task_name)
-
-    def step_identity(
-        self,
-        task: Callable[..., Any],
-        task_name: str = UNNAMED,
-        *args: Any,
-        **kwargs: Any,
-    ) -> bytes | None:
-        """Return what tells the step that ``execute`` would execute from others; None in memory."""
-        del task
-        return (
-            None if self._run is None else self._plan(task_name, args, kwargs, quiet=True).identity
-        )
-
-    def _plan(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, quiet: bool = False
-    ) -> Plan:
-        options = self._options
-        return self._planner.plan(
-            name,
-            args,
-            kwargs,
-            key=options.key,
-            store_input=options.store_input,
-            occurrence=options.occurrence,
-            quiet=quiet,
-        )
-
-    def _find(self, step: DurableStep, name: str) -> ExecutionResult | None:
-        """Return what is kept of a step, if it is finished and may be used."""
-        if self._options.force:
-            return None
-        state = step.state
-        status = ExecutionStatus.SUCCESS
+        step = self._execution(call, 1)
+        record = step.record
+        assert isinstance(record, RunStep)
+        state = record.state
         if state is not None and state.completed is not None:
-            if was_healed(state):
-                status = ExecutionStatus.RECOVERED
-            result = step.completed_result(name, status, step.output(state.completed))
-        elif self._run is not None and name in self._run.state.completed_tasks:
-            output = self._artifacts(self._run, name)
-            result = make_result(step, name, self.persona_id, status, output)
-        else:
-            return None
-        self._terms.latest.show(status, result)
-        return result
+            return step.completed_result(record.output())
+        if call.name in self._run.state.completed_tasks:
+            result = step.result(ExecutionStatus.SUCCESS)
+            result.final_output = self._artifacts(self._run, call.name)
+            return result
+        return None
 
     @staticmethod
     def _artifacts(run: OpenRun, name: str) -> Any:
@@ -261,51 +234,70 @@ class PersonaExecutor:
         data = run.store.load(entry) if entry is not None else None
         return None if data is None else codec.decode(data, "artifacts")
 
-    async def _execute_once(self, run: OpenRun, plan: Plan, call: Call) -> ExecutionResult:
-        """Execute a step, unless this process does so already: then wait, and take its result."""
-        while not run.enter(plan.identity):
-            if (run.run_id, plan.identity) in _inside.get():
-                raise ConfigurationError(
-                    f"{call.name!r} executes itself, with the same input, and would wait for ever"
-                )
-            waiter = run.wait_for(plan.identity)
-            if waiter is not None:
-                await asyncio.shield(asyncio.wrap_future(waiter))
-            assert isinstance(call.step, DurableStep)
-            found = self._find(call.step, call.name)
+    @property
+    def run(self) -> OpenRun | None:
+        """The run that its steps are recorded in; None in memory."""
+        return self._run
+
+    async def make(
+        self,
+        call: Call,
+        number: int = 1,
+        guard: DocumentGuard | None = None,
+        *,
+        has_turn: bool = False,
+    ) -> ExecutionResult:
+        """Make one round of attempts at a call; what is completed is not called.
+
+        ``has_turn``: the caller sees to it that the step is executed by one task at a time.
+        """
+        step = self._execution(call, number)
+        if self._run is None or call.plan is None:
+            return await self._attempts(step, guard)
+        if has_turn:
+            return await self._in_turn(step, guard)
+        turn = Turn(self._run, call.plan.identity, call.name)
+        while True:
+            found = self.found(call)
             if found is not None:
                 return found
-        token = _inside.set(_inside.get() | {(run.run_id, plan.identity)})
+            if await turn.take():
+                break
         try:
-            return await self._start(call)
+            return await self._in_turn(step, guard)
         finally:
-            with contextlib.suppress(ValueError):  # it is thrown away, in another context
-                _inside.reset(token)
-            run.leave(plan.identity)
-            if self.state_persistence is not None:
-                self.state_persistence.copy_if_due()
+            turn.give_back()
 
-    async def _start(self, call: Call) -> ExecutionResult:
-        """Go on with a step where it was, if it may go on."""
-        step = call.step
-        assert isinstance(step, DurableStep)
-        if self._options.force:
-            step.start_over(forget=True)
-        elif self._options.retry and is_over(call, step):
-            step.start_over(forget=False)
-        skipped = await go_on(call, step)
-        if skipped is not None:
-            return skipped
-        self._govern(call)
-        return await call.run()
+    async def _in_turn(self, step: StepExecution, guard: DocumentGuard | None) -> ExecutionResult:
+        assert isinstance(step.record, RunStep)
+        try:
+            if self._spec.options.force:
+                step.record.start_over(forget=True)
+            elif self._spec.options.retry and needs_retry(step):
+                step.record.start_over(forget=False)
+            return await self._attempts(step, guard)
+        finally:
+            step.record.run.copy_if_due()
 
-    def _govern(self, call: Call) -> None:
-        if self.enforcer is None:
-            return
-        tool = getattr(call.task, "__name__", call.name)
-        agent = AgentContext(agent_id=self.persona_id, role=self.persona_role)
-        self._terms.latest.show(ExecutionStatus.FAILED, [])  # unless it is allowed
-        enforce(self.enforcer, agent, tool, call.arguments(), self.audit_log_path, self._clock)
+    async def _attempts(self, step: StepExecution, guard: DocumentGuard | None) -> ExecutionResult:
+        try:
+            if isinstance(step.record, RunStep):
+                await check_may_continue(step)
+            await step.check()
+            return step.completed_result(await step.run_round(guard))
+        except SkippedError as skipped:
+            return skipped.result
+
+    def _execution(self, call: Call, number: int) -> StepExecution:
+        record: RunStep | MemoryStep
+        if self._run is not None and call.plan is not None:
+            record = RunStep(self._run, call.plan, number)
+        else:
+            record = MemoryStep(self._persona, self.persona_id, call.name, self._spec.clock)
+        task = call.task
+        return StepExecution(
+            self._spec, record, call.name, task, call.args, call.kwargs, is_async(task)
+        )
 
     # --- tokens ---
 
@@ -336,22 +328,22 @@ class PersonaExecutor:
         return retry_policy.classify(error)
 
     def _infer_action_from_tool(self, tool_name: str) -> str:
-        """Tell from a tool's name what it does."""
+        """Return what a tool does, by its name."""
         return infer_action(tool_name)
 
     def _persist_state(self, result: ExecutionResult, attempt: ExecutionAttempt) -> None:
-        """Set what the persona shows of itself, and write the copies for resuming."""
+        """Set what is known of the persona, and write the copies for resuming."""
         if self.state_persistence is None:
             return
-        shown = {
-            "last_updated": self._clock.now().isoformat(),
+        state = {
+            "last_updated": self._spec.clock.now().isoformat(),
             "status": attempt.status.value,
             "current_attempt": attempt.attempt_number,
             "tokens_used": self._tokens_used,
             "last_error": attempt.error_message,
             "recovery_applied": result.recovery_applied,
         }
-        self.state_persistence.update_persona_state(self.persona_id, shown)
+        self.state_persistence.update_persona_state(self.persona_id, state)
         self.state_persistence.checkpoint()
 
     def _load_state(self) -> dict[str, Any] | None:
@@ -399,8 +391,8 @@ def _one_id(
         if not isinstance(given_id, str):
             raise refused(f"the {name}", value, "a text")
     if len(set(known.values())) > 1:
-        told = ", ".join(f"{name} {value!r}" for name, value in known.items())
-        raise ConfigurationError(f"an executor is of one run, and was given {told}")
+        listed = ", ".join(f"{name} {value!r}" for name, value in known.items())
+        raise ConfigurationError(f"an executor is of one run, and was given {listed}")
     return next(iter(known.values()), None)
 
 

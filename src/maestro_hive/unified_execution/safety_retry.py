@@ -17,30 +17,30 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from maestro_hive.engine import settings
-from maestro_hive.engine.breaker import CircuitBreaker, CircuitState
+from maestro_hive.engine.breaker import CircuitBreaker, CircuitState, checked_name
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
-from maestro_hive.engine.escalation import (
-    Escalation,
-    JiraClient,
-    JiraEscalation,
-    checked,
-)
+from maestro_hive.engine.escalation import Escalation, JiraClient, JiraEscalation, checked
 from maestro_hive.engine.open_run import OpenRun, open_run
-from maestro_hive.engine.results import Level2Result
+from maestro_hive.engine.plan import UNNAMED
+from maestro_hive.engine.results import (
+    ExecutionAttempt,
+    ExecutionResult,
+    ExecutionStatus,
+    Level2Result,
+)
 from maestro_hive.engine.retry_policy import delay_before
+from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
+from maestro_hive.engine.step import SkippedError, Turn
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
-from maestro_hive.maestro.state.sqlite.store import SqliteStore
-from maestro_hive.maestro.state.stores import borrow_memory_store, borrow_store, return_store
-from maestro_hive.unified_execution.level2 import Level2, Level2Execution
-from maestro_hive.unified_execution.persona_executor import PersonaExecutor
-from maestro_hive.unified_execution.state_persistence import StatePersistence
-from maestro_hive.unified_execution.steps import UNNAMED
-from maestro_hive.unified_execution.wrapped_call import WrappedCall, understand, warn_of
+from maestro_hive.kernel.threads import threads
+from maestro_hive.maestro.state.stores import close_store, open_store
+from maestro_hive.unified_execution.foreign_call import ForeignCall, warn_of
+from maestro_hive.unified_execution.persona_executor import Call, PersonaExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.maestro.state.store import Store
+    from maestro_hive.maestro.state.store import DocumentGuard, Store
 
 __all__ = [
     "CircuitBreaker",
@@ -53,13 +53,31 @@ __all__ = [
 DEFAULT_BREAKER = "default"
 
 
+class ExecutorCall:
+    """A call of a ``PersonaExecutor``: a round is one set of attempts at its step."""
+
+    def __init__(self, executor: PersonaExecutor, call: Call, *, uses_guard: bool) -> None:
+        self.executor = executor
+        self.call = call
+        self.name = call.name
+        self.persona: str | None = executor.persona_id
+        self.uses_guard = uses_guard
+
+    async def make(self, number: int, guard: DocumentGuard | None) -> ExecutionResult:
+        """Make the attempts of one round."""
+        result = await self.executor.make(self.call, number, guard, has_turn=True)
+        if not result.success:
+            raise SkippedError(result)
+        return result
+
+
 class SafetyRetryWrapper:
     """Slow rounds around an executor, behind a breaker that all share; then it asks for help.
 
     ``breaker`` is a breaker or the name of one, such as the provider's, to share it; by default it
     has the persona's name. It lives in ``store``, which stays the caller's, or else in the journal
-    of ``config.state.state_dir``. What the wrapper opens it holds until ``close``, the end of a
-    ``with`` block, or its own end.
+    of ``config.state.state_dir``. What the wrapper opens stays open until ``close``, the end
+    of a ``with`` block, or its own end.
     """
 
     def __init__(
@@ -77,14 +95,14 @@ class SafetyRetryWrapper:
         self._escalation = self._chosen_escalation(jira_client, escalation)
         self._breakers: dict[str, CircuitBreaker] = {}
         self._given = breaker if isinstance(breaker, CircuitBreaker) else None
-        self._held = _Held(self.config, workflow_id, store, needed=self._given is None)
+        self._opened = _Opened(self.config, workflow_id, store, needed=self._given is None)
         self._name = self._given.name if self._given else _checked_name(breaker)
         self._latest = self._name or DEFAULT_BREAKER
         self._retry = False
         self._warned: set[str] = set()
-        self._lent_by: Self | None = None
+        self._made_from: Self | None = None
         self._random = random.Random(self.config.level2.jitter_seed)  # noqa: S311 - for jitter
-        self._finalizer = weakref.finalize(self, _close_quietly, self._held)
+        self._finalizer = weakref.finalize(self, _close_quietly, self._opened)
         self._finalizer.atexit = False  # the stores themselves close then
 
     def _chosen_escalation(
@@ -109,7 +127,7 @@ class SafetyRetryWrapper:
         if self._given is not None:
             return self._given
         found = self._breakers.get(name)
-        store = self._held.store()
+        store = self._opened.store()
         if found is None or found.store is not store:  # the store failed, and was opened again
             level2 = self.config.level2
             found = self._breakers[name] = CircuitBreaker(
@@ -134,7 +152,7 @@ class SafetyRetryWrapper:
         """
         other = copy.copy(self)
         other._retry = settings.flag("the option retry", retry)  # noqa: SLF001 - it is one of us
-        other._lent_by = self  # noqa: SLF001 - what is held is let go when the last of us ends
+        other._made_from = self  # noqa: SLF001 - what is open is closed when the last of us ends
         return other
 
     async def execute_safe(
@@ -151,49 +169,168 @@ class SafetyRetryWrapper:
         async is called in a thread. Raises ``CircuitBreakerOpen`` before anything is called, and
         ``HelpNeeded`` at the end; what must not be retried is raised as it is.
         """
-        call = understand(executor_func, args, kwargs, task_name)
-        if self._retry:
-            call = call.starting_over()
-        name = self._name or call.persona or DEFAULT_BREAKER
-        if not self._held.ready:
-            await asyncio.to_thread(self._held.open)
-        self._latest = name
-        run = self._held.run()
-        identity = self._identity(call) if run is not None else b""
-        level2 = Level2(
+        call = _understand(executor_func, args, kwargs, task_name, retry=self._retry)
+        if not self._opened.ready:
+            await asyncio.wrap_future(threads.run(self._opened.open))
+        run = self._opened.run()
+        self._latest = self._name or call.persona or DEFAULT_BREAKER
+        policy = RoundPolicy(
             config=self.config.level2,
-            breaker=self._breaker(name),
-            run=run,
+            breaker=self._breaker(self._latest),
             escalation=self._escalation,
-            random=self._random,
+            rng=self._random,
         )
-        return await Level2Execution(level2, call, identity).result()
+        if isinstance(call, ExecutorCall):
+            executor_run = call.executor.run
+            call.uses_guard = (
+                executor_run is not None and executor_run.store is policy.breaker.store
+            )
+        if run is None:
+            return await self._rounds(Rounds(policy, call, None, b""), call)
+        identity = self._identity(call)
+        turn = Turn(run, identity, call.name)
+        while not await turn.take():
+            pass
+        try:
+            rounds = Rounds(policy, call, run, identity)
+            if self._retry or (isinstance(call, ExecutorCall) and call.executor.starts_over):
+                await rounds.start_over()
+            return await self._rounds(rounds, call)
+        finally:
+            turn.give_back()
 
-    def _identity(self, call: WrappedCall) -> bytes:
-        """Return what tells a call from others; say so, once for a name, if that may not do."""
-        identity, doubt = call.identity()
+    async def _rounds(self, rounds: Rounds, call: ForeignCall | ExecutorCall) -> Level2Result:
+        found = call.executor.found(call.call) if isinstance(call, ExecutorCall) else None
+        if found is not None:
+            return _done(rounds, found)
+        started_at = rounds.policy.breaker.clock.now()
+        try:
+            outcome = await rounds.run()
+        except RoundsSkippedError as skipped:
+            return skipped.result
+        if isinstance(call, ForeignCall) or call.call.plan is None:
+            await rounds.forget()  # nothing is recorded of its result: the next call starts again
+        if isinstance(outcome, ExecutionResult):
+            return _done(rounds, outcome)
+        ended_at = rounds.policy.breaker.clock.now()
+        status = ExecutionStatus.SUCCESS
+        attempt = ExecutionAttempt(
+            attempt_id=f"round-{len(rounds.failed) + 1}",
+            attempt_number=1,
+            started_at=started_at,
+            ended_at=ended_at,
+            status=status,
+            output=outcome,
+        )
+        result = ExecutionResult(
+            execution_id=rounds.execution_id,
+            task_name=call.name,
+            persona_id=call.persona or "",
+            final_status=status,
+            attempts=[attempt],
+            total_duration_seconds=(ended_at - started_at).total_seconds(),
+            final_output=outcome,
+        )
+        return _done(rounds, result)
+
+    def _identity(self, call: ForeignCall | ExecutorCall) -> bytes:
+        """Return what identifies a call; warn, once for a name, if that may not be enough."""
+        if isinstance(call, ExecutorCall):
+            if call.call.plan is not None:
+                return call.call.plan.identity
+            foreign = ForeignCall(
+                function=_no_function,
+                name=call.name,
+                persona=call.persona,
+                args=call.call.args,
+                kwargs=call.call.kwargs,
+            )
+        else:
+            foreign = call
+        identity, doubt = foreign.identity()
         if doubt is not None and call.name not in self._warned:
             self._warned.add(call.name)
             warn_of(call.name, doubt)
         return identity
 
-    # --- what it holds ---
+    # --- what is open ---
 
     def close(self) -> None:
-        """Let go of the run and the journal that were opened here; twice is no error."""
+        """Close the run and the journal that were opened here; twice is no error."""
         self._finalizer.detach()
-        self._held.close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         """Use it in a ``with`` statement."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go at the end of it."""
+        """Close at the end of it."""
         self.close()
 
 
-class _Held:
+def _no_function() -> None:
+    """Carry nothing: an executor's task is known by its name."""
+
+
+def _done(rounds: Rounds, result: ExecutionResult) -> Level2Result:
+    again = rounds.failed or result.final_status is ExecutionStatus.RECOVERED
+    status = ExecutionStatus.RECOVERED if again else ExecutionStatus.SUCCESS
+    return rounds.level2_result(status, rounds.own_attempts(result))
+
+
+def _understand(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    task_name: str,
+    *,
+    retry: bool,
+) -> ForeignCall | ExecutorCall:
+    """Return the call that was meant: an executor is given the task's name, and names its persona.
+
+    ``execute`` takes the name after the task. With ``task_name=`` it is put there, and everything
+    that follows the task is the task's own.
+    """
+    if not callable(function):
+        raise ConfigurationError(f"execute_safe() was given {function!r}, which cannot be called")
+    owner = getattr(function, "__self__", None)
+    persona = getattr(owner, "persona_id", None)
+    if getattr(function, "__name__", "") != "execute" or not isinstance(persona, str):
+        return ForeignCall(function=function, name=task_name, args=args, kwargs=kwargs)
+    task, name, rest, named = _executor_arguments(persona, args, kwargs, task_name)
+    if isinstance(owner, PersonaExecutor):
+        executor = owner.options(retry=True) if retry else owner
+        return ExecutorCall(executor, executor.plan(task, name, rest, named), uses_guard=False)
+    return ForeignCall(
+        function=function,
+        name=name,
+        persona=persona,
+        args=(task, name, *rest),
+        kwargs=named,
+        identified_from=2,
+    )
+
+
+def _executor_arguments(
+    persona: str, args: tuple[Any, ...], kwargs: dict[str, Any], task_name: str
+) -> tuple[Any, str, tuple[Any, ...], dict[str, Any]]:
+    """Return the task, its name and its own arguments."""
+    named = dict(kwargs)
+    if args:
+        task, rest = args[0], args[1:]
+    elif "task" in named:
+        task, rest = named.pop("task"), ()
+    else:
+        raise ConfigurationError(f"the executor of {persona!r} was given no task")
+    if task_name != UNNAMED:
+        return task, task_name, rest, named
+    if rest:
+        return task, rest[0], rest[1:], named
+    return task, named.pop("task_name", UNNAMED), rest, named
+
+
+class _Opened:
     """The journal and the run that a wrapper uses, opened when first needed."""
 
     def __init__(
@@ -208,15 +345,14 @@ class _Held:
         self._config = config
         self._workflow_id = workflow_id
         self._given = store
-        self._borrowed: Store | None = None
+        self._store: Store | None = None
         self._run: OpenRun | None = None
-        self._state: StatePersistence | None = None
         self._mutex = threading.RLock()
 
     @property
     def ready(self) -> bool:
         """Return whether all is open that is needed."""
-        has_store = self._given is not None or self._borrowed is not None
+        has_store = self._given is not None or self._store is not None
         has_store = has_store or not self._is_store_needed
         return has_store and (self._run is not None or self._workflow_id is None)
 
@@ -227,60 +363,58 @@ class _Held:
         self.run()
 
     def store(self) -> Store:
-        """Return the store that breakers live in."""
+        """Return the store that breakers live in; one that failed is opened again."""
         with self._mutex:
             if self._given is not None:
                 return self._given
-            if isinstance(self._borrowed, SqliteStore) and not self._borrowed.usable:
-                return_store(self._borrowed)
-                self._borrowed = None
-            if self._borrowed is None:
+            if self._store is not None and not self._store.usable:
+                close_store(self._store)
+                self._store = None
+            if self._store is None:
                 folders = self._config.state.resolve()
-                borrow = borrow_store if folders.persistent else borrow_memory_store
-                self._borrowed = borrow(folders.state)
-            return self._borrowed
+                self._store = open_store(folders.state, persistent=folders.persistent)
+            return self._store
 
     def run(self) -> OpenRun | None:
         """Return the run, if there is one."""
         with self._mutex:
             if self._run is None and self._workflow_id is not None:
-                self._run = self._opened_run(self._workflow_id)
+                run = open_run(self._config.state, self._workflow_id)
+                try:
+                    if run.users == 1:
+                        run.load()
+                    else:
+                        run.catch_up()
+                except BaseException:
+                    run.close()
+                    raise
+                self._run = run
             return self._run
 
-    def _opened_run(self, workflow_id: str) -> OpenRun:
-        run = open_run(self._config.state.resolve(), workflow_id)
-        try:
-            if run.users == 1:  # the first here: without a journal, copies are looked for
-                self._state = StatePersistence(self._config, workflow_id)
-            run.catch_up()
-        except BaseException:
-            run.close()
-            raise
-        return run
-
     def close(self) -> None:
-        """Let both go."""
+        """Close both."""
         with self._mutex:
             run, self._run = self._run, None
-            state, self._state = self._state, None
-            store, self._borrowed = self._borrowed, None
+            store, self._store = self._store, None
         if run is not None:
-            run.close()
-        if state is not None:
-            state.shutdown()
-        if isinstance(store, SqliteStore):
-            return_store(store)
+            try:
+                if run.users == 1 and run.state.seq:
+                    run.write_copy()
+            finally:
+                run.close()
+        if store is not None:
+            close_store(store)
 
 
-def _close_quietly(held: _Held) -> None:
+def _close_quietly(opened: _Opened) -> None:
     # In a thread: the collector may have come here from inside the store, with its locks held.
     with contextlib.suppress(RuntimeError):  # the process ends, and closes its stores
-        _thread.start_new_thread(_close_in_thread, (held,))
+        _thread.start_new_thread(_close_in_thread, (opened,))
 
 
-def _close_in_thread(held: _Held) -> None:
+def _close_in_thread(opened: _Opened) -> None:
     with contextlib.suppress(MaestroError):  # a store that failed has nothing to let go
-        held.close()
+        opened.close()
 
 
 def _checked_name(breaker: object) -> str | None:
@@ -288,7 +422,7 @@ def _checked_name(breaker: object) -> str | None:
         return None
     if not isinstance(breaker, str):
         raise ConfigurationError(f"breaker is {breaker!r}, and must be a CircuitBreaker or a name")
-    return CircuitBreaker(name=breaker).name
+    return checked_name("breaker", breaker)
 
 
 async def execute_with_full_retry(
@@ -305,4 +439,6 @@ async def execute_with_full_retry(
     try:
         return await wrapper.execute_safe(executor.execute, task, task_name, *args, **kwargs)
     finally:
-        await asyncio.to_thread(wrapper.close)  # the last one closes the journal, which takes time
+        await asyncio.wrap_future(
+            threads.run(wrapper.close)
+        )  # the last one closes the journal, which takes time

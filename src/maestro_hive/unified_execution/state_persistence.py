@@ -7,13 +7,9 @@ the journal is gone, the newest of those is resumed from.
 
 from __future__ import annotations
 
-import atexit
 import copy
 import logging
-import os
 import secrets
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from maestro_hive.engine.config import (
@@ -23,23 +19,22 @@ from maestro_hive.engine.config import (
     get_execution_config,
 )
 from maestro_hive.engine.copies import RunCopies
-from maestro_hive.engine.open_run import OpenRun, open_run
+from maestro_hive.engine.open_run import OpenRun, Restored, open_run
 from maestro_hive.kernel.errors import (
     ConfigurationError,
     DocumentCorruptError,
     MaestroError,
     StorageError,
 )
+from maestro_hive.kernel.process import PerProcess, run_at_exit
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.checkpoint import (
-    CheckpointManager,
     CheckpointNotFoundError,
     new_checkpoint_id,
 )
 from maestro_hive.maestro.state.projections import FIELDS, fold
 from maestro_hive.maestro.state.records import EntryKind, NewEntry, from_micros
-from maestro_hive.maestro.state.run_document import CopiedEntries, RunCopy, write_run
-from maestro_hive.maestro.state.stores import borrow_store, return_store
+from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.maestro.state.views import (
     retry_count,
     show_fields,
@@ -77,14 +72,6 @@ DEFAULT_CHECKPOINT_PATH = DEFAULT_CHECKPOINT_DIR
 _COPY_COST_FACTOR = 33
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """Where a run was resumed from when it was not the journal."""
-
-    source: str
-    saved_at: str
-
-
 class StatePersistence:
     """One execution's state, durable when each method returns. Thread-safe; a context manager.
 
@@ -104,32 +91,19 @@ class StatePersistence:
     ) -> None:
         self.config = (config or get_execution_config()).frozen()
         self.workflow_id = f"wf_{secrets.token_hex(8)}" if workflow_id is None else workflow_id
-        self.restored: Restored | None = None
-        folders = self.config.state.resolve()
         self._is_shut = False
-        self._run = open_run(folders, self.workflow_id, workflow)
+        self._run = open_run(self.config.state, self.workflow_id, workflow)
         self._mutex = self._run.mutex
         self._shown = ShownState(self.workflow_id)
         try:
-            self._checkpoints = CheckpointManager(
-                folders.checkpoints if folders.persistent else None,
-                max_checkpoints=self.config.state.max_checkpoints_per_workflow,
-                verify_on_read=self.config.state.verify_checksum_on_load,
-                clock=self._run.store.clock,
-            )
-            state_dir = folders.state if folders.persistent else None
-            self._copies = RunCopies(self.workflow_id, state_dir, self._checkpoints)
-            self._fence_seen = self._checkpoints.highest_fence(self.workflow_id)
-            interval = self.config.state.auto_checkpoint_interval_seconds
-            self._copy_due = time.monotonic() + interval if interval else float("inf")
             if auto_restore:
-                self.restore_latest()
+                self._run.load()
             else:
-                self._run.start_afresh()
+                self._run.start_fresh()
         except BaseException:
             self._run.close()
             raise
-        _open_states.add(self)
+        _open_states().add(self)
 
     # --- what there is ---
 
@@ -139,8 +113,13 @@ class StatePersistence:
         return self._run
 
     @property
+    def restored(self) -> Restored | None:
+        """Where the run was resumed from when it was not the journal."""
+        return self._run.restored
+
+    @property
     def state(self) -> ExecutionState:
-        """The state as it stands. What you change in it is recorded at the next checkpoint."""
+        """The state as it is. What you change in it is recorded at the next checkpoint."""
         with self._mutex:
             self._absorb_edits()
             self._run.catch_up()
@@ -155,7 +134,7 @@ class StatePersistence:
 
     def get_state_path(self) -> Path:
         """Return where the run's ``execution_state.json`` is, or will be."""
-        path = self._copies.path
+        path = self._run.copies.path
         if path is None:
             raise ConfigurationError("with enable_persistence=False there is no state file")
         return path
@@ -167,7 +146,7 @@ class StatePersistence:
             return retry_count(self._run.state, persona)
 
     def get_persona_state(self, persona: str) -> dict[str, Any]:
-        """Return a copy of what a persona last showed of itself; empty if nothing."""
+        """Return a copy of what is known of a persona; empty if nothing is."""
         with self._mutex:
             self._run.catch_up()
             return copy.deepcopy(show_persona(self._run.state, persona, self._run.store.load))
@@ -243,15 +222,9 @@ class StatePersistence:
         with self._mutex:
             self._check_open()
             self._run.append([entry], status=(value or {}).get("status") if facts is None else None)
-            self.copy_if_due()
+            self._run.copy_if_due()
 
     # --- copies ---
-
-    def copy_if_due(self) -> None:
-        """Write ``execution_state.json`` if the last one is old enough."""
-        if time.monotonic() >= self._copy_due:
-            with self._mutex:
-                self._write_copy()
 
     def checkpoint(self, checkpoint_id: str | None = None) -> str:
         """Write the whole run as a checkpoint and as ``execution_state.json``; return its id."""
@@ -260,84 +233,37 @@ class StatePersistence:
             self._absorb_edits()
             if self._run.fresh:
                 self._run.append(())
-            name = (
-                new_checkpoint_id(self._run.store.clock) if checkpoint_id is None else checkpoint_id
-            )
-            run = self._run_text()
-            self._copies.write_checkpoint(name, run, self._fence)
-            self._write_copy(run)
+            clock = self._run.store.clock
+            name = new_checkpoint_id(clock) if checkpoint_id is None else checkpoint_id
+            document = self._run.as_document()
+            self._run.copies.write_checkpoint(name, document, self._run.fence)
+            self._run.write_copy(document)
             return name
-
-    def _write_copy(self, run: bytes | None = None) -> None:
-        """Write ``execution_state.json``, and plan the next time by what it cost."""
-        started = time.monotonic()
-        self._copies.write_state(run or self._run_text())
-        cost = time.monotonic() - started
-        interval = self.config.state.auto_checkpoint_interval_seconds
-        pause = max(interval, cost * _COPY_COST_FACTOR) if interval else float("inf")
-        self._copy_due = started + pause
-
-    def _run_text(self) -> bytes:
-        self._run.check_not_taken_over()
-        store, shown = self._run.store, self.state
-        # What the journal has: an edit of 1 to True is equal, so not recorded, and not copied.
-        fields = ExecutionState(
-            self.workflow_id,
-            **self._run.fields(),
-            created_at=shown.created_at,
-            updated_at=shown.updated_at,
-        ).to_dict()
-        saved_at = store.clock.now().isoformat()
-        return write_run(store, self._run.hold, fields, saved_at, self._fence)
-
-    @property
-    def _fence(self) -> int:
-        """The number that files carry: over that of every process before, also after a loss."""
-        own = self._run.hold.lease.fence + self._run.state.fence_floor
-        return own if own >= self._fence_seen else self._fence_seen + 1
 
     def restore(self, checkpoint_id: str) -> bool:
         """Go back to a checkpoint; False if there is none of that id."""
         with self._mutex:
             self._check_open()
             try:
-                found = self._copies.checkpoint(checkpoint_id)
+                found = self._run.copies.checkpoint(checkpoint_id)
             except CheckpointNotFoundError:
                 return False
             except DocumentCorruptError as error:
                 raise StateCorruptionError(str(error)) from error
-            self._restore_copy(found)
+            self._shown.forget()
+            self._run.restore(found)
             return True
 
     def restore_latest(self) -> bool:
         """Resume from the journal, or without one from the newest good copy; False if neither."""
         with self._mutex:
             self._check_open()
-            self._run.read_again()
             self._shown.outdate()
-            if self._run.state.seq:
-                return True
-            found = self._copies.newest()
-            if found is None:
-                return False
-            self._restore_copy(found, lost=True)
-            self.restored = Restored(source=found.source, saved_at=found.saved_at)
-            logger.warning(
-                "run %s had no journal: resumed from %s, saved at %s; what came later is lost",
-                self.workflow_id,
-                found.source,
-                found.saved_at,
-            )
-            return True
-
-    def _restore_copy(self, found: RunCopy, *, lost: bool = False) -> None:
-        self._run.fresh = False
-        self._shown.forget()
-        self._run.append(CopiedEntries(found, journal_lost=lost), status=_status_of(found))
+            return self._run.load()
 
     def list_checkpoints(self) -> list[str]:
         """Return the ids of this run's checkpoints, newest first."""
-        return self._checkpoints.checkpoint_ids(self.workflow_id)
+        return self._run.copies.checkpoints.checkpoint_ids(self.workflow_id)
 
     # --- the end ---
 
@@ -353,10 +279,10 @@ class StatePersistence:
             try:
                 self._absorb_edits()
                 if self._run.state.seq:
-                    self._write_copy()
+                    self._run.write_copy()
             finally:
                 self._is_shut = True
-                _open_states.discard(self)
+                _open_states().discard(self)
                 self._run.close()
 
     def __enter__(self) -> Self:
@@ -368,21 +294,20 @@ class StatePersistence:
         self.shutdown()
 
 
-#: Not weakly: one that nobody shut down still holds its run, and its copy is written at the end.
-_open_states: set[StatePersistence] = set()
+#: Not weakly: one that was never shut down still has its run, and its copy is written at the end.
+_open_states: PerProcess[set[StatePersistence]] = PerProcess(set)
 
 
-os.register_at_fork(after_in_child=_open_states.clear)  # the parent's to shut down
-
-
-@atexit.register
 def _shut_down_all() -> None:
-    """Write the copies of runs that nobody shut down, while the journal is still open."""
-    for state in list(_open_states):
+    """Write the copies of runs that were never shut down, while the journal is still open."""
+    for state in list(_open_states()):
         try:
             state.shutdown()
-        except (MaestroError, TypeError) as error:  # a TypeError: an edit that cannot be kept
+        except (MaestroError, TypeError) as error:  # a TypeError: an edit that cannot be recorded
             logger.error("run %s: %s", state.workflow_id, error)  # noqa: TRY400 - one sentence
+
+
+run_at_exit(0, _shut_down_all)
 
 
 def get_state_persistence(
@@ -408,15 +333,16 @@ def save_state(
 
 def load_state(workflow_id: str) -> ExecutionState | None:
     """Return a state as it was last recorded, without taking the run; None if there is none."""
-    folders = get_execution_config().state.resolve()
+    config = get_execution_config().state
+    folders = config.resolve()
     if not folders.persistent:
         return None
-    store = borrow_store(folders.state)
+    store = open_store(folders.state)
     try:
         record = store.run(workflow_id)
         entries = store.entries(record.id) if record else []
         if not entries:
-            return _state_of_copy(workflow_id, folders.state, folders.checkpoints)
+            return _state_of_copy(RunCopies(config, workflow_id, store.clock))
         run = fold(entries, store.load)
         return ExecutionState(
             workflow_id,
@@ -425,24 +351,16 @@ def load_state(workflow_id: str) -> ExecutionState | None:
             updated_at=from_micros(run.updated_at).isoformat(),
         )
     finally:
-        return_store(store)
+        close_store(store)
 
 
-def _state_of_copy(
-    workflow_id: str, state_dir: Path, checkpoint_dir: Path
-) -> ExecutionState | None:
-    copies = RunCopies(workflow_id, state_dir, CheckpointManager(checkpoint_dir))
+def _state_of_copy(copies: RunCopies) -> ExecutionState | None:
     found = copies.newest()
     if found is None:
         return None
     return ExecutionState.from_dict(
-        codec.revive(found.body["state"], found.source, depth=codec.WHOLE_DEPTH)
+        codec.decode_tree(found.body["state"], found.source, depth=codec.WHOLE_DEPTH)
     )
-
-
-def _status_of(found: RunCopy) -> str | None:
-    status = found.body.get("state", {}).get("status")
-    return status if isinstance(status, str) else None
 
 
 def _text(value: object, what: str) -> str:

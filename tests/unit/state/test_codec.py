@@ -1,15 +1,17 @@
-"""Values as canonical JSON: what goes in comes out, or an error names the place."""
+"""Values as JSON: what goes in comes out, or an error names the place."""
 
 from __future__ import annotations
 
 import base64
 import collections
 import contextlib
+import copy
 import dataclasses
 import enum
 import inspect
 import json
 import math
+import re
 import subprocess
 import sys
 from collections import OrderedDict, defaultdict, deque
@@ -30,7 +32,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
-from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state import codec, tree_decoder
 from maestro_hive.maestro.state.codec import MAX_DEPTH, decode, encode
 
 if TYPE_CHECKING:
@@ -149,6 +151,74 @@ class Loose(pydantic.BaseModel):
     anything: Any
 
 
+class Open(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    a: int
+
+
+class Numbers(pydantic.RootModel[list[int]]):
+    pass
+
+
+class Private(pydantic.BaseModel):
+    _hidden: str = "default"
+
+    @classmethod
+    def made(cls, hidden: str) -> Private:
+        made = cls()
+        made._hidden = hidden
+        return made
+
+
+class Hashed(pydantic.BaseModel):
+    password: str
+
+    @pydantic.field_validator("password")
+    @classmethod
+    def _hash(cls, text: str) -> str:
+        return "#" + text
+
+
+class Client(pydantic.BaseModel):
+    connection: Any
+
+
+class Mode(enum.IntFlag):
+    A = 1
+    B = 2
+
+
+@dataclass(slots=True)
+class Slotted:
+    a: int
+    b: Any
+
+
+@dataclass
+class FieldsAndItems(dict[str, int]):
+    a: int
+
+
+class Tally(collections.Counter[str]):
+    pass
+
+
+class Ordered(OrderedDict[str, int]):
+    pass
+
+
+class Share(float):
+    pass
+
+
+class Stamp(datetime):
+    pass
+
+
+SHARED = ["shared"]
+
+
 class Text(str):
     __slots__ = ()
 
@@ -254,29 +324,81 @@ VALUES: dict[str, Any] = {
     "model": Model(name="a", when=datetime(2030, 1, 1, tzinfo=UTC), parts=[1, 2]),
     "model in a model": Model(name="a", inner=Model(name="$", parts=[])),
     "model with an alias": Aliased(userName="a"),
+    "model with a datetime in an untyped field": Loose(anything=datetime(2030, 1, 1, tzinfo=UTC)),
+    "model with NaN": Loose(anything=[math.nan]),
+    "model with a default that is not set": Model(name="a"),
+    "model with extra fields": Open.model_validate({"a": 1, "b": (2,)}),
+    "model of one value": Numbers([1, 2]),
+    "model with a private attribute": Private.made("x"),
+    "nan": math.nan,
+    "infinity": math.inf,
+    "minus infinity": -math.inf,
+    "nan deep inside": {"a": [1.5, {"b": (math.nan, -math.inf)}], math.inf: 1},
+    "a complex": complex(-0.0, math.inf),
+    "a fraction": Fraction(-1, 3),
+    "a range": range(10, -2, -3),
+    "a deque": deque([1, (2,)]),
+    "a deque with a limit": deque([1, 2], maxlen=2),
+    "an OrderedDict": OrderedDict(b=1, a=(2,)),
+    "a Counter": collections.Counter("baab"),
+    "a Counter with other keys": collections.Counter({(1, 2): 3, None: -1}),
+    "a defaultdict": defaultdict(list, b=[1], a=[2]),
+    "a defaultdict without a factory": defaultdict(None, {1: 2}),
+    "a pure path": PurePosixPath("a/b"),
+    "a Windows path": PureWindowsPath("c:/a/b"),
+    "a combination of flags": Access.READ | Access.WRITE,
+    "no flag": Access(0),
+    "a flag of numbers": Mode.A | Mode.B,
+    "a flag of numbers with an unknown bit": Mode(64) | Mode.A,
+    "a time zone": BERLIN,
+    "a time zone by its offset": timezone(timedelta(hours=-3, minutes=-30)),
+    "UTC": UTC,
+    "a time zone with a name of its own": timezone(timedelta(hours=1), "CET"),
+    "datetime in a zone with a name of its own": datetime(
+        2030, 1, 1, tzinfo=timezone(timedelta(hours=1), "CET")
+    ),
+    "a time with a named zone": time(1, tzinfo=BERLIN),
+    "dict in no order": {"z": 1, "a": {"y": 1, "b": 2}, "m": [{"k": 1, "c": 2}]},
+    "dict with other keys in no order": {3: "z", 1: "a", "x": 2, (9,): None, 2: 1},
+    "the same object twice": (SHARED, [SHARED]),
+    "dataclass with slots": Slotted(1, [Slotted(2, None)]),
     "all together": {"a": [(Point(1, {Color.RED}),)], "$": {"$": {1: {"$": Path("p")}}}},
 }
 
 
-def same(one: Any, two: Any) -> bool:  # noqa: PLR0911 - one per kind
-    """Equal, and of the same type all the way down."""
-    if type(one) is not type(two) or one != two:
+def same(one: Any, two: Any) -> bool:  # noqa: C901, PLR0911 - one per kind
+    """Equal, and of the same type and in the same order all the way down."""
+    if type(one) is not type(two):
         return False
+    if isinstance(one, float):
+        if math.isnan(one) or math.isnan(two):
+            return math.isnan(one) and math.isnan(two)
+        return one == two and math.copysign(1, one) == math.copysign(1, two)
+    if isinstance(one, complex):
+        return same(one.real, two.real) and same(one.imag, two.imag)
     if isinstance(one, dict):
-        keys = sorted(one, key=repr), sorted(two, key=repr)
-        return all(map(same, *keys)) and all(same(one[key], two[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return all(map(same, one, two))
+        factories = [getattr(each, "default_factory", None) for each in (one, two)]
+        return factories[0] is factories[1] and same(list(one.items()), list(two.items()))
+    if isinstance(one, deque) and one.maxlen != two.maxlen:
+        return False
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(two) and all(map(same, one, two))
+    if isinstance(one, pydantic.BaseModel):
+        hidden = one.__pydantic_private__, two.__pydantic_private__
+        return one.model_fields_set == two.model_fields_set and same(
+            [one.__dict__, one.model_extra, hidden[0]], [two.__dict__, two.model_extra, hidden[1]]
+        )
     if dataclasses.is_dataclass(one):
         return all(
             same(getattr(one, each.name), getattr(two, each.name))
             for each in dataclasses.fields(one)
         )
-    if isinstance(one, float):
-        return math.copysign(1, one) == math.copysign(1, two)
     if isinstance(one, datetime | time):
-        return (one.fold, one.tzinfo) == (two.fold, two.tzinfo)
-    return True
+        zones = str(one.tzinfo) == str(two.tzinfo)
+        return zones and one == two and (one.fold, one.tzinfo) == (two.fold, two.tzinfo)
+    if isinstance(one, set | frozenset):
+        return same(sorted(one, key=repr), sorted(two, key=repr))
+    return bool(one == two)
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
@@ -287,12 +409,19 @@ def test_a_value_comes_back_equal_and_of_the_same_type(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_what_is_written_is_json_in_canonical_form(value: Any) -> None:
+def test_what_is_written_is_json_without_spaces(value: Any) -> None:
     data = encode(value).data
-    canonical = json.dumps(
-        json.loads(data), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-    )
-    assert data == canonical.encode()
+    again = json.dumps(json.loads(data), separators=(",", ":"), ensure_ascii=False)
+    assert data == again.encode()
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_the_canonical_digest_is_that_of_what_comes_back(value: Any) -> None:
+    digest = codec.canonical_digest(value)
+    assert codec.canonical_digest(decode(encode(value).data)) == digest
+    call = codec.encode_call((value,), {"b": value, "a": 1})
+    assert codec.encode_call((value,), {"a": 1, "b": value}).digest == call.digest
+    assert codec.call_of_tree(json.loads(call.data)) == call
 
 
 @pytest.mark.parametrize("fold", [0, 1])
@@ -343,8 +472,12 @@ SCALARS = (
     | st.times()
     | st.timedeltas()
     | st.decimals(allow_nan=False)
+    | st.fractions()
+    | st.floats()
+    | st.complex_numbers()
     | st.uuids()
-    | st.sampled_from([*Color, *Level, Access.WRITE])
+    | st.sampled_from([*Color, *Level, Access.WRITE, Access.READ | Access.WRITE, Mode(0)])
+    | st.builds(range, st.integers(-9, 9), st.integers(), st.integers(1, 9))
     | st.builds(Path, st.text("ab/.", max_size=6))
 )
 HASHABLE = st.recursive(
@@ -361,6 +494,12 @@ TYPED = st.recursive(
         | st.tuples(inner, inner)
         | st.sets(HASHABLE, max_size=3)
         | st.dictionaries(HASHABLE | st.just("$"), inner, max_size=3)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=4)
+        | st.dictionaries(HASHABLE, inner, max_size=3).map(OrderedDict)
+        | st.dictionaries(HASHABLE, inner, max_size=3).map(lambda items: defaultdict(list, items))
+        | st.dictionaries(HASHABLE, st.integers(), max_size=3).map(collections.Counter)
+        | st.lists(inner, max_size=3).map(deque)
+        | st.lists(inner, max_size=3).map(lambda items: deque(items, maxlen=5))
         | st.builds(Plain, st.text("ab"), st.lists(inner, max_size=2))
         | st.builds(Point, inner, inner)
     ),
@@ -388,8 +527,13 @@ def shuffled(value: Any, order: random.Random) -> Any:
     """The same value, built in another order."""
     if isinstance(value, dict):
         items = [(key, shuffled(item, order)) for key, item in value.items()]
+        if type(value) is OrderedDict:  # two of them in different orders are not equal
+            return OrderedDict(items)
         order.shuffle(items)
-        return dict(items)
+        made = copy.copy(value)
+        made.clear()
+        dict.update(made, items)
+        return made
     if isinstance(value, list):
         return [shuffled(item, order) for item in value]
     if isinstance(value, set):
@@ -401,10 +545,40 @@ def shuffled(value: Any, order: random.Random) -> Any:
 
 @QUICK
 @given(TYPED, st.randoms(use_true_random=False))
-def test_the_same_value_gives_the_same_bytes_in_whatever_order_it_was_built(
+def test_a_value_has_one_digest_in_whatever_order_it_was_built(
     value: Any, order: random.Random
 ) -> None:
-    assert encode(shuffled(value, order)).data == encode(value).data
+    other = shuffled(value, order)
+    assert codec.canonical_digest(other) == codec.canonical_digest(value)
+    given = codec.encode_call((value,), {"a": 1, "b": value})
+    assert given.digest == codec.encode_call((other,), {"b": other, "a": 1}).digest
+    assert given.data == encode({"args": [value], "kwargs": {"a": 1, "b": value}}).data
+
+
+LOOKALIKES: list[Any] = [
+    *(1, True, 1.0, "1", -0.0, 0.0, 0, False, None, "", "null", math.nan, "nan", math.inf, b"1"),
+    *([], (), {}, set(), frozenset(), deque(), [1], (1,), {1}, {1: 1}, {"1": 1}, {True: 1}),
+    *({1.0: 1}, OrderedDict(), collections.Counter(), defaultdict(list), defaultdict(dict)),
+    *(bytearray(b"1"), Decimal(1), Decimal("1.0"), Fraction(1), complex(1), range(1), Level.LOW),
+    *(
+        {"$": "tuple", "v": []},
+        deque(maxlen=1),
+        Path("1"),
+        PurePosixPath("1"),
+        [[]],
+        [None],
+        [1, 1],
+    ),
+    *(OrderedDict(a=1, b=2), OrderedDict(b=2, a=1), {"a": 1, "b": 2}, {"a": 2, "b": 1}),
+]
+
+
+def test_different_values_have_different_digests() -> None:
+    digests = {codec.canonical_digest(value): value for value in LOOKALIKES}
+    assert len(digests) == len(LOOKALIKES)
+    calls = {codec.encode_call((value,), {}).digest for value in LOOKALIKES}
+    assert len(calls) == len(LOOKALIKES)
+    assert codec.canonical_digest(math.nan) == codec.canonical_digest(float("nan"))
 
 
 def test_sets_give_the_same_bytes_in_every_process() -> None:
@@ -476,9 +650,6 @@ def local_enum() -> Any:
 
 
 NO_FORM: dict[str, Any] = {
-    "nan": math.nan,
-    "infinity": math.inf,
-    "minus infinity": -math.inf,
     "half a surrogate pair": "\ud800",
     "a path of undecodable bytes": Path("a\udcff"),
     "an int of 5,000 digits": 10**5000,
@@ -489,34 +660,28 @@ NO_FORM: dict[str, Any] = {
     "a class that is a dataclass": Plain,
     "a class that is a dataclass with defaults": Chain,
     "a class that is a model": Model,
-    "a complex": 1j,
-    "a fraction": Fraction(1, 3),
     "a generator": (n for n in range(3)),
     "a memoryview": memoryview(b"a"),
-    "a range": range(3),
     "an exception": ValueError("x"),
     "a mock": MagicMock(),
     "a namespace": SimpleNamespace(a=1),
-    "a deque": deque([1]),
-    "an OrderedDict": OrderedDict(a=1),
-    "a defaultdict": defaultdict(list, a=[1]),
-    "a Counter": collections.Counter("aab"),
     "a subclass of str": Text("a"),
     "a subclass of int": Number(1),
     "a subclass of list": Many([1]),
     "a subclass of dict": Lookup(a=1),
     "a subclass of tuple": Pair((1, 2)),
     "a subclass of Path": Place("a"),
-    "a pure path": PurePosixPath("a"),
-    "a Windows path": PureWindowsPath("a"),
-    "a combination of flags": Access.READ | Access.WRITE,
-    "no flag": Access(0),
+    "a defaultdict of a function": defaultdict(cycle, a=[1]),
+    "a subclass of Counter": Tally("aab"),
+    "a subclass of OrderedDict": Ordered(a=1),
+    "a subclass of float": Share(0.5),
+    "a subclass of datetime": Stamp(2030, 1, 1, tzinfo=UTC),
+    "a dataclass that is a dict": FieldsAndItems(a=1),
+    "a model that changes what it is given": Hashed(password="x"),
     "a local class": local_class(),
     "a local enum": local_enum(),
     "a namedtuple that is found under another name": Misnamed(1, 2),
     "a dataclass that cannot be made again": NeedsMore("a", 1),
-    "a model whose JSON is of another type": Loose(anything=datetime(2030, 1, 1, tzinfo=UTC)),
-    "a time with a named zone": time(1, tzinfo=BERLIN),
     "a zone without a name": datetime(2030, 1, 1, tzinfo=Elsewhere()),
 }
 
@@ -538,6 +703,11 @@ def test_a_value_without_a_faithful_form_is_refused_and_its_place_named(value: A
         assert caught.value.reason
 
 
+def test_what_is_wrong_inside_a_model_is_named() -> None:
+    with pytest.raises(EncodeError, match=r"result\[0\]\.connection: .*register_codec"):
+        encode([Client(connection=object())], "result")
+
+
 @pytest.mark.parametrize(
     "value", [{"\ud800": 1}, {"a": {"\udfff": [1]}}, {("\ud800",): 1}, {"\ud800"}], ids=ascii
 )
@@ -548,7 +718,7 @@ def test_half_a_surrogate_pair_in_a_key_or_a_set_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [{object(): 1}, {object()}, {math.nan: 1}, {10**5000: 1}, {10**5000}],
+    [{object(): 1}, {object()}, {10**5000: 1}, {(10**5000,): object()}, {10**5000}],
     ids=map(str, range(5)),
 )
 def test_a_key_without_a_form_is_refused(value: Any) -> None:
@@ -689,12 +859,77 @@ BAD_TAGS: dict[str, Any] = {
     "datetime as a number": {"$": "datetime", "v": 12},
     "datetime with a bad fold": {"$": "datetime", "v": "2030-01-01T00:00:00", "fold": 2},
     "datetime with a text as fold": {"$": "datetime", "v": "2030-01-01T00:00:00", "fold": "1"},
-    "datetime in no zone": {"$": "datetime", "v": "2030-01-01T00:00:00", "zone": "No/Where"},
-    "datetime in a file": {"$": "datetime", "v": "2030-01-01", "zone": "../../../etc/passwd"},
-    "datetime in a folder": {"$": "datetime", "v": "2030-01-01", "zone": "Europe"},
-    "datetime in an endless zone": {"$": "datetime", "v": "2030-01-01", "zone": "a" * 5000},
-    "datetime in a zone with NUL": {"$": "datetime", "v": "2030-01-01", "zone": "a\0b"},
-    "datetime in a numbered zone": {"$": "datetime", "v": "2030-01-01", "zone": 5},
+    "datetime in no zone": {
+        "$": "datetime",
+        "v": "2030-01-01T00:00:00",
+        "zone": {"$": "zoneinfo", "v": "No/Where"},
+    },
+    "datetime in a file": {
+        "$": "datetime",
+        "v": "2030-01-01",
+        "zone": {"$": "zoneinfo", "v": "../../../etc/passwd"},
+    },
+    "datetime in a folder": {
+        "$": "datetime",
+        "v": "2030-01-01",
+        "zone": {"$": "zoneinfo", "v": "Europe"},
+    },
+    "datetime in an endless zone": {
+        "$": "datetime",
+        "v": "2030-01-01",
+        "zone": {"$": "zoneinfo", "v": "a" * 5000},
+    },
+    "datetime in a zone with NUL": {
+        "$": "datetime",
+        "v": "2030-01-01",
+        "zone": {"$": "zoneinfo", "v": "a\0b"},
+    },
+    "datetime in a numbered zone": {
+        "$": "datetime",
+        "v": "2030-01-01",
+        "zone": {"$": "zoneinfo", "v": 5},
+    },
+    "datetime in a zone that is a text": {
+        "$": "datetime",
+        "v": "2030-01-01",
+        "zone": "Europe/Rome",
+    },
+    "datetime in a zone that is a date": {
+        "$": "datetime",
+        "v": "2030-01-01",
+        "zone": {"$": "date", "v": "2030-01-01"},
+    },
+    "timezone of texts": {"$": "timezone", "v": ["1", 0, 0]},
+    "timezone of too much": {"$": "timezone", "v": [2, 0, 0]},
+    "timezone named by a number": {"$": "timezone", "v": [0, 0, 0, 5]},
+    "timezone of one number": {"$": "timezone", "v": [1]},
+    "float that is a number": {"$": "float", "v": "1.5"},
+    "float that is a float": {"$": "float", "v": 1.5},
+    "float of a list": {"$": "float", "v": ["nan"]},
+    "complex of texts": {"$": "complex", "v": ["1", "2"]},
+    "complex of one": {"$": "complex", "v": [1.0]},
+    "fraction by zero": {"$": "fraction", "v": [1, 0]},
+    "fraction of floats": {"$": "fraction", "v": [0.5, 1.0]},
+    "range without steps": {"$": "range", "v": [0, 1, 0]},
+    "range of texts": {"$": "range", "v": ["a", "b", "c"]},
+    "set with an item twice": {"$": "set", "v": [1, 1]},
+    "deque of too much": {"$": "deque", "v": [1, 2], "maxlen": 1},
+    "deque with a text as limit": {"$": "deque", "v": [1], "maxlen": "5"},
+    "deque with true as limit": {"$": "deque", "v": [1], "maxlen": True},
+    "counter of texts": {"$": "counter", "v": ["ab"]},
+    "counter with lists as keys": {"$": "counter", "v": [[[], 1]]},
+    "defaultdict of a function": {"$": "defaultdict", "t": "eval", "v": []},
+    "defaultdict of a list": {"$": "defaultdict", "t": [], "v": []},
+    "ordereddict of an object": {"$": "ordereddict", "v": {"a": 1}},
+    "path of another kind": {"$": "path", "t": "mars", "v": "a"},
+    "path of a list kind": {"$": "path", "t": [], "v": "a"},
+    "flag of a text": {"$": "flag", "t": f"{HERE}:Access", "v": "READ"},
+    "flag that is an enum": {"$": "flag", "t": f"{HERE}:Color", "v": 1},
+    "flag with an unknown bit": {"$": "flag", "t": f"{HERE}:Access", "v": 64},
+    "an object of no codec": {"$": "object", "t": "nobody:Knows", "v": 1},
+    "an object of a numbered codec": {"$": "object", "t": 5, "v": 1},
+    "an array of objects": {"$": "ndarray", "t": "|O8", "shape": [1], "v": "AAAAAAAAAAA="},
+    "a number of numpy's that is a text": {"$": "numpy", "t": "<f8", "v": "1"},
     "date that is not one": {"$": "date", "v": "2030-02-30"},
     "time that is not one": {"$": "time", "v": "25:00"},
     "timedelta of too much": {"$": "timedelta", "v": [10**12, 0, 0]},
@@ -826,6 +1061,8 @@ TAGGED = st.recursive(
                     [*"dict tuple set bytes datetime date time".split(), "timedelta"]
                 )
                 | st.sampled_from("decimal uuid path enum dataclass namedtuple model".split())
+                | st.sampled_from("float complex fraction range deque counter defaultdict".split())
+                | st.sampled_from("ordereddict flag timezone zoneinfo object ndarray".split())
             },
             optional={
                 "v": inner | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -846,7 +1083,14 @@ TAGGED = st.recursive(
 @given(TAGGED)
 def test_no_tree_of_tags_brings_anything_but_a_value_or_our_error(tree: Any) -> None:
     with contextlib.suppress(DecodeError):
-        codec.revive(tree)
+        codec.decode_tree(tree)
+
+
+def test_the_storage_format_page_has_every_tag() -> None:
+    page = Path(__file__).parents[3].joinpath("docs/storage-format.md").read_text(encoding="utf-8")
+    table = page.partition("## Values")[2].partition("## The journal")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(tree_decoder._DECODERS)
 
 
 def test_bytes_are_written_as_base64() -> None:
@@ -862,7 +1106,9 @@ def test_bytes_are_written_as_base64() -> None:
 @pytest.mark.parametrize("kwargs", [{}, {"b": 1, "a": [2]}], ids=repr)
 def test_a_call_is_encoded_as_its_arguments_are(args: Any, kwargs: Any) -> None:
     whole = codec.encode({"args": list(args), "kwargs": kwargs}, "input")
-    assert codec.encode_call(args, kwargs) == whole
+    call = codec.encode_call(args, kwargs)
+    assert call.value == whole
+    assert call.digest == codec.canonical_digest({"kwargs": kwargs, "args": list(args)})
 
 
 @pytest.mark.parametrize("bad", ["\ud800", 10**5000, object()], ids=["text", "number", "object"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import apsw
 import pytest
 
 from maestro_hive.kernel.errors import (
@@ -214,7 +215,7 @@ def test_a_folder_without_a_journal_is_refused_and_stays_empty(folder: Path) -> 
 
 def test_other_databases_and_newer_formats_are_refused(store: SqliteStore, folder: Path) -> None:
     store.close()
-    db = connection.connect(folder / "journal.db", connection.apsw.SQLITE_OPEN_READWRITE)
+    db = connection.connect(folder / "journal.db", apsw.SQLITE_OPEN_READWRITE)
     db.pragma("user_version", 99)
     db.close()
     with pytest.raises(NewerFormatError):
@@ -253,7 +254,7 @@ def test_a_folder_has_one_store_per_process_until_all_have_closed_it(folder: Pat
     first, second = open_store(folder), open_store(str(folder))
     assert first is second
     close_store(first)
-    assert second.usable
+    second.runs()
     close_store(second)
     assert not second.usable
     close_store(second)  # no error: it is not open any more

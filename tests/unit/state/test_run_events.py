@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.attempt import current
+from maestro_hive.engine.context import current
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.events import (
     EVENT_TYPES,
@@ -237,7 +237,7 @@ def test_what_is_set_by_hand_and_restored(tmp_path: Path, config: ExecutionConfi
     ]
     changed = events[12]
     assert isinstance(changed, FieldsSet)
-    assert changed.fields == ("artifacts", "phase")
+    assert changed.fields == ("phase", "artifacts")
     restored = only(events, Restored)
     assert restored.source is not None
     assert "before" in restored.source

@@ -478,7 +478,7 @@ def test_steps_are_seen_through_the_window(persistent: StateManager, folder: Pat
     with persistence_on(folder) as persistence:
         facts = codec.dump_canonical({"name": "design", "persona": "architect"})
         begun = NewEntry(EntryKind.ATTEMPT_STARTED, 1, 1, facts=facts, identity=b"x")
-        persistence._run.store.append([Append(persistence._run.hold, [begun])])
+        persistence._run.store.append([Append(persistence._run.lease, [begun])])
         (step,) = persistent.get_state("run", "workflows")["steps"]
         assert (step["name"], step["persona"], step["status"]) == (
             "design",
@@ -486,7 +486,7 @@ def test_steps_are_seen_through_the_window(persistent: StateManager, folder: Pat
             "running",
         )
         kept = NewEntry(EntryKind.STEP_COMPLETED, 1, 1, value=codec.encode("done"))
-        persistence._run.store.append([Append(persistence._run.hold, [kept])])
+        persistence._run.store.append([Append(persistence._run.lease, [kept])])
         (step,) = persistent.get_state("run", "workflows")["steps"]
         assert (step["status"], step["attempts"], step["failures"]) == ("success", 1, 0)
 

@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 def state() -> ExecutionState:
     when = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     made = ExecutionState("naïve 日本 🐝", when, 1)
-    made.tasks["T1"] = TaskState("T1", TaskStatus.FAILED, "w1", when, when, 'said "no"\n')
+    made.tasks["T1"] = TaskState("T1", TaskStatus.FAILED, "w1", when, when, 'exit "1"\n')
     made.tasks["T2"] = TaskState("T2")
     made.workers["w1"] = WorkerState("w1", "busy", "T2", 1)
     made.checkpoints = ["T1-w1"]

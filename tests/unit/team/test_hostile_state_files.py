@@ -1,4 +1,4 @@
-"""Files that are no state, or not the state that was saved: refused, and nothing else happens."""
+"""Files that are not a state, or not the saved state, are refused without side effects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _with(member: str, value: str) -> str:
 
 DEEP = 100_000
 HOSTILE: dict[str, str | bytes] = {
-    # no JSON
+    # not JSON
     "empty": "",
     "blank": " \n\t",
     "a zero byte": b"\0",
@@ -89,9 +89,9 @@ HOSTILE: dict[str, str | bytes] = {
     "closed lists too deep": "[" * DEEP + "]" * DEEP,
     "objects too deep": '{"a":' * DEEP,
     "a deep feature": _with("feature", "[" * DEEP + "]" * DEEP),
-    "a deep stranger": _with("more", "[" * DEEP + "]" * DEEP),
+    "a deep unknown member": _with("more", "[" * DEEP + "]" * DEEP),
     "a million open braces": "{" * 1_000_000,
-    # JSON, and no state
+    # JSON, but not a state
     "null": "null",
     "true": "true",
     "a number": "7",
@@ -114,7 +114,7 @@ HOSTILE: dict[str, str | bytes] = {
     "a level that is true": _with("current_level", "true"),
     "a level that is a text": _with("current_level", '"0"'),
     "a level between levels": _with("current_level", "0.5"),
-    "a level below the ground": _with("current_level", "-1"),
+    "a negative level": _with("current_level", "-1"),
     "tasks in a list": _with("tasks", "[]"),
     "a task that is null": _with("tasks", '{"t": null}'),
     "a task without members": _with("tasks", '{"t": {}}'),
@@ -141,13 +141,13 @@ HOSTILE: dict[str, str | bytes] = {
     "a worker without an id": _with("workers", '{"w": {}}'),
     "a worker's status that is a number": _with("workers", '{"w": {"id": "w", "status": 1}}'),
     "a worker's task that is a list": _with("workers", '{"w": {"id": "w", "current_task": []}}'),
-    "a worker who did less than nothing": _with(
+    "a negative count of completed tasks": _with(
         "workers", '{"w": {"id": "w", "tasks_completed": -1}}'
     ),
     "checkpoints in an object": _with("checkpoints", "{}"),
     "checkpoints that are null": _with("checkpoints", "null"),
     "a checkpoint that is an object": _with("checkpoints", "[{}]"),
-    # a wrong seal
+    # a wrong checksum
     "a format without a digest": _with("format", "1"),
     "a digest without a format": _with("sha256", '""'),
     "format zero": _with("format", '0, "sha256": ""'),
@@ -228,7 +228,7 @@ def test_every_cut_is_found(state: ExecutionState, path: Path) -> None:
     assert ExecutionState.load(path) == state
 
 
-def test_an_edited_file_is_refused_until_its_seal_is_removed(
+def test_an_edited_file_is_refused_until_its_checksum_is_removed(
     state: ExecutionState, path: Path
 ) -> None:
     state.save(path)
@@ -267,7 +267,7 @@ def test_a_link_that_leads_nowhere_is_not_a_missing_file(path: Path) -> None:
         ExecutionState.load(path)
 
 
-def test_a_pipe_that_nobody_writes_to_does_not_hold_us(path: Path) -> None:
+def test_a_pipe_without_a_writer_does_not_block(path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(DocumentCorruptError, match="not a regular file"):
         ExecutionState.load(path)

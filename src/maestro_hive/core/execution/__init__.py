@@ -1,1 +1,1 @@
-"""Doors to what older callers import from here."""
+"""Import paths of existing callers; the modules here only re-export."""

@@ -301,7 +301,7 @@ class CheckpointManager:
     ) -> Checkpoint:
         """Write the state as the workflow's newest checkpoint."""
         data = self._lower(state.data)
-        state.checksum = codec.encode(data).hexdigest
+        state.checksum = codec.canonical_digest(data).hex()
         body = {
             "phase": state.phase,
             "step": state.step,
@@ -346,7 +346,7 @@ class CheckpointManager:
                 "created_at": now.isoformat(),
                 "expires_at": None if expires is None else _moment(expires).isoformat(),  # type: ignore[union-attr]
             },
-            raw={"state": state if isinstance(state, bytes) else codec.dump_canonical(state)},
+            raw={"state": state if isinstance(state, bytes) else codec.dump(state)},
         )
         try:
             name = self._folder.write(
@@ -545,7 +545,7 @@ class CheckpointManager:
     def _raise(self, data: Json) -> dict[str, Any]:
         if self._serializer is not None:
             return self._serializer.loads(data)  # type: ignore[no-any-return]
-        return codec.revive(data, "state.data")  # type: ignore[no-any-return]
+        return codec.decode_tree(data, "state.data")  # type: ignore[no-any-return]
 
     def _expiry(self, ttl: float | timedelta | None, now: datetime) -> int | None:
         ttl = self._default_ttl if ttl is None else ttl

@@ -1,454 +1,89 @@
-"""Values into trees of plain JSON, with a tag on everything JSON has no form for."""
+"""Values to JSON text and back: what goes in comes out, of the same type and in the same order.
+
+Plain data (dictionaries with texts as keys, lists, texts, numbers, booleans, None) goes through the
+C encoder as it is; everything else becomes a tree of plain JSON with tags first
+(``tree_encoder``). The text keeps the order of dictionaries; digests that identify something are
+those of the canonical form, which is the same whatever the order. One object in two places of a
+value comes back as two equal ones.
+
+``encode_large`` and ``decode_large`` are for worker threads: they give the same result in pieces,
+and no piece keeps other threads waiting for long.
+"""
 
 from __future__ import annotations
 
-import base64
-import dataclasses
 import hashlib
-import math
-import sys
-from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
-from enum import Enum
-from pathlib import Path, PurePath
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
-from uuid import UUID
+from typing import Any, NamedTuple
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
+from maestro_hive.maestro.state.codec_classes import (
+    Model,
+    UnknownClassAtPathError,
+    UnknownClassError,
+    register_codec,
+)
 from maestro_hive.maestro.state.strict_json import (
     DOCUMENT_DEPTH,
+    FINITE,
     MAX_BYTES,
     MAX_DEPTH,
+    SCALARS,
+    TEXT,
     WHOLE_DEPTH,
     AtPathError,
     Json,
+    Writer,
+    check,
+    check_size,
+    decode_error,
+    dump,
     dump_canonical,
+    is_plain,
+    is_sorted,
+    item_step,
     member,
     parse,
-    parse_any_depth,
-    to_text,
+    parse_text,
+    scan_once,
+    write,
+    write_sorted,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from maestro_hive.maestro.state.tree_decoder import TreeDecoder
+from maestro_hive.maestro.state.tree_encoder import TAG, TreeEncoder, canonical_tree
 
 __all__ = [
     "DOCUMENT_DEPTH",
-    "Encoded",
-    "Json",
     "MAX_BYTES",
     "MAX_DEPTH",
     "TAG",
     "WHOLE_DEPTH",
+    "Encoded",
+    "EncodedCall",
+    "Json",
+    "Model",
+    "UnknownClassError",
+    "call_of_tree",
+    "canonical_digest",
     "decode",
+    "decode_tree",
+    "dump",
     "dump_canonical",
     "encode",
     "encode_call",
     "encoded",
     "parse",
-    "revive",
+    "register_codec",
 ]
 
-TAG = "$"
-
-PLAIN_SCALARS = frozenset({str, int, bool, type(None)})
-
-
-@runtime_checkable
-class Model(Protocol):
-    """What a pydantic model offers; pydantic itself is never imported here."""
-
-    def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool) -> dict[str, object]:
-        """Return the fields as plain data."""
-        ...
-
-    @classmethod
-    def model_validate(cls, obj: object) -> object:
-        """Return the model that these fields describe."""
-        ...
-
-
-def lower(value: object, room: int = MAX_DEPTH) -> Json:
-    """Return ``value`` as plain JSON; ``room`` is how deep it may still go."""
-    kind = type(value)
-    if kind in PLAIN_SCALARS:
-        return value
-    if kind is float:
-        if not math.isfinite(cast("float", value)):
-            raise AtPathError(f"{value!r} has no form in JSON")
-        return value
-    if room == 0:
-        raise AtPathError(f"nested deeper than {MAX_DEPTH} levels, or contains itself")
-    if kind is dict:
-        return _lower_dict(cast("dict[object, object]", value), room - 1)
-    if kind is list:
-        return _lower_items(cast("list[object]", value), room - 1)
-    lower = _LOWER.get(kind)
-    if lower is not None:
-        return lower(value, room - 1)
-    return _lower_object(value, room - 1)
-
-
-def _lower_items(items: Any, room: int) -> list[Json]:
-    lowered = []
-    index = 0
-    try:
-        for item in items:
-            lowered.append(item if type(item) in PLAIN_SCALARS else lower(item, room))
-            index += 1
-    except AtPathError as error:
-        error.steps.append(f"[{index}]")
-        raise
-    return lowered
-
-
-def _lower_dict(items: dict[object, object], room: int) -> Json:
-    lowered: dict[str, Json] = {}
-    key: object = None
-    try:
-        for key, item in items.items():
-            if type(key) is not str or key == TAG:
-                break
-            lowered[key] = item if type(item) in PLAIN_SCALARS else lower(item, room)
-        else:
-            return lowered
-    except AtPathError as error:
-        error.steps.append(member(key))
-        raise
-    return _lower_pairs(items, room)
-
-
-def _lower_pairs(items: dict[object, object], room: int) -> Json:
-    pairs = []
-    for key, item in items.items():
-        try:
-            pairs.append([lower(key, room), lower(item, room)])
-        except AtPathError as error:
-            error.steps.append(f"[{key!r}]")
-            raise
-    pairs.sort(key=lambda pair: _order(pair[0]))
-    return {TAG: "dict", "v": pairs}
-
-
-def _lower_object(value: object, room: int) -> Json:
-    kind = type(value)
-    if isinstance(value, Enum):
-        if type(value).__members__.get(value.name) is not value:
-            raise AtPathError(f"{value!r} is several flags or none, and has no name of its own")
-        return {TAG: "enum", "t": _type_name(kind), "v": value.name}
-    if isinstance(value, PurePath):
-        if kind is not type(Path()):
-            raise AtPathError(f"a {kind.__name__} would come back as another type; use Path")
-        return {TAG: "path", "v": str(value)}
-    if dataclasses.is_dataclass(kind):
-        _refuse_init_only(kind)
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(kind)}
-        return {TAG: "dataclass", "t": _type_name(kind), "v": _lower_fields(fields, room)}
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        fields = dict(zip(kind._fields, value, strict=True))
-        return {TAG: "namedtuple", "t": _type_name(kind), "v": _lower_fields(fields, room)}
-    if issubclass(kind, Model):
-        return {TAG: "model", "t": _type_name(kind), "v": _dump_model(cast("Model", value))}
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    raise AtPathError(
-        f"a {name} has no faithful form in JSON; return plain data, a dataclass or a pydantic model"
-    )
-
-
-def _refuse_init_only(kind: type) -> None:
-    every: dict[str, Any] = kind.__dataclass_fields__  # type: ignore[attr-defined]
-    for name, each in every.items():
-        if each._field_type is dataclasses._FIELD_INITVAR:  # type: ignore[attr-defined]  # noqa: SLF001
-            raise AtPathError(f"{kind.__qualname__} cannot be made again without its {name}")
-
-
-def _dump_model(value: Model) -> dict[str, object]:
-    try:
-        dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
-        back = type(value).model_validate(dumped)
-    except ValueError as error:
-        raise AtPathError(f"the model does not come back from its JSON: {error}") from None
-    if back != value:
-        raise AtPathError("the model comes back from its JSON with other values")
-    return dumped
-
-
-def _lower_fields(fields: dict[str, object], room: int) -> dict[str, Json]:
-    lowered = {}
-    for name, item in fields.items():
-        try:
-            lowered[name] = lower(item, room)
-        except AtPathError as error:
-            error.steps.append(f".{name}")
-            raise
-    return lowered
-
-
-def _lower_set(tag: str) -> Callable[[Any, int], Json]:
-    return lambda value, room: {
-        TAG: tag,
-        "v": sorted((lower(item, room) for item in value), key=_order),
-    }
-
-
-def _order(item: Json) -> str:
-    try:
-        return to_text(item)
-    except ValueError as error:
-        raise AtPathError(f"an integer is too long: {error}") from None
-
-
-def _lower_datetime(value: datetime, _room: int) -> Json:
-    tagged = {TAG: "datetime", "v": value.isoformat()}
-    zone = value.tzinfo
-    if value.fold:
-        tagged["fold"] = 1  # type: ignore[assignment]
-    if zone is None or type(zone) is timezone:
-        return tagged
-    key = getattr(zone, "key", None)
-    if type(zone).__module__ == "zoneinfo" and isinstance(key, str):
-        return {**tagged, "v": value.replace(tzinfo=None).isoformat(), "zone": key}
-    raise AtPathError(f"a time zone of type {type(zone).__name__} has no form in JSON")
-
-
-def _lower_time(value: time, _room: int) -> Json:
-    if value.tzinfo is not None and type(value.tzinfo) is not timezone:
-        raise AtPathError("a time of day with a named zone has no form in JSON")
-    return {TAG: "time", "v": value.isoformat(), **({"fold": 1} if value.fold else {})}
-
-
-_LOWER: dict[type, Callable[[Any, int], Json]] = {
-    tuple: lambda value, room: {TAG: "tuple", "v": _lower_items(value, room)},
-    set: _lower_set("set"),
-    frozenset: _lower_set("frozenset"),
-    bytes: lambda value, _: {TAG: "bytes", "v": base64.b64encode(value).decode()},
-    bytearray: lambda value, _: {TAG: "bytearray", "v": base64.b64encode(value).decode()},
-    datetime: _lower_datetime,
-    date: lambda value, _: {TAG: "date", "v": value.isoformat()},
-    time: _lower_time,
-    timedelta: lambda value, _: {
-        TAG: "timedelta",
-        "v": [value.days, value.seconds, value.microseconds],
-    },
-    Decimal: lambda value, _: {TAG: "decimal", "v": str(value)},
-    UUID: lambda value, _: {TAG: "uuid", "v": str(value)},
-}
-
-
-def _type_name(kind: type) -> str:
-    if "<locals>" in kind.__qualname__:
-        raise AtPathError(
-            f"{kind.__qualname__} is defined inside a function and could not be found again;"
-            " define it in a module"
-        )
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    if find_type(name) is not kind:
-        raise AtPathError(f"its type is not what is found as {name}; define it there by that name")
-    return name
-
-
-def find_type(name: str) -> type | None:
-    """Find a class by ``module:name``, without importing anything or having it loaded late."""
-    module_name, _, qualname = name.partition(":")
-    found: object = sys.modules.get(module_name)
-    for part in qualname.split("."):
-        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
-    return found if isinstance(found, type) else None
-
-
-# --- raising ---
-
-
-class UnknownClassError(DecodeError):
-    """A value is whole, and of a class that this process does not have: its own program does."""
-
-
-class UnknownClassAtPathError(AtPathError):
-    """What becomes an ``UnknownClassError`` when its path is known."""
-
-
-def raise_up(node: Json, room: int = MAX_DEPTH) -> Any:
-    """Return the value of a tree; ``room`` is how deep it may still go."""
-    kind = type(node)
-    if kind is not dict and kind is not list:
-        return node
-    if room == 0:
-        raise AtPathError(f"nested deeper than {MAX_DEPTH} levels")
-    if kind is list:
-        return _raise_items(node, room - 1)
-    if TAG in node:
-        return _raise_tagged(node, room - 1)
-    raised = {}
-    key = None
-    try:
-        for key, item in node.items():
-            raised[key] = raise_up(item, room - 1)
-    except AtPathError as error:
-        error.steps.append(member(key))
-        raise
-    return raised
-
-
-def _raise_items(items: list[Json], room: int) -> list[Any]:
-    raised = []
-    try:
-        for item in items:
-            raised.append(raise_up(item, room))  # noqa: PERF401 - its length is the failing index
-    except AtPathError as error:
-        error.steps.append(f"[{len(raised)}]")
-        raise
-    return raised
-
-
-def _raise_tagged(node: dict[str, Json], room: int) -> Any:
-    tag = node[TAG]
-    reader = _RAISE.get(tag) if isinstance(tag, str) else None
-    if reader is None:
-        raise AtPathError(f"{str(tag)[:40]!r} is not a kind of value this version knows")
-    try:
-        return reader(node, room)
-    except AtPathError:
-        raise
-    except Exception as error:  # noqa: BLE001 - a constructor of the user's may raise anything
-        raise AtPathError(f"not a valid {tag}: {error}") from None
-
-
-def _raise_dict(node: dict[str, Json], room: int) -> dict[Any, Any]:
-    raised = {}
-    for pair in _list(node):
-        if type(pair) is not list or len(pair) != 2:
-            raise AtPathError("not a valid dict: it is made of pairs")
-        key = raise_up(pair[0], room)
-        try:
-            raised[key] = raise_up(pair[1], room)
-        except AtPathError as error:
-            error.steps.append(f"[{key!r}]")
-            raise
-    if len(raised) != len(node["v"]):
-        raise AtPathError("a key stands twice in one dictionary")
-    return raised
-
-
-def _list(node: dict[str, Json]) -> list[Json]:
-    if type(node["v"]) is not list:
-        raise AtPathError(f"not a valid {node[TAG]}: it is made of a list")
-    return node["v"]
-
-
-def _text(node: dict[str, Json]) -> str:
-    if type(node["v"]) is not str:
-        raise AtPathError(f"not a valid {node[TAG]}: it is made of a text")
-    return node["v"]
-
-
-def _raise_fields(node: dict[str, Json], room: int) -> dict[str, Any]:
-    if type(node["v"]) is not dict or TAG in node["v"]:
-        raise AtPathError(f"not a valid {node[TAG]}: it is made of fields")
-    raised = {}
-    for name, item in node["v"].items():
-        try:
-            raised[name] = raise_up(item, room)
-        except AtPathError as error:
-            error.steps.append(member(name))
-            raise
-    return raised
-
-
-def _raise_timedelta(node: dict[str, Json], _room: int) -> timedelta:
-    days, seconds, microseconds = _list(node)
-    if not type(days) is type(seconds) is type(microseconds) is int:
-        raise AtPathError("not a valid timedelta: it is made of whole numbers")
-    return timedelta(days, seconds, microseconds)
-
-
-def _raise_datetime(node: dict[str, Json], _room: int) -> datetime:
-    when = datetime.fromisoformat(node["v"])
-    if "zone" in node:
-        from zoneinfo import ZoneInfo  # noqa: PLC0415 - rarely needed, slow to import
-
-        when = when.replace(tzinfo=ZoneInfo(node["zone"]))
-    return when.replace(fold=node.get("fold", 0))
-
-
-def _raise_time(node: dict[str, Json], _room: int) -> time:
-    return time.fromisoformat(node["v"]).replace(fold=node.get("fold", 0))
-
-
-def _raise_enum(node: dict[str, Json], _room: int) -> Any:
-    kind = _find_type(node["t"])
-    if not issubclass(kind, Enum):
-        raise AtPathError(f"{node['t']} is not an enum")
-    return kind[node["v"]]
-
-
-def _raise_dataclass(node: dict[str, Json], room: int) -> Any:
-    kind = _find_type(node["t"])
-    if not dataclasses.is_dataclass(kind):
-        raise AtPathError(f"{node['t']} is not a dataclass")
-    values = _raise_fields(node, room)
-    late = {f.name for f in dataclasses.fields(kind) if not f.init}
-    made = kind(**{name: value for name, value in values.items() if name not in late})
-    for name, value in values.items():  # as they were, whatever making it did with them
-        object.__setattr__(made, name, value)
-    return made
-
-
-def _raise_namedtuple(node: dict[str, Json], room: int) -> Any:
-    kind = _find_type(node["t"])
-    if not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
-        raise AtPathError(f"{node['t']} is not a named tuple")
-    return kind(**_raise_fields(node, room))
-
-
-def _raise_model(node: dict[str, Json], _room: int) -> Any:
-    kind = _find_type(node["t"])
-    if not issubclass(kind, Model):
-        raise AtPathError(f"{node['t']} is not a pydantic model")
-    return kind.model_validate(node["v"])
-
-
-_RAISE: dict[str, Callable[[dict[str, Json], int], Any]] = {
-    "dict": _raise_dict,
-    "tuple": lambda node, room: tuple(_raise_items(_list(node), room)),
-    "set": lambda node, room: set(_raise_items(_list(node), room)),
-    "frozenset": lambda node, room: frozenset(_raise_items(_list(node), room)),
-    "bytes": lambda node, _: base64.b64decode(node["v"], validate=True),
-    "bytearray": lambda node, _: bytearray(base64.b64decode(node["v"], validate=True)),
-    "datetime": _raise_datetime,
-    "date": lambda node, _: date.fromisoformat(node["v"]),
-    "time": _raise_time,
-    "timedelta": _raise_timedelta,
-    "decimal": lambda node, _: Decimal(_text(node)),
-    "uuid": lambda node, _: UUID(_text(node)),
-    "path": lambda node, _: Path(_text(node)),
-    "enum": _raise_enum,
-    "dataclass": _raise_dataclass,
-    "namedtuple": _raise_namedtuple,
-    "model": _raise_model,
-}
-
-
-def _find_type(name: str) -> type:
-    module_name = name.partition(":")[0]
-    if module_name not in sys.modules:
-        raise UnknownClassAtPathError(
-            f"its type {name} is not imported; import {module_name} first"
-        )
-    found = find_type(name)
-    if found is None:
-        raise UnknownClassAtPathError(
-            f"its type {name} is not in this process: the module {module_name} has no such class"
-            " here; read it with the program that stored it, or give the class back its name"
-        )
-    return found
-
-
-# --- codec ---
+_sha256 = hashlib.sha256
+#: In the text of plain data: a dictionary with the key that marks a tag.
+TAG_AS_KEY = f'"{TAG}":'
+#: A tag takes up to three levels of text.
+_TAGGED_DEPTH = 3 * (MAX_DEPTH + 1)
 
 
 class Encoded(NamedTuple):
-    """A value's canonical bytes and their SHA-256; a tuple, because one is made for every step."""
+    """A value's bytes and their SHA-256; a tuple, because one is made for every step."""
 
     data: bytes
     sha256: bytes
@@ -459,78 +94,188 @@ class Encoded(NamedTuple):
         return self.sha256.hex()
 
 
+class EncodedCall(NamedTuple):
+    """The arguments of a call: their bytes, the SHA-256 of these, and what identifies the call.
+
+    ``digest`` is the same for equal arguments, in whatever order their dictionaries and the
+    keywords are.
+    """
+
+    data: bytes
+    sha256: bytes
+    digest: bytes
+
+    @property
+    def value(self) -> Encoded:
+        """The arguments as a value to be stored."""
+        return Encoded(self.data, self.sha256)
+
+
+# --- encoding -------------------------------------------------------------------------------------
+
+
 def encode(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> Encoded:
-    """Return the canonical bytes of ``value``; ``path`` names it in errors."""
-    try:
-        tree = value if type(value) in PLAIN_SCALARS else lower(value, depth)
-        data = to_text(tree).encode()
-    except AtPathError as error:
-        raise EncodeError(path + error.where(), error.reason) from None
-    except RecursionError:
-        raise EncodeError(path, "nested too deep for the room left on the stack") from None
-    except ValueError as error:
-        raise EncodeError(
-            path + _path_to_culprit(lower(value, depth)), _text_reason(error)
-        ) from None
-    if len(data) > MAX_BYTES:
-        raise EncodeError(path, f"{len(data):,} bytes is over the limit of {MAX_BYTES:,}")
-    return Encoded(data, hashlib.sha256(data).digest())
+    """Return the bytes of ``value``; ``path`` names it in errors."""
+    data = _plain_data(value, depth)
+    if data is None:
+        tree, _ = _tree(value, path, depth)
+        data = _tree_data(tree, path)
+    return Encoded(data, _sha256(_checked(data, path) if len(data) > MAX_BYTES else data).digest())
 
 
 def encoded(data: bytes) -> Encoded:
-    """Return canonical bytes, made elsewhere, with their digest."""
-    return Encoded(data, hashlib.sha256(data).digest())
+    """Return bytes, made elsewhere, with their digest."""
+    return Encoded(data, _sha256(data).digest())
 
 
-def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], path: str = "input") -> Encoded:
-    """Return what ``encode`` makes of a call's arguments; plain ones need no second look."""
-    if kwargs or not PLAIN_SCALARS.issuperset(map(type, args)):
-        return encode({"args": list(args), "kwargs": kwargs}, path)
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], path: str = "input") -> EncodedCall:
+    """Return the bytes of a call's arguments and the digest that identifies them."""
+    if SCALARS.issuperset(map(type, args)) and SCALARS.issuperset(map(type, kwargs.values())):
+        call = _call_with_scalars(args, kwargs)
+        if call is not None:
+            return call
+    tree: Json = {"args": list(args), "kwargs": kwargs}
+    data, has_pairs = _plain_data(tree, MAX_DEPTH), False
+    if data is None:
+        tree, has_pairs = _tree(tree, path, MAX_DEPTH)
+        data = _tree_data(tree, path)
+    digest = sha256 = _sha256(_checked(data, path)).digest()
+    if has_pairs or not is_sorted(tree):
+        digest = _sha256(dump_canonical(canonical_tree(tree) if has_pairs else tree)).digest()
+    return EncodedCall(data, sha256, digest)
+
+
+def _call_with_scalars(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall | None:
+    """Return the most common kind of call by the shortest way; None if it cannot be written so."""
     try:
-        data = b'{"args":%b,"kwargs":{}}' % to_text(args).encode()
-    except ValueError:
-        data = b""
-    if not data or len(data) > MAX_BYTES:  # it says which of them cannot be written, and why
-        return encode({"args": list(args), "kwargs": kwargs}, path)
-    return Encoded(data, hashlib.sha256(data).digest())
+        written = "".join(write(args, 0)), "".join(write(kwargs, 0)) if kwargs else "{}"
+        data = f'{{"args":{written[0]},"kwargs":{written[1]}}}'.encode()
+    except ValueError:  # NaN, or no form at all
+        return None
+    if len(data) > MAX_BYTES or (
+        kwargs and (TAG in kwargs or not TEXT.issuperset(map(type, kwargs)))
+    ):
+        return None
+    digest = sha256 = _sha256(data).digest()
+    if len(kwargs) > 1 and list(kwargs) != sorted(kwargs):
+        ordered = "".join(write_sorted(kwargs, 0))
+        digest = _sha256(f'{{"args":{written[0]},"kwargs":{ordered}}}'.encode()).digest()
+    return EncodedCall(data, sha256, digest)
 
 
-def _text_reason(error: ValueError) -> str:
-    if isinstance(error, UnicodeEncodeError):
-        return "a text with half a surrogate pair has no form in UTF-8"
-    return f"an integer is too long: {error}"
+def call_of_tree(tree: Json) -> EncodedCall:
+    """Return the arguments of a call whose text was parsed, and perhaps changed."""
+    data, sha256 = encoded(dump(tree))
+    return EncodedCall(data, sha256, _sha256(dump_canonical(canonical_tree(tree))).digest())
+
+
+def canonical_digest(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> bytes:
+    """Return the SHA-256 of a value's canonical form: the same for every order of its keys."""
+    data = _plain_data(value, depth, write_sorted)
+    if data is None:
+        tree, has_pairs = _tree(value, path, depth)
+        data = _tree_data(canonical_tree(tree) if has_pairs else tree, path, write_sorted)
+    return _sha256(_checked(data, path)).digest()
+
+
+def _checked(data: bytes, path: str) -> bytes:
+    if len(data) > MAX_BYTES:
+        raise EncodeError(path, f"{len(data):,} bytes is over the limit of {MAX_BYTES:,}")
+    return data
+
+
+def _plain_data(value: Any, depth: int, write: Writer = write) -> bytes | None:
+    """Return the text of plain data; None if it is not, or has no text."""
+    kind = type(value)
+    try:
+        if kind in SCALARS:
+            return "".join(write(value, 0)).encode()
+        if (kind is dict or kind is list) and is_plain(value, depth):
+            text = "".join(write(value, 0))
+            return None if TAG_AS_KEY in text else text.encode()
+    except (ValueError, RuntimeError):
+        pass  # NaN, or no form at all: the longer way makes the one and names the other
+    return None
+
+
+def _tree(value: object, path: str, depth: int) -> tuple[Json, bool]:
+    """Return the tree of a value, and whether it has pairs."""
+    encoder = TreeEncoder()
+    try:
+        return encoder.encode(value, depth), encoder.has_pairs
+    except AtPathError as error:
+        raise EncodeError(path + error.where(), error.reason) from error.__cause__
+    except RecursionError:
+        raise EncodeError(path, "nested too deep for the room left on the stack") from None
+    except RuntimeError as error:  # a dictionary or set of another size than a moment ago
+        raise EncodeError(path, f"it was changed while it was encoded: {error}") from None
+
+
+def _tree_data(tree: Json, path: str, write: Writer = write) -> bytes:
+    """Return the text of a tree, or name what in it has none."""
+    try:
+        return "".join(write(tree, 0)).encode()
+    except RecursionError:
+        raise EncodeError(path, "nested too deep for the room left on the stack") from None
+    except UnicodeEncodeError:
+        reason = "a text with half a surrogate pair has no form in UTF-8"
+        raise EncodeError(path + _path_to_culprit(tree), reason) from None
+    except ValueError as error:
+        reason = f"an integer is too long: {error}"
+        raise EncodeError(path + _path_to_culprit(tree), reason) from None
 
 
 def _path_to_culprit(tree: Json) -> str:
-    """Find the innermost value that cannot be written as text; looked for only on failure."""
-    for step, item in _inside(tree):
+    """Return the path of the innermost value that cannot be written; searched only on failure."""
+    for step, value in _inside(tree):
         try:
-            dump_canonical(item)
+            dump(value)
         except ValueError:
-            return step + _path_to_culprit(item)
+            return step + _path_to_culprit(value)
     return ""
 
 
 def _inside(tree: Json) -> list[tuple[str, Json]]:
     """Return what a value has inside, by the step that leads there; a tag is no step."""
     if type(tree) is dict and TAG in tree:
-        if tree[TAG] == "dict":
-            return [(f"[{key!r}]", item) for key, item in tree["v"]]
-        return _inside(tree["v"])
+        pairs = tree["v"] if tree[TAG] in ("dict", "counter", "defaultdict", "ordereddict") else []
+        return [(item_step(key), value) for key, value in pairs] or _inside(tree["v"])
     if type(tree) is dict:
-        return [(member(key), item) for key, item in tree.items()]
-    return [(f"[{at}]", item) for at, item in enumerate(tree)] if type(tree) is list else []
+        return [(member(key), value) for key, value in tree.items()]
+    return [(f"[{at}]", value) for at, value in enumerate(tree)] if type(tree) is list else []
+
+
+# --- decoding -------------------------------------------------------------------------------------
 
 
 def decode(data: bytes, path: str = "value") -> Any:
-    """Return the value whose canonical bytes are ``data``."""
-    return revive(parse_any_depth(data, path), path)
-
-
-def revive(tree: Json, path: str = "value", *, depth: int = MAX_DEPTH) -> Any:
-    """Turn tags back into the values they stand for."""
+    """Return the value whose bytes are ``data``."""
+    if len(data) > MAX_BYTES:
+        check_size(data, path)
     try:
-        return raise_up(tree, depth)
+        text = str(data, "utf-8")
+        tree, has_tags = _scan(text), '"$"' in text or "\\u0024" in text
+        is_flat = type(tree) is dict and FINITE.issuperset(map(type, tree.values()))
+        if not is_flat and type(tree) not in FINITE:
+            check(tree, _TAGGED_DEPTH if has_tags else MAX_DEPTH)
+    except (AtPathError, RecursionError, ValueError) as error:
+        raise decode_error(error, path, MAX_DEPTH) from None
+    return decode_tree(tree, path) if has_tags else tree
+
+
+def _scan(text: str) -> Json:
+    """Return the tree of a text as we write it; of any other, by the longer way."""
+    try:
+        tree, end = scan_once(text, 0)
+    except StopIteration:
+        tree, end = None, -1
+    return tree if end == len(text) and "\\u" not in text else parse_text(text, _TAGGED_DEPTH)
+
+
+def decode_tree(tree: Json, path: str = "value", *, depth: int = MAX_DEPTH) -> Any:
+    """Return the value of a tree of plain JSON with tags; the tree is left as it is."""
+    try:
+        return TreeDecoder().decode(tree, depth)
     except UnknownClassAtPathError as error:
         raise UnknownClassError(path + error.where(), error.reason) from None
     except AtPathError as error:

@@ -40,7 +40,7 @@ _DIGEST_LENGTH = 64
 
 def seal(kind: str, body: dict[str, Json], raw: dict[str, bytes] | None = None) -> bytes:
     """Return the text of a document with these members; ``raw`` ones are JSON text already."""
-    texts = {name: codec.dump_canonical(value) for name, value in body.items()}
+    texts = {name: codec.dump(value) for name, value in body.items()}
     texts |= raw or {}
     texts["format"] = b"%d" % DOCUMENT_FORMAT
     texts["kind"] = codec.dump_canonical(kind)
@@ -277,7 +277,7 @@ class CopiedEntries(Sequence[NewEntry]):
         digest = entry["sha256"]
         if digest is None:
             return None
-        data = codec.dump_canonical(entry["value"]) if "value" in entry else self._large(digest)
+        data = codec.dump(entry["value"]) if "value" in entry else self._large(digest)
         if hashlib.sha256(data).hexdigest() != digest:
             raise DecodeError(f"entry {entry.get('seq')}", "its value does not match its SHA-256")
         return codec.Encoded(data, bytes.fromhex(digest))
@@ -302,7 +302,7 @@ class CopiedEntries(Sequence[NewEntry]):
         if digest == self._last[0]:
             return self._last[1]
         stored = self._values[digest]
-        return codec.dump_canonical(stored["whole"]) if "whole" in stored else None
+        return codec.dump(stored["whole"]) if "whole" in stored else None
 
 
 def _integer(value: Json) -> int:

@@ -397,7 +397,7 @@ class StateManager(metaclass=_OnePerFolder):
         if text is None:
             return False
         body = documents.unseal(text, _KIND, f"checkpoint {checkpoint_id}")
-        values = codec.revive(body.get("values"), "values", depth=codec.WHOLE_DEPTH)
+        values = codec.decode_tree(body.get("values"), "values", depth=codec.WHOLE_DEPTH)
         if not isinstance(values, dict) or not all(isinstance(v, dict) for v in values.values()):
             raise DocumentCorruptError(f"checkpoint {checkpoint_id}", "it holds no values")
         known = [d for d in self._store.documents() if d.namespace not in _WINDOWS]

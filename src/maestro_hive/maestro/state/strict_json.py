@@ -1,18 +1,18 @@
-"""JSON text, read strictly and written in one form only.
+"""JSON text: written without spaces in UTF-8, read strictly.
 
-No NaN, no duplicate keys, limits on size and depth; keys sorted, no spaces, UTF-8.
+No NaN, no duplicate keys, no half of a surrogate pair, limits on size and depth.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+import reprlib
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
 
 from maestro_hive.kernel.errors import DecodeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Deeper nesting than this is refused, on writing and on reading.
 MAX_DEPTH = 100
@@ -24,23 +24,15 @@ DOCUMENT_DEPTH = 3 * WHOLE_DEPTH
 MAX_BYTES = 256 * 1024 * 1024
 
 Json = Any  # None | bool | int | float | str | list[Json] | dict[str, Json]
+#: Gives the pieces of a tree's text, to be joined; its second argument is always 0.
+Writer = Callable[[Json, int], Iterable[str]]
 
-_encoder = json.JSONEncoder(
-    ensure_ascii=False, check_circular=False, allow_nan=False, sort_keys=True, separators=(",", ":")
-)
-
-
-def _reused(encoder: json.JSONEncoder) -> Callable[[Json], str]:
-    """Return its ``encode``, without the half of it that sets up the same thing for each call."""
-    make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:  # an interpreter without that part in C
-        return encoder.encode
-    write_text = json.encoder.encode_basestring
-    pieces = make(None, encoder.default, write_text, None, ":", ",", True, False, False)
-    return lambda tree: "".join(pieces(tree, 0))
-
-
-to_text = _reused(_encoder)
+#: The types that the C encoder writes as they are and reads back as they were.
+SCALARS = frozenset({str, int, float, bool, type(None)})
+_JSON_TYPES = SCALARS | {list, dict}
+#: Those whose values can all be written.
+FINITE = SCALARS - {float}
+TEXT = frozenset({str})
 
 
 class AtPathError(Exception):
@@ -58,47 +50,160 @@ class AtPathError(Exception):
 
 def member(key: object) -> str:
     """Return how a path names the member ``key``."""
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+    return f".{key}" if type(key) is str and key.isidentifier() else item_step(key)
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 100
+
+
+def item_step(key: object) -> str:
+    """Return how a path names the item at ``key``."""
+    try:
+        return f"[{_short.repr(key)}]"
+    except ValueError:  # an integer of thousands of digits
+        return f"[a {type(key).__name__}]"
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def _writer(*, sort_keys: bool) -> Writer:
+    """Return the C encoder itself: ``JSONEncoder.encode`` makes a new one for every call."""
+    encoder = json.JSONEncoder(
+        ensure_ascii=False,
+        check_circular=False,
+        allow_nan=False,
+        sort_keys=sort_keys,
+        separators=(",", ":"),
+    )
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # an interpreter without that part in C
+        return lambda tree, _level: [encoder.encode(tree)]
+    write_text = json.encoder.encode_basestring
+    made: Writer = make(None, encoder.default, write_text, None, ":", ",", sort_keys, False, False)
+    return made
+
+
+#: Keys in the order they have, and keys sorted.
+write = _writer(sort_keys=False)
+write_sorted = _writer(sort_keys=True)
+
+
+def dump(tree: Json) -> bytes:
+    """Write plain JSON, keys in the order they have."""
+    return "".join(write(tree, 0)).encode()
 
 
 def dump_canonical(tree: Json) -> bytes:
-    """Write plain JSON, already free of anything that needs a tag."""
-    return to_text(tree).encode()
+    """Write plain JSON, keys sorted: equal trees give equal bytes."""
+    return "".join(write_sorted(tree, 0)).encode()
+
+
+# --- trees ----------------------------------------------------------------------------------------
+
+
+def is_plain(value: list[Any] | dict[Any, Any], depth: int = MAX_DEPTH) -> bool:
+    """Return whether the C encoder writes a value as it is, to be read back the same.
+
+    It would write tuples as lists, numbers as keys, and an enum as its number. What it refuses by
+    itself (NaN, too long an integer, half a surrogate pair) is not looked for here.
+    """
+    containers: list[Any] = [value]
+    for _ in range(depth):
+        inside: list[Any] = []
+        for each in containers:
+            items = each
+            if type(each) is dict:
+                if not TEXT.issuperset(map(type, each)):
+                    return False
+                items = each.values()
+            if not SCALARS.issuperset(map(type, items)):
+                if not _JSON_TYPES.issuperset(map(type, items)):
+                    return False
+                inside += [item for item in items if type(item) is dict or type(item) is list]
+        if not inside:
+            return True
+        containers = _distinct(inside)
+    return False
+
+
+def _distinct(containers: list[Any]) -> list[Any]:
+    """Return each once, so that what contains itself does not grow on the way down."""
+    if len(set(map(id, containers))) == len(containers):
+        return containers
+    return list({id(each): each for each in containers}.values())
+
+
+def is_sorted(tree: Json) -> bool:
+    """Return whether the keys of all dictionaries in a tree are in order."""
+    inside: list[Any] = [tree]
+    for each in inside:  # it grows on the way
+        items = each
+        if type(each) is dict:
+            keys = list(each)
+            if len(keys) > 1 and keys != sorted(keys):
+                return False
+            items = each.values()
+        if not SCALARS.issuperset(map(type, items)):
+            inside += [item for item in items if type(item) is dict or type(item) is list]
+    return True
+
+
+def check(tree: Json, depth: int) -> None:
+    """Raise an error if a tree read from text is too deep or has an infinite number.
+
+    It goes level by level, at the speed of C.
+    """
+    values: list[Any] = [tree]
+    kinds: set[type] = {type(tree)}
+    for _ in range(depth + 1):
+        if float in kinds and any(map(math.isinf, [v for v in values if type(v) is float])):
+            raise AtPathError("a number is too large")
+        lists = [value for value in values if type(value) is list] if list in kinds else []
+        dicts = [value for value in values if type(value) is dict] if dict in kinds else []
+        if not lists and not dicts:
+            return
+        values = list(chain.from_iterable(chain(lists, map(dict.values, dicts))))
+        kinds = set(map(type, values))
+    raise AtPathError(f"nested deeper than {depth} levels")
+
+
+# --- reading --------------------------------------------------------------------------------------
 
 
 def parse(data: bytes, path: str = "value", *, depth: int = MAX_DEPTH) -> Json:
     """Read strict JSON; ``path`` names it in errors."""
-    tree = parse_any_depth(data, path)
-    level, found = [tree], 0
-    while level := [item for node in level for item in _children(node)]:
-        found += 1
-        if found > depth:
-            raise DecodeError(path, f"nested deeper than {depth} levels")
-    return tree
+    check_size(data, path)
+    try:
+        return parse_text(str(data, "utf-8"), depth)
+    except (AtPathError, RecursionError, ValueError) as error:
+        raise decode_error(error, path, depth) from None
 
 
-def _children(node: Json) -> list[Json]:
-    """Return what is directly inside, containers only."""
-    items = node.values() if type(node) is dict else node if type(node) is list else ()
-    return [item for item in items if type(item) is dict or type(item) is list]
-
-
-def parse_any_depth(data: bytes, path: str) -> Json:
-    """Read strict JSON for a caller who checks the depth while walking through it anyway."""
+def check_size(data: bytes, path: str) -> None:
+    """Raise an error if a text is too large to be read."""
     if len(data) > MAX_BYTES:
         raise DecodeError(path, f"{len(data):,} bytes is over the limit of {MAX_BYTES:,}")
-    try:
-        text = data.decode("utf-8")
-        tree = _decoder.decode(text)
-        if "\\ud" in text or "\\uD" in text:
-            dump_canonical(tree)  # half a surrogate pair, which only an escape can bring in
-    except AtPathError as error:
-        raise DecodeError(path, error.reason) from None
-    except RecursionError:
-        raise DecodeError(path, f"nested deeper than {MAX_DEPTH} levels") from None
-    except ValueError as error:  # not UTF-8, not JSON, or a number of thousands of digits
-        raise DecodeError(path, f"not JSON of ours: {error}") from None
+
+
+def parse_text(text: str, depth: int) -> Json:
+    """Return the tree of a text; raise AtPathError or ValueError if it is not strict JSON."""
+    tree = _decoder.decode(text)
+    if "\\ud" in text or "\\uD" in text:
+        dump(tree)  # half a surrogate pair, which only an escape can bring in
+    check(tree, depth)
     return tree
+
+
+def decode_error(error: Exception, path: str, depth: int) -> DecodeError:
+    """Return what to raise for an error that ``parse_text`` raised."""
+    if isinstance(error, AtPathError):
+        return DecodeError(path, error.reason)
+    if isinstance(error, RecursionError):
+        return DecodeError(path, f"nested deeper than {depth} levels")
+    # Not UTF-8, not JSON, or a number of thousands of digits.
+    return DecodeError(path, f"not JSON of ours: {error}")
 
 
 def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
@@ -114,14 +219,7 @@ def _no_constant(name: str) -> Json:
     raise AtPathError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise AtPathError(f"the number {text[:40]} is too large")
-    return number
-
-
 # Made once: ``json.loads`` makes one for every call that wants anything of its own.
-_decoder = json.JSONDecoder(
-    object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_finite
-)
+_decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+#: Return the value that begins at an index of a text, and the index behind it.
+scan_once: Callable[[str, int], tuple[Json, int]] = _decoder.scan_once  # type: ignore[attr-defined]

@@ -1,0 +1,271 @@
+"""How an attempt that did not succeed is described: what is recorded of it, and what is reported."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import copy
+import textwrap
+import traceback
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from maestro_hive.engine import retry_policy
+from maestro_hive.engine.config import ErrorCategory
+from maestro_hive.engine.errors import (
+    FailureReport,
+    HelpNeeded,
+    RecoverableError,
+    TokenBudgetExceeded,
+    UnrecoverableError,
+    parts_of,
+    text_of,
+)
+from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from maestro_hive.engine.healing import Healing
+    from maestro_hive.engine.retry_policy import Decision
+
+#: How much of an error is stored.
+_MESSAGE_LENGTH = 2_000
+_TRACEBACK_LENGTH = 4_000
+_REPORT_TEXT_LENGTH = 4_000
+#: An error that is raised again and again has all its frames, and each costs time.
+_FRAMES = 40
+#: Packages whose lines a user need not see: between the call and the task there is nothing else.
+_OURS = (
+    "maestro_hive.engine",
+    "maestro_hive.unified_execution",
+    "maestro_hive.hive",
+    "maestro_hive.kernel",
+    "asyncio",
+)
+#: What Python source starts with.
+_SOURCE = ("def ", "class ", "import ", "from ")
+
+
+class Failure(NamedTuple):
+    """What is recorded of an attempt that ended without a result."""
+
+    status: ExecutionStatus
+    #: Whether it uses up an attempt.
+    counts: bool
+    error: dict[str, Any]
+    reason: str
+    wait: float | None
+    final: bool
+    healed: bool = False
+    healing_error: str | None = None
+
+
+def failed_attempt(facts: dict[str, Any], decision: Decision, healing: Healing) -> Failure:
+    """Return what is recorded of an attempt that failed."""
+    return Failure(
+        status=ExecutionStatus.RETRYING if decision.retry else ExecutionStatus.FAILED,
+        counts=True,
+        error=facts,
+        reason=decision.reason,
+        wait=decision.wait if decision.retry and not healing.fixed else None,
+        final=not decision.retry,
+        healed=healing.fixed,
+        healing_error=healing.error,
+    )
+
+
+def ended_attempt(error: BaseException, status: ExecutionStatus, *, counts: bool) -> Failure:
+    """Return what is recorded of an attempt whose error is raised as it is."""
+    return Failure(
+        status=status,
+        counts=counts,
+        error=error_facts(error),
+        reason="it is not retried",
+        wait=None,
+        final=False,
+    )
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def error_facts(error: BaseException) -> dict[str, Any]:
+    """Return an error as plain JSON, also one that cannot print itself."""
+    cause = error.original_error if isinstance(error, UnrecoverableError) else None
+    kind = type(error).__name__
+    message = text_of(error) or kind
+    classified = cause if isinstance(cause, BaseException) else error
+    category = retry_policy.classify(classified) if isinstance(error, Exception) else "UNKNOWN"
+    try:
+        frames = _own_frames(error)
+        trace = "".join(traceback.format_exception(type(error), error, frames, limit=-_FRAMES))
+    except Exception:  # noqa: BLE001 - an error of the user's making
+        trace = message
+    facts = {
+        "type": kind,
+        "message": message[:_MESSAGE_LENGTH],
+        "category": str(category),
+        "traceback": _encodable(trace)[-_TRACEBACK_LENGTH:],
+    }
+    return {**facts, "recoverable": False} if is_unrecoverable(error) else facts
+
+
+def _own_frames(error: BaseException) -> TracebackType | None:
+    """Return an error's traceback from the user's first line on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__package__") in _OURS:
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_unrecoverable(error: BaseException) -> bool:
+    """Return whether a task says that another attempt is pointless, by itself or in a group."""
+    return any(_is_final(part) for part in parts_of(error) if isinstance(part, UnrecoverableError))
+
+
+def _is_final(error: UnrecoverableError) -> bool:
+    # An executor inside the task that has used up its attempts gets new ones in the next round.
+    report: object = error.failure_report
+    return not isinstance(report, FailureReport) or not report.recoverable
+
+
+def passes_through(error: Exception) -> bool:
+    """Return whether an error must reach the caller as it is, without another attempt."""
+    return any(
+        retry_policy.never_retried(part) and not isinstance(part, UnrecoverableError)
+        for part in parts_of(error)
+    )
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return whether an end looks like a stop that no caller is known to have requested.
+
+    A Ctrl+C that no event loop handles looks like one that the task raises itself; so does a task
+    that cancels itself. They are like the death of a process: no failure, and limited in number.
+    """
+    return isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+
+
+def status_of(error: BaseException) -> ExecutionStatus:
+    """Return how an execution ended that raised an error."""
+    if isinstance(error, ExceptionGroup):
+        inside = (status_of(part) for part in parts_of(error))
+        return next((it for it in inside if it != "failed"), ExecutionStatus.FAILED)
+    match error:
+        case TokenBudgetExceeded():
+            return ExecutionStatus.BANKRUPT
+        case HelpNeeded():
+            return ExecutionStatus.HELP_NEEDED
+        case Exception():
+            return ExecutionStatus.FAILED
+        case _:
+            return ExecutionStatus.CANCELLED
+
+
+def plain_text(error: BaseException) -> str:
+    """Return ``Type: message``, also of an error that cannot print itself."""
+    facts = error_facts(error)
+    kind, message = facts["type"], facts["message"]
+    return kind if message == kind else f"{kind}: {message}"
+
+
+def original_of(error: Exception | None) -> Exception | None:
+    """Return the error that level 1 gave up over, if it names one."""
+    found: object = error.original_error if isinstance(error, UnrecoverableError) else None
+    return found if isinstance(found, Exception) else None
+
+
+def check_source(output: str) -> None:
+    """Raise if a result is Python source that does not parse."""
+    if not output.lstrip().startswith(_SOURCE):
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are about the result's source, not the user's
+            ast.parse(textwrap.dedent(output))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        where = f" in line {line}" if line else ""
+        raise RecoverableError(
+            f"the result is Python source that does not parse{where}: {error}",
+            error_category=ErrorCategory.SYNTAX.value,
+            line_number=line,
+        ) from error
+
+
+# --- attempts as plain data ----------------------------------------------------------------------
+
+
+def metrics_of(error: Mapping[str, Any], healing_error: str | None) -> dict[str, Any]:
+    """Return what an attempt's ``metrics`` say about its failure."""
+    metrics: dict[str, Any] = {"error_category": error.get("category", "UNKNOWN")}
+    if not error.get("recoverable", True):
+        metrics["recoverable"] = False
+    if healing_error is not None:
+        metrics["healing_error"] = healing_error
+    return metrics
+
+
+def attempt_facts(attempt: ExecutionAttempt) -> dict[str, Any]:
+    """Return an attempt as it stands in a report."""
+    return {
+        "attempt_id": attempt.attempt_id,
+        "attempt_number": attempt.attempt_number,
+        "started_at": attempt.started_at.isoformat(),
+        "ended_at": attempt.ended_at.isoformat() if attempt.ended_at else None,
+        "status": attempt.status.value,
+        "error_type": attempt.error_type,
+        "error_message": (attempt.error_message or "")[:_REPORT_TEXT_LENGTH] or None,
+        "tokens_used": attempt.tokens_used,
+    }
+
+
+def attempt_line(attempt: ExecutionAttempt) -> str:
+    """Return an attempt as one line of a report."""
+    what = attempt.status.value
+    if attempt.error_message is not None:
+        what = f"{what}: {attempt.error_type}: {attempt.error_message}"
+    return f"attempt {attempt.attempt_number} at {attempt.started_at.isoformat()}: {what}"
+
+
+def last_error(attempts: list[ExecutionAttempt]) -> dict[str, Any]:
+    """Return what is known of the last error among these attempts."""
+    last = next((each for each in reversed(attempts) if each.error_message), None)
+    if last is None:
+        return {}
+    return {
+        "message": last.error_message,
+        "category": last.metrics.get("error_category", ErrorCategory.UNKNOWN.value),
+        "recoverable": last.metrics.get("recoverable", True),
+    }
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+def report_of(failure: object) -> FailureReport | None:
+    """Return the report that an error or a result came with, if it did."""
+    found = (
+        failure.failure_report
+        if isinstance(failure, UnrecoverableError | ExecutionResult)
+        else None
+    )
+    return found if isinstance(found, FailureReport) else None
+
+
+def report_from(facts: Mapping[str, Any]) -> FailureReport:
+    """Return the report that was recorded, or is to be: its texts are texts, and not too long."""
+    fix = facts["suggested_fix"]
+    texts = {name: _text(facts[name]) for name in ("failed_persona", "error_category", "details")}
+    plain = {**copy.deepcopy(dict(facts)), **texts}  # others read the same facts
+    return FailureReport(**{**plain, "suggested_fix": _text(fix) if fix else None})
+
+
+def _text(value: object) -> str:
+    return str(value)[:_REPORT_TEXT_LENGTH]

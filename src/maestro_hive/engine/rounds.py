@@ -1,0 +1,542 @@
+"""Level 2: rounds of attempts, few and slow, behind a circuit breaker; at the end, a person.
+
+A round is the whole of what is called, once. Which rounds failed, the wait between them and the
+final failure are recorded under the identity of what is called, which is the step's own: so they
+survive a restart, and a retry of that step clears them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+from maestro_hive.engine import escalation as escalations
+from maestro_hive.engine.config import RecoveryStrategy
+from maestro_hive.engine.context import round_number
+from maestro_hive.engine.errors import (
+    CircuitBreakerOpen,
+    ExecutionException,
+    FailureReport,
+    HelpNeeded,
+    UnrecoverableError,
+)
+from maestro_hive.engine.failures import (
+    attempt_facts,
+    error_facts,
+    original_of,
+    plain_text,
+    report_from,
+    report_of,
+)
+from maestro_hive.engine.plan import effect_key
+from maestro_hive.engine.results import (
+    ExecutionAttempt,
+    ExecutionResult,
+    ExecutionStatus,
+    Level2Result,
+)
+from maestro_hive.engine.retry_policy import (
+    classify,
+    delay_before,
+    never_retried,
+    retry_after,
+    with_jitter,
+)
+from maestro_hive.engine.step import SkippedError
+from maestro_hive.engine.waits import Wait
+from maestro_hive.kernel.errors import StaleDocumentError
+from maestro_hive.kernel.threads import threads
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, to_micros
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+    from maestro_hive.engine.breaker import CircuitBreaker, Permit
+    from maestro_hive.engine.config import Level2Config
+    from maestro_hive.engine.escalation import Escalation
+    from maestro_hive.engine.open_run import OpenRun
+    from maestro_hive.kernel.clock import Clock
+    from maestro_hive.maestro.state.store import DocumentGuard
+
+ResultT = TypeVar("ResultT")
+
+#: How often a breaker may change between being read and the record of a start.
+_ADMISSIONS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPolicy:
+    """What rounds are made with."""
+
+    config: Level2Config
+    breaker: CircuitBreaker
+    escalation: Escalation | None
+    rng: Random
+
+
+class RoundCall(Protocol):
+    """What a round calls."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and records."""
+        ...
+
+    @property
+    def persona(self) -> str | None:
+        """Who does the work; None where that is unknown."""
+        ...
+
+    @property
+    def uses_guard(self) -> bool:
+        """Whether ``make`` records its start under the breaker's guard."""
+        ...
+
+    async def make(self, number: int, guard: DocumentGuard | None) -> Any:
+        """Make round ``number`` and return what came of it; raise if it failed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRound:
+    """One round that failed: what level 1 made of it, and how long to wait before the next."""
+
+    number: int
+    result: ExecutionResult
+    wait: Wait | None = None
+
+    @property
+    def report(self) -> FailureReport:
+        """What failed, with each attempt of the round."""
+        report = self.result.failure_report
+        assert report is not None, "a round that failed has a report"
+        return report
+
+
+class Rounds:
+    """The rounds of one call; inside a round of another level 2 their numbers go on from there.
+
+    ``run`` and ``identity`` say where they are recorded; without a run, nowhere.
+    """
+
+    def __init__(
+        self, policy: RoundPolicy, call: RoundCall, run: OpenRun | None, identity: bytes
+    ) -> None:
+        self.policy = policy
+        self.call = call
+        self._run = run
+        self._identity = identity
+        self._clock: Clock = policy.breaker.clock
+        self._outer = round_number.get()
+        self._first = (self._outer - 1) * policy.config.max_attempts + 1
+        self._last_error: Exception | None = None
+        self._started: float | None = None
+        self._own_id: str | None = None
+        self.failed: list[FailedRound] = []
+        if run is not None and identity in run.state.rounds:
+            recorded = (_round_from(entry) for entry in run.state.rounds[identity])
+            self.failed = [each for each in recorded if each.number >= self._first]
+        #: Whether all rounds were made before, here or in an outer round.
+        self._was_escalated = run is not None and identity in run.state.escalated
+
+    async def run(self) -> Any:
+        """Return what the first round that succeeds returns; raise at the end of all of them."""
+        if self._was_escalated:
+            ended = self._escalated()
+            if ended is not None and ended.get("outer", 1) == self._outer:
+                raise self._help_needed(ended)
+        while len(self.failed) < self.policy.config.max_attempts:
+            if self.failed:
+                await self._wait()
+            permit: Permit | None = None
+            for _ in range(_ADMISSIONS):
+                permit = await self._permit(again=permit is not None)
+                try:
+                    return await self._round(permit)
+                except StaleDocumentError:
+                    permit.release()
+                except RoundFailedError as failed:
+                    await self._record_failed(failed)
+                    break
+        return await self._give_up()
+
+    # --- one round ---
+
+    async def _wait(self) -> None:
+        """Wait for the next round, unless the breaker is known to refuse it then."""
+        wait = self.failed[-1].wait
+        left = wait.remaining(self._clock) if wait is not None else 0.0
+        if left and self.policy.breaker.remaining_seconds() < left:
+            # Counted from now: a wall clock that was set back must not make it longer.
+            await Wait.begin(self._clock, left).over(self._clock)
+
+    async def _permit(self, *, again: bool) -> Permit:
+        breaker = self.policy.breaker
+        try:
+            if self.call.uses_guard and not again:
+                return breaker.admit()
+            return await self._off_loop(breaker.acquire)
+        except CircuitBreakerOpen as refused:
+            if self.failed:
+                refused.context.update(self._so_far())
+            raise
+
+    def _so_far(self) -> dict[str, Any]:
+        return {
+            "task_name": self.call.name,
+            "rounds": len(self.failed),
+            "attempts": sum(len(each.result.attempts) for each in self.failed),
+            "last_failure": self.failed[-1].report.to_dict(),
+        }
+
+    async def _round(self, permit: Permit) -> Any:
+        """Make one round under a permit, and tell the breaker how it went."""
+        clock, number = self._clock, self._first + len(self.failed)
+        started = clock.awake_seconds()
+        if self._started is None:
+            self._started = started
+        token = round_number.set(number)
+        try:
+            outcome = await self.call.make(number, permit.guard)
+        except StaleDocumentError:
+            raise
+        except SkippedError as skipped:
+            seconds = clock.awake_seconds() - started
+            await self._breaker_failed(permit, seconds)
+            raise RoundFailedError(self._reported(skipped.result, None), None) from None
+        except Exception as error:  # noqa: BLE001 - the user's own task
+            seconds = clock.awake_seconds() - started
+            await self._raised(error, permit, seconds)
+        except BaseException:
+            permit.release()  # stopped, which says nothing about the other side
+            raise
+        finally:
+            round_number.reset(token)
+        if not permit.succeeded_without_news():
+            seconds = clock.awake_seconds() - started
+            await self._off_loop(lambda: permit.succeeded(seconds))
+        return outcome
+
+    async def _raised(self, error: Exception, permit: Permit, seconds: float) -> NoReturn:
+        """Count a round that raised; raise what is not to be retried as it is."""
+        final = _is_final(error)
+        if final and not isinstance(error, UnrecoverableError):
+            permit.release()  # forbidden, bankrupt, or our own disk: not the other side's fault
+            raise error
+        if _called_nothing(error):
+            permit.release()
+        else:
+            await self._breaker_failed(permit, seconds)
+        if final:
+            raise error
+        result = self._result_of(error, seconds)
+        raise RoundFailedError(self._reported(result, error), error)
+
+    def _result_of(self, error: Exception, seconds: float) -> ExecutionResult:
+        """Return what level 1 made of a round that raised: its own result, or one attempt."""
+        found = error.result if isinstance(error, UnrecoverableError) else None
+        if isinstance(found, ExecutionResult):
+            return replace(found, failure_report=report_of(error) or report_of(found))
+        facts = error_facts(original_of(error) or error)
+        ended_at = self._clock.now()
+        started_at = ended_at - timedelta(seconds=seconds)
+        attempt = ExecutionAttempt(
+            attempt_id=f"round-{self._first + len(self.failed)}",
+            attempt_number=1,
+            started_at=started_at,
+            ended_at=ended_at,
+            status=ExecutionStatus.FAILED,
+            error_message=facts["message"],
+            error_type=facts["type"],
+            error_traceback=facts["traceback"],
+        )
+        return ExecutionResult(
+            execution_id=self.execution_id,
+            task_name=self.call.name,
+            persona_id=self.call.persona or "",
+            final_status=ExecutionStatus.FAILED,
+            attempts=[attempt],
+            total_duration_seconds=seconds,
+            failure_report=report_of(error),
+        )
+
+    def _reported(self, result: ExecutionResult, error: Exception | None) -> ExecutionResult:
+        """Return a round's result with a report that lists its own attempts, as plain data."""
+        own = self.own_attempts(result)
+        report = report_of(own) or FailureReport(
+            failed_persona=self.call.persona or own.persona_id or self.call.name,
+            error_category=classify(error).value if error is not None else "UNKNOWN",
+            details=plain_text(error)
+            if error is not None
+            else f"{self.call.name} ended without a result",
+        )
+        listed = [attempt_facts(attempt) for attempt in own.attempts]
+        plain = replace(report, context=listed, attempt_number=len(listed)).to_dict()
+        return replace(own, failure_report=report_from(plain))
+
+    def own_attempts(self, result: ExecutionResult) -> ExecutionResult:
+        """Return a round's result without the attempts of earlier rounds at the same step."""
+        known = {
+            (each.attempt_id, each.started_at)
+            for failed in self.failed
+            for each in failed.result.attempts
+        }
+        if not known:
+            return result
+        own = [each for each in result.attempts if (each.attempt_id, each.started_at) not in known]
+        return replace(result, attempts=own)
+
+    async def _record_failed(self, failed: RoundFailedError) -> None:
+        """Record a failed round, and the wait for the next if there is to be one."""
+        self._last_error = failed.error
+        count = len(self.failed) + 1
+        wait = None
+        if count < self.policy.config.max_attempts:
+            wait = Wait.begin(self._clock, self._delay(count, failed.error))
+        number = self._first + len(self.failed)
+        made = FailedRound(number=number, result=failed.result, wait=wait)
+        await self._record(EntryKind.ROUND_FAILED, _round_facts(made))
+        self.failed.append(made)
+
+    def _delay(self, failures: int, error: Exception | None) -> float:
+        config = self.policy.config
+        at_once = config.recovery_strategy is RecoveryStrategy.RETRY_SAME
+        delay = 0.0 if at_once else delay_before(config, failures)
+        return max(with_jitter(delay, config.jitter, self.policy.rng), self._asked_for(error))
+
+    def _asked_for(self, error: Exception | None) -> float:
+        now = self._clock.now()
+        sources = [each for each in (error, original_of(error)) if each is not None]
+        asked = [retry_after(each, now) for each in sources]
+        return max((seconds for seconds in asked if seconds is not None), default=0.0)
+
+    # --- the end ---
+
+    @property
+    def execution_id(self) -> str:
+        """The run's id; without a run, a name of its own."""
+        if self._run is not None:
+            return self._run.run_id
+        if self._own_id is None:
+            self._own_id = f"exec_{secrets.token_hex(8)}"
+        return self._own_id
+
+    def level2_result(self, status: ExecutionStatus, *last: ExecutionResult) -> Level2Result:
+        """Return what level 2 gives back: a result for each round, and the last one's."""
+        results = [*(each.result for each in self.failed), *last]
+        return Level2Result(
+            execution_id=self.execution_id,
+            task_name=self.call.name,
+            final_status=status,
+            level1_results=results,
+            level2_attempts=len(results),
+            total_duration_seconds=self._elapsed(),
+            circuit_breaker_state=self.policy.breaker.state.value,
+        )
+
+    def _elapsed(self) -> float:
+        return 0.0 if self._started is None else self._clock.awake_seconds() - self._started
+
+    def _escalated(self) -> Mapping[str, Any] | None:
+        """Return what was recorded when level 2 gave up, if it did."""
+        entry = self._run.state.escalated.get(self._identity) if self._run else None
+        return facts_of(entry) if entry is not None else None
+
+    async def start_over(self) -> None:
+        """Let what failed before count no more, and start again with the first round."""
+        await self.forget()
+        self.failed = []
+
+    async def forget(self) -> None:
+        """Let the next call of the same start again with the first round."""
+        if self._run is None:
+            return
+        state = self._run.state
+        if self._identity in state.rounds or self._identity in state.escalated:
+            await self._record(EntryKind.RETRIED, {})
+
+    async def _give_up(self) -> NoReturn:
+        """Ask a person for help, once, and raise; or raise ``SkippedError``, if that was the wish."""
+        if self.policy.config.recovery_strategy is RecoveryStrategy.SKIP:
+            raise RoundsSkippedError(self.level2_result(ExecutionStatus.FAILED))
+        facts = self._final_facts()
+        facts.update(await self._escalate(report_from(facts["report"]), facts["actions"]))
+        await self._record(EntryKind.ESCALATED, facts)
+        raise self._help_needed(facts) from self._last_error
+
+    def _final_facts(self) -> dict[str, Any]:
+        reports = [each.report for each in self.failed]
+        listed = [attempt for report in reports for attempt in report.context]
+        report = replace(reports[-1], context=listed, attempt_number=len(listed))
+        run_id = self._run.run_id if self._run else None
+        return {
+            "outer": self._outer,
+            "report": report.to_dict(),
+            "actions": escalations.actions_for(report, run_id),
+        }
+
+    async def _escalate(self, report: FailureReport, actions: list[str]) -> dict[str, Any]:
+        """Ask a person, if there is a way to; trouble with that must not hide the failure."""
+        earlier = self._escalated()
+        known = earlier["ticket"] if earlier is not None else None
+        if self.policy.escalation is None or known is not None:
+            return {"ticket": known}
+        run_id = self._run.run_id if self._run else None
+        case = escalations.EscalationCase(
+            run_id=run_id,
+            task_name=self.call.name,
+            effect_key=effect_key(self.execution_id, self._identity),
+            summary=escalations.summarise(self.call.name, report),
+            description=escalations.describe(
+                task_name=self.call.name,
+                run_id=run_id,
+                report=report,
+                rounds=[each.result for each in self.failed],
+                actions=actions,
+            ),
+            failure_report=report,
+            labels=escalations.labels_for(report),
+        )
+        try:
+            return {"ticket": await self.policy.escalation.escalate(case)}
+        except Exception as error:  # noqa: BLE001 - the user's own client
+            trouble = plain_text(error)
+            by_hand = f"file a ticket by hand: the escalation failed ({trouble})"
+            return {"ticket": None, "trouble": trouble, "actions": [*actions, by_hand]}
+
+    def _help_needed(self, facts: Mapping[str, Any]) -> HelpNeeded:
+        """Return the error that these facts describe."""
+        report = report_from(facts["report"])
+        context: dict[str, Any] = {
+            "task_name": self.call.name,
+            "rounds": len(self.failed),
+            "attempts": report.context,
+        }
+        if "trouble" in facts:
+            context["escalation_error"] = facts["trouble"]
+        result = self.level2_result(ExecutionStatus.HELP_NEEDED)
+        result.jira_ticket = facts["ticket"]
+        error = HelpNeeded(
+            f"All retry levels exhausted for {self.call.name}",
+            report,
+            sum(len(each.result.attempts) for each in self.failed),
+            list(facts["actions"]),
+            context,
+            jira_ticket=facts["ticket"],
+        )
+        error.result = result
+        return error
+
+    async def _record(self, kind: EntryKind, facts: dict[str, Any]) -> None:
+        if self._run is None:
+            return
+        entry = NewEntry(
+            kind,
+            facts=codec.dump_canonical(facts),
+            identity=self._identity,
+            at=to_micros(self._clock.now()),
+        )
+        await self._run.record(entry, sync=True)
+
+    # --- waiting for the disk ---
+
+    async def _breaker_failed(self, permit: Permit, seconds: float) -> None:
+        if self.policy.breaker.store is None:
+            permit.failed(seconds)
+        else:  # it is written, and another process may be in the way
+            await asyncio.wrap_future(threads.run(lambda: permit.failed(seconds)))
+
+    async def _off_loop(self, call: Callable[[], ResultT]) -> ResultT:
+        store = self.policy.breaker.store
+        if store is None or store.syncs_fast():
+            return call()
+        return await asyncio.wrap_future(threads.run(call))
+
+
+class RoundFailedError(Exception):
+    """A round failed, and another one may help; ``error`` is what it raised, if anything."""
+
+    def __init__(self, result: ExecutionResult, error: Exception | None) -> None:
+        super().__init__()
+        self.result = result
+        self.error = error
+
+
+class RoundsSkippedError(Exception):
+    """All rounds failed, and the recovery strategy is to go on without a result."""
+
+    def __init__(self, result: Level2Result) -> None:
+        super().__init__()
+        self.result = result
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether another round is out of the question."""
+    if isinstance(error, UnrecoverableError):  # level 1 has given up: that is what rounds are for
+        report = report_of(error)
+        return report is not None and not report.recoverable
+    return never_retried(error)
+
+
+def _called_nothing(error: Exception) -> bool:
+    """Return whether level 1 knew beforehand: then the breaker learns nothing from it."""
+    context: object = error.context if isinstance(error, ExecutionException) else None
+    return isinstance(context, dict) and context.get("called") is False
+
+
+# --- as plain JSON -------------------------------------------------------------------------------
+
+
+def _round_facts(failed: FailedRound) -> dict[str, Any]:
+    result = failed.result
+    return {
+        "round": failed.number,
+        "execution_id": result.execution_id,
+        "name": result.task_name,
+        "persona": result.persona_id,
+        "status": result.final_status.value,
+        "seconds": result.total_duration_seconds,
+        "tokens": result.total_tokens_used,
+        "report": failed.report.to_dict(),
+        "wait": failed.wait.to_facts() if failed.wait else None,
+    }
+
+
+def _round_from(entry: Entry) -> FailedRound:
+    facts = facts_of(entry)
+    report = report_from(facts["report"])
+    result = ExecutionResult(
+        execution_id=facts["execution_id"],
+        task_name=facts["name"],
+        persona_id=facts["persona"],
+        final_status=ExecutionStatus(facts["status"]),
+        attempts=[_attempt_from(each) for each in report.context],
+        total_duration_seconds=facts["seconds"],
+        total_tokens_used=facts["tokens"],
+        failure_report=report,
+        created_at=entry.when,
+    )
+    wait = facts["wait"]
+    return FailedRound(
+        number=facts["round"], result=result, wait=Wait.from_facts(wait) if wait else None
+    )
+
+
+def _attempt_from(facts: Mapping[str, Any]) -> ExecutionAttempt:
+    ended_at = facts["ended_at"]
+    return ExecutionAttempt(
+        attempt_id=facts["attempt_id"],
+        attempt_number=facts["attempt_number"],
+        started_at=datetime.fromisoformat(facts["started_at"]),
+        ended_at=datetime.fromisoformat(ended_at) if ended_at else None,
+        status=ExecutionStatus(facts["status"]),
+        error_type=facts["error_type"],
+        error_message=facts["error_message"],
+        tokens_used=facts["tokens_used"],
+    )

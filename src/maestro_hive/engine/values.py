@@ -1,0 +1,89 @@
+"""Values on an event loop: what takes longer than a few milliseconds is encoded in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from maestro_hive.kernel.threads import threads
+from maestro_hive.maestro.state import codec, codec_large
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from maestro_hive.engine.plan import Plan, Planner
+    from maestro_hive.maestro.state.codec import Encoded
+
+ResultT = TypeVar("ResultT")
+
+#: Nothing can be changed inside of these.
+IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
+#: What is longer than this takes too long for an event loop.
+_LARGE_BYTES = 256 * 1024
+
+
+async def _in_thread(call: Callable[[], ResultT]) -> ResultT:
+    return await asyncio.wrap_future(threads.run(call))
+
+
+async def encode(value: Any, path: str) -> Encoded:
+    """Return a value as it will be recorded; raise if it would not come back the same."""
+    if codec_large.is_large(value):
+        return await _in_thread(partial(codec_large.encode_large, value, path))
+    return codec.encode(value, path)
+
+
+async def decode(data: bytes, path: str) -> Any:
+    """Return the value that was recorded."""
+    if len(data) > _LARGE_BYTES:
+        return await _in_thread(partial(codec_large.decode_large, data, path))
+    return codec.decode(data, path)
+
+
+async def plan(
+    planner: Planner,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    key: str | None,
+    store_input: bool,
+) -> Plan:
+    """Return the plan of a call whose arguments may be large."""
+    made = partial(planner.plan, args, kwargs, key=key, store_input=store_input)
+    if codec_large.is_large([args, kwargs]):
+        return await _in_thread(partial(made, encode=codec_large.encode_call_large))
+    return made()
+
+
+class OwnArguments:
+    """Copies of a step's arguments, for each attempt: it must not change those of its workflow.
+
+    A completed step is not called again. If it could change what it was given, a workflow would go
+    another way after a restart, and a second attempt would not start like the first.
+    """
+
+    __slots__ = ("_encoded",)
+
+    def __init__(self, encoded: Encoded | None) -> None:
+        self._encoded = encoded
+
+    async def __call__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as they would be read back; copies of what has no form in JSON."""
+        if self._encoded is None:
+            return tuple(map(_copy, args)), {name: _copy(each) for name, each in kwargs.items()}
+        given = await decode(self._encoded.data, "input")
+        return tuple(given["args"]), given["kwargs"]
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy of an argument, or what cannot be copied itself."""
+    if type(value) in IMMUTABLE:
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - the user's own object, such as a client with a lock in it
+        return value
