@@ -68,7 +68,7 @@ _PROGRAM = textwrap.dedent("""
 """)
 
 
-class World:
+class Programs:
     """A state folder, and programs that use it."""
 
     def __init__(self, place: Path) -> None:
@@ -123,60 +123,60 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    made = Programs(tmp_path)
     yield made
     made.end()
 
 
-def test_an_active_run_is_answered_and_a_wrong_answer_changes_nothing(world: World) -> None:
-    life = world.start("ask", "r")
-    world.until(lambda: world.status("r") == "waiting")
+def test_an_active_run_is_answered_and_a_wrong_answer_changes_nothing(programs: Programs) -> None:
+    life = programs.start("ask", "r")
+    programs.until(lambda: programs.status("r") == "waiting")
     for bad in ["large", "3", '{"size": "x"}', '{"note": "y"}', '{"size": 1, "colour": 2}']:
-        assert "plan" in complaint(world.maestro("answer", "r", "plan", bad), code=2)
-    done = world.maestro("answer", "r", "plan", '{"size": 3}')
+        assert "plan" in complaint(programs.maestro("answer", "r", "plan", bad), code=2)
+    done = programs.maestro("answer", "r", "plan", '{"size": 3}')
     assert done.returncode == 0, done.stderr
-    world.until(lambda: world.asks("r", "approve"))
-    assert "yes or no" in complaint(world.maestro("answer", "r", "approve", "perhaps"), code=2)
-    assert world.maestro("answer", "r", "approve", "yes").returncode == 0
+    programs.until(lambda: programs.asks("r", "approve"))
+    assert "yes or no" in complaint(programs.maestro("answer", "r", "approve", "perhaps"), code=2)
+    assert programs.maestro("answer", "r", "approve", "yes").returncode == 0
     out, err = life.communicate(timeout=30)
     assert (life.returncode, out) == (0, "[3, '', True]\n"), err
-    events = world.maestro("events", "r").stdout
+    events = programs.maestro("events", "r").stdout
     assert "answered" in events
 
 
-def test_a_run_that_no_process_executes_is_answered_once_and_continues(world: World) -> None:
-    life = world.start("ask", "r")
-    world.until(lambda: world.status("r") == "waiting")
+def test_a_run_that_no_process_executes_is_answered_once_and_continues(programs: Programs) -> None:
+    life = programs.start("ask", "r")
+    programs.until(lambda: programs.status("r") == "waiting")
     life.kill()
     life.communicate()
-    assert world.maestro("answer", "r", "plan", '{"size": 1, "note": "n"}').returncode == 0
-    again = complaint(world.maestro("answer", "r", "plan", '{"size": 2}'), code=2)
+    assert programs.maestro("answer", "r", "plan", '{"size": 1, "note": "n"}').returncode == 0
+    again = complaint(programs.maestro("answer", "r", "plan", '{"size": 2}'), code=2)
     assert "has its answer to 'plan' already" in again
-    assert world.maestro("answer", "r", "approve", "no", "--early").returncode == 0
-    assert world.run("ask", "r")[:2] == (0, "[1, 'n', False]\n")
+    assert programs.maestro("answer", "r", "approve", "no", "--early").returncode == 0
+    assert programs.run("ask", "r")[:2] == (0, "[1, 'n', False]\n")
 
 
-def test_an_unknown_question_or_run_is_named(world: World) -> None:
-    life = world.start("ask", "r")
-    world.until(lambda: world.status("r") == "waiting")
-    message = complaint(world.maestro("answer", "r", "colour", "red"), code=2)
+def test_an_unknown_question_or_run_is_named(programs: Programs) -> None:
+    life = programs.start("ask", "r")
+    programs.until(lambda: programs.status("r") == "waiting")
+    message = complaint(programs.maestro("answer", "r", "colour", "red"), code=2)
     assert "does not wait for 'colour'; it waits for 'plan'" in message
-    assert "There is no run 'q'" in complaint(world.maestro("answer", "q", "plan", "1"), code=2)
-    message = complaint(world.maestro("answer", "r", "plan"), code=2)
+    assert "There is no run 'q'" in complaint(programs.maestro("answer", "q", "plan", "1"), code=2)
+    message = complaint(programs.maestro("answer", "r", "plan"), code=2)
     assert "an object with" in message
     life.kill()
     life.communicate()
 
 
-def test_the_answer_is_asked_for_in_a_terminal(world: World) -> None:
-    life = world.start("ask", "r")
-    world.until(lambda: world.status("r") == "waiting")
+def test_the_answer_is_asked_for_in_a_terminal(programs: Programs) -> None:
+    life = programs.start("ask", "r")
+    programs.until(lambda: programs.status("r") == "waiting")
     seen = in_terminal_process(
-        "answer", "r", "plan", "--store", world.folder, typed={"plan (": '{"size": 5}\r'}
+        "answer", "r", "plan", "--store", programs.folder, typed={"plan (": '{"size": 5}\r'}
     )
     assert seen.returncode == 0, seen.text
-    world.maestro("answer", "r", "approve", "y", "--early")
+    programs.maestro("answer", "r", "approve", "y", "--early")
     assert life.communicate(timeout=30)[0] == "[5, '', True]\n"
 
 
@@ -202,102 +202,102 @@ def test_what_looks_like_an_option_and_is_no_number_is_still_wrong(tmp_path: Pat
     assert "--earyl" in message
 
 
-def test_a_failed_run_is_retried_and_its_completed_steps_are_not(world: World) -> None:
-    (world.place / "broken").touch()
-    code, out, err = world.run("assemble", "r")
+def test_a_failed_run_is_retried_and_its_completed_steps_are_not(programs: Programs) -> None:
+    (programs.place / "broken").touch()
+    code, out, err = programs.run("assemble", "r")
     assert (code, out) == (1, "building a\nbuilding b\nbuilding b\n")
     assert "RunFailedError: run 'r' failed: HelpNeeded" in err
-    assert world.run("assemble", "r")[1] == ""
-    (world.place / "broken").unlink()
-    assert world.maestro("retry", "r").returncode == 0
-    assert world.status("r") == "pending"
-    assert world.run("assemble", "r")[:2] == (0, "building b\nbuilding c\n['a', 'b', 'c']\n")
-    assert "has succeeded" in complaint(world.maestro("retry", "r"), code=2)
+    assert programs.run("assemble", "r")[1] == ""
+    (programs.place / "broken").unlink()
+    assert programs.maestro("retry", "r").returncode == 0
+    assert programs.status("r") == "pending"
+    assert programs.run("assemble", "r")[:2] == (0, "building b\nbuilding c\n['a', 'b', 'c']\n")
+    assert "has succeeded" in complaint(programs.maestro("retry", "r"), code=2)
 
 
-def test_retrying_a_run_that_is_being_executed_is_refused(world: World) -> None:
-    life = world.start("ask", "r")
-    world.until(lambda: world.status("r") == "waiting")
-    assert f"process {life.pid}" in complaint(world.maestro("retry", "r"))
+def test_retrying_a_run_that_is_being_executed_is_refused(programs: Programs) -> None:
+    life = programs.start("ask", "r")
+    programs.until(lambda: programs.status("r") == "waiting")
+    assert f"process {life.pid}" in complaint(programs.maestro("retry", "r"))
     life.kill()
     life.communicate()
 
 
-def test_an_active_run_is_cancelled_after_asking(world: World) -> None:
-    life = world.start("ask", "r")
-    world.until(lambda: world.status("r") == "waiting")
-    assert "stdin is not a terminal" in complaint(world.maestro("cancel", "r"), code=2)
-    seen = in_terminal_process("cancel", "r", "--store", world.folder, typed={"[y/N]": "n\r"})
+def test_an_active_run_is_cancelled_after_asking(programs: Programs) -> None:
+    life = programs.start("ask", "r")
+    programs.until(lambda: programs.status("r") == "waiting")
+    assert "stdin is not a terminal" in complaint(programs.maestro("cancel", "r"), code=2)
+    seen = in_terminal_process("cancel", "r", "--store", programs.folder, typed={"[y/N]": "n\r"})
     assert seen.returncode == 1
-    assert world.status("r") == "waiting"
-    done = world.maestro("cancel", "r", "--reason", "wrong page", "--yes")
+    assert programs.status("r") == "waiting"
+    done = programs.maestro("cancel", "r", "--reason", "wrong page", "--yes")
     assert done.returncode == 0, done.stderr
     _, err = life.communicate(timeout=30)
     assert "RunCancelledError: run 'r' was cancelled (wrong page)" in err
-    assert world.status("r") == "cancelled"
-    assert "is over already" in world.maestro("cancel", "r", "--yes").stdout
+    assert programs.status("r") == "cancelled"
+    assert "is over already" in programs.maestro("cancel", "r", "--yes").stdout
 
 
-def test_a_run_that_no_process_executes_is_cancelled_at_once(world: World) -> None:
-    life = world.start("ask", "r")
-    world.until(lambda: world.status("r") == "waiting")
+def test_a_run_that_no_process_executes_is_cancelled_at_once(programs: Programs) -> None:
+    life = programs.start("ask", "r")
+    programs.until(lambda: programs.status("r") == "waiting")
     life.kill()
     life.communicate()
-    assert "run r is cancelled" in world.maestro("cancel", "r", "--yes").stdout
-    assert world.status("r") == "cancelled"
+    assert "run r is cancelled" in programs.maestro("cancel", "r", "--yes").stdout
+    assert programs.status("r") == "cancelled"
 
 
-def test_a_fork_runs_again_only_what_it_must(world: World) -> None:
-    world.run("assemble", "r")
-    done = world.maestro("fork", "r", "--from-step", "build#2", "--set", "factor=3", "--as", "s")
+def test_a_fork_runs_again_only_what_it_must(programs: Programs) -> None:
+    programs.run("assemble", "r")
+    done = programs.maestro("fork", "r", "--from-step", "build#2", "--set", "factor=3", "--as", "s")
     assert done.returncode == 0, done.stderr
-    assert world.status("s") == "pending"
-    assert world.run("resume", "s")[:2] == (0, "building b\n['a', 'bbb', 'c']\n")
-    shown = answer(world.maestro("show", "s", "--json"))
+    assert programs.status("s") == "pending"
+    assert programs.run("resume", "s")[:2] == (0, "building b\n['a', 'bbb', 'c']\n")
+    shown = answer(programs.maestro("show", "s", "--json"))
     assert json.dumps(shown)
 
 
-def test_runs_and_show_agree(world: World) -> None:
+def test_runs_and_show_agree(programs: Programs) -> None:
     def of_both(run_id: str) -> tuple[Any, Any]:
-        runs = answer(world.maestro("runs", "--json"))["runs"]
+        runs = answer(programs.maestro("runs", "--json"))["runs"]
         (listed,) = [run for run in runs if run["run_id"] == run_id]
-        shown = answer(world.maestro("show", run_id, "--json"))["run"]
+        shown = answer(programs.maestro("show", run_id, "--json"))["run"]
         names = [[wait["name"] for wait in run["waits_for"]] for run in (listed, shown)]
         return (listed["status"], names[0]), (shown["status"], names[1])
 
-    world.run("assemble", "done")
-    before = answer(world.maestro("show", "done", "--json"))["run"]
-    world.maestro("fork", "done", "--from-step", "build#2", "--as", "forked")
+    programs.run("assemble", "done")
+    before = answer(programs.maestro("show", "done", "--json"))["run"]
+    programs.maestro("fork", "done", "--from-step", "build#2", "--as", "forked")
     listed, shown = of_both("forked")
     assert listed == shown
-    forked = answer(world.maestro("show", "forked", "--json"))["run"]
+    forked = answer(programs.maestro("show", "forked", "--json"))["run"]
     assert forked["started_at"] > before["updated_at"]
     assert forked["updated_at"] >= forked["started_at"]
-    life = world.start("ask", "asking")
-    world.until(lambda: world.status("asking") == "waiting")
+    life = programs.start("ask", "asking")
+    programs.until(lambda: programs.status("asking") == "waiting")
     life.kill()
     life.communicate()
     assert of_both("asking") == (("waiting", ["plan"]), ("waiting", ["plan"]))
-    assert world.maestro("retry", "asking").returncode == 0
+    assert programs.maestro("retry", "asking").returncode == 0
     listed, shown = of_both("asking")
     assert listed == shown
 
 
-def test_a_setting_that_is_no_json_of_ours_is_text(world: World) -> None:
-    world.run("assemble", "r")
+def test_a_setting_that_is_no_json_of_ours_is_text(programs: Programs) -> None:
+    programs.run("assemble", "r")
     for number, text in enumerate(["9" * 5000, "[" * 100_000, "NaN", "-Infinity", "1e999", "a b"]):
-        done = world.maestro("fork", "r", "--set", f"factor={text}", "--as", f"s{number}")
+        done = programs.maestro("fork", "r", "--set", f"factor={text}", "--as", f"s{number}")
         assert done.returncode == 0, done.stderr[-300:]
-        shown = answer(world.maestro("show", f"s{number}", "--json"))["run"]
+        shown = answer(programs.maestro("show", f"s{number}", "--json"))["run"]
         assert text in json.dumps(shown["input"])
 
 
-def test_a_fork_that_cannot_be_made_is_an_error_with_the_reason(world: World) -> None:
-    world.run("assemble", "r")
+def test_a_fork_that_cannot_be_made_is_an_error_with_the_reason(programs: Programs) -> None:
+    programs.run("assemble", "r")
     for arguments, message in [
         (["--from-step", "nail"], "has no step 'nail'; it has: build"),
         (["--set", "colour=1"], "has no parameter colour; it has: factor"),
         (["--set", "factor"], "--set takes NAME=VALUE"),
         (["--as", "r"], "there is a run 'r' already"),
     ]:
-        assert message in complaint(world.maestro("fork", "r", *arguments), code=2)
+        assert message in complaint(programs.maestro("fork", "r", *arguments), code=2)

@@ -79,10 +79,21 @@ class StepState:
     completed: Entry | None = None
     last_failure: Entry | None = None
     progress: Entry | None = None
-    #: The starts and failures of its attempts, in order.
-    log: list[Entry] = field(default_factory=list)
     #: Tokens by attempt, where any were spent.
     tokens: dict[int, int] | None = None
+    #: The log, unless it is the first start alone: most steps need no list for it.
+    _log: list[Entry] | None = None
+
+    @property
+    def log(self) -> list[Entry]:
+        """The starts and failures of its attempts since the last retry, in order; to be read."""
+        return [self.started] if self._log is None else self._log
+
+    def append_log(self, entry: Entry) -> None:
+        """Add a start or a failure of an attempt."""
+        if self._log is None:
+            self._log = [self.started]
+        self._log.append(entry)
 
     @property
     def interruptions(self) -> int:
@@ -107,7 +118,7 @@ class StepState:
         if self.completed is not None and not forget:
             return
         self.starts = self.failures = self.stops = self.open_attempt = 0
-        self.log = []
+        self._log = []
         if forget:
             self.completed = self.last_failure = self.progress = None
 
@@ -281,7 +292,7 @@ def _attempt_started(state: RunState, entry: Entry) -> None:
     if step is None:
         name, persona = _name_and_persona(facts) if facts else ("", "")
         step = state.steps[number] = StepState(
-            number, identity, entry, name, persona, 1, 0, 0, attempt, attempt, seq, log=[entry]
+            number, identity, entry, name, persona, 1, 0, 0, attempt, attempt, seq
         )
         state.last_step = max(state.last_step, number)
         unfinished = state.unfinished
@@ -294,7 +305,7 @@ def _attempt_started(state: RunState, entry: Entry) -> None:
         step.starts += 1
         step.open_attempt = step.last_attempt = attempt
         step.seq = seq
-        step.log.append(entry)
+        step.append_log(entry)
     state.latest[persona] = step
 
 
@@ -308,7 +319,7 @@ def _attempt_failed(state: RunState, entry: Entry) -> None:
         step.stops += 1
     step.open_attempt = 0
     step.seq = entry.seq
-    step.log.append(entry)
+    step.append_log(entry)
     state.latest[step.persona] = step
 
 
