@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 #: Words in a tool's name that imply an action; the first match counts. Short ones are matched as
 #: whole words: "forget" does not contain "get".
 _ACTIONS = {
-    "write": re.compile(r"write|edit|create|update|\bset\b"),
-    "delete": re.compile(r"delete|remove|unlink|\brm(dir|tree)?\b"),
-    "read": re.compile(r"\bread|fetch|\b(get|cat|head|tail)\b"),
+    "write": r"write|edit|create|update|\bset\b",
+    "delete": r"delete|remove|unlink|\brm(dir|tree)?\b",
+    "read": r"\bread|fetch|\b(get|cat|head|tail)\b",
 }
 #: What separates the words of a name: non-alphabetic characters, or the start of a capitalised word.
-_BETWEEN_WORDS = re.compile(r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])")
+_BETWEEN_WORDS = r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])"
 #: Arguments of a task that name its target.
 _TARGETS = ("path", "file_path", "target")
 
@@ -79,9 +79,9 @@ class PolicyCheck:
 
 def infer_action(tool_name: str) -> str:
     """Return what a tool does, by its name: write, delete, read, or else execute."""
-    words = _BETWEEN_WORDS.sub(" ", tool_name).lower()
+    words = re.sub(_BETWEEN_WORDS, " ", tool_name).lower()
     for action, pattern in _ACTIONS.items():
-        if pattern.search(words):
+        if re.search(pattern, words):
             return action
     return "execute"
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PartT = TypeVar("PartT")
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 
-_ADDRESS = re.compile(r"https?://([\w.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[^\s?#]*)?")
+_ADDRESS = r"https?://([\w.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[^\s?#]*)?"
 _LONGEST_SHOWN = 80
 
 
@@ -244,7 +244,7 @@ def address(name: str, value: object) -> str:
             f"{name} contains a user or a password, and must be {wanted};"
             " set the credentials by JIRA_EMAIL and JIRA_API_TOKEN"
         )
-    if not isinstance(value, str) or (value and not _ADDRESS.fullmatch(value)):
+    if not isinstance(value, str) or (value and not re.fullmatch(_ADDRESS, value)):
         raise refused(name, value, wanted)
     return value.rstrip("/")
 

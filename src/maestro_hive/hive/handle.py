@@ -10,7 +10,6 @@ from maestro_hive.hive.errors import RunInactiveError
 from maestro_hive.hive.runner import active_here
 from maestro_hive.hive.runs import find_run, outcome, read_run, run_info
 from maestro_hive.kernel.process import PerProcess
-from maestro_hive.maestro.state.events import EventReader
 from maestro_hive.maestro.state.views import OVER
 
 if TYPE_CHECKING:
@@ -93,6 +92,8 @@ async def follow(
     It ends when the run has ended, or when no process executes it. Without ``wait`` it ends after
     the recorded events.
     """
+    from maestro_hive.maestro.state.events import EventReader  # noqa: PLC0415 - slow to import
+
     for _ in range(_START_CHECKS):
         if store.run(run_id) is not None or active_here(store, run_id) is None:
             break
