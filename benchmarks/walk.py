@@ -42,6 +42,8 @@ _RUN = "walk"
 _EXECUTE, _REPLAY = "execute", "replay"
 _WARM_UP = "warm-up"
 _TIMES = 3
+#: After this long nothing of an earlier run is done in the background.
+_QUIET_SECONDS = 0.3
 _RESUMABLE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
@@ -219,6 +221,7 @@ def _count(part: str, folder: Path) -> None:
 
     @hive.workflow
     async def run() -> None:
+        await asyncio.sleep(0)  # what starts with the run has started
         found = []
         for number in range(2):
             recorder.begin()
@@ -230,6 +233,7 @@ def _count(part: str, folder: Path) -> None:
 
     async def main() -> None:
         await hive.run(warm)
+        await asyncio.sleep(_QUIET_SECONDS)  # until what ends with that run has ended
         await hive.run(run, run_id=_RUN)
 
     asyncio.run(main())

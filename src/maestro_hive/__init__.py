@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from maestro_hive.hive.hive import Hive
     from maestro_hive.kernel.errors import MaestroError
     from maestro_hive.maestro.state.checkpoint import CheckpointManager
+    from maestro_hive.maestro.state.codec import register_codec
     from maestro_hive.maestro.state.state_manager import StateManager
     from maestro_hive.unified_execution.execution_state import ExecutionState
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor
@@ -35,6 +36,7 @@ __all__ = [
     "StatePersistence",
     "__version__",
     "current",
+    "register_codec",
 ]
 
 # Loaded at first use, so that importing the package alone takes almost no time.
@@ -46,6 +48,7 @@ __getattr__, __dir__ = load_lazily(
         "maestro_hive.hive.hive": ("Hive",),
         "maestro_hive.kernel.errors": ("MaestroError",),
         "maestro_hive.maestro.state.checkpoint": ("CheckpointManager",),
+        "maestro_hive.maestro.state.codec": ("register_codec",),
         "maestro_hive.maestro.state.state_manager": ("StateManager",),
         "maestro_hive.engine.context": ("current",),
         "maestro_hive.engine.config": ("ExecutionConfig",),

@@ -51,8 +51,8 @@ _UNTIL_IT_READS = 0.2
 
 def environment(**changes: str) -> dict[str, str]:
     """Return the environment of a test, without what would change what is printed."""
-    kept = {name: value for name, value in os.environ.items() if name not in _IN_THE_WAY}
-    return {**kept, **changes}
+    inherited = {name: value for name, value in os.environ.items() if name not in _IN_THE_WAY}
+    return {**inherited, **changes}
 
 
 def maestro(*arguments: str | Path, stdin: str = "", **changes: str) -> Done:

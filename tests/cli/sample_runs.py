@@ -75,10 +75,10 @@ def execute(folder: Path, run: str = RUN) -> Path:
 def entry(kind: EntryKind, value: Any = None, **facts: Any) -> NewEntry:
     """Return an entry of a workflow; ``step`` and ``attempt`` are numbers, all else is facts."""
     step, attempt = facts.pop("step", 0), facts.pop("attempt", 0)
-    told = codec.dump_canonical(facts) if facts else None
-    identity = hashlib.sha256(b"%d" % kind + (told or b"")).digest()
+    encoded_facts = codec.dump_canonical(facts) if facts else None
+    identity = hashlib.sha256(b"%d" % kind + (encoded_facts or b"")).digest()
     encoded = None if value is None else codec.encode(value)
-    return NewEntry(kind, step, attempt, told, encoded, "", identity)
+    return NewEntry(kind, step, attempt, encoded_facts, encoded, "", identity)
 
 
 def workflow(folder: Path, run: str, status: str, *entries: NewEntry, name: str = "build") -> None:

@@ -146,9 +146,9 @@ def test_an_unknown_name_is_an_error_with_the_known_ones(
     folder: Path, breaker: CircuitBreaker, verb: str
 ) -> None:
     fail(breaker, 1)
-    said = complaint(maestro("breakers", verb, "antropic", "--store", folder), 2)
-    assert "'antropic'" in said
-    assert "anthropic." in said
+    message = complaint(maestro("breakers", verb, "antropic", "--store", folder), 2)
+    assert "'antropic'" in message
+    assert "anthropic." in message
     assert [each["name"] for each in listed(folder)] == ["anthropic"]
 
 
@@ -166,6 +166,6 @@ def test_wrong_use_is_refused(folder: Path, arguments: list[str]) -> None:
 
 
 def test_a_name_that_no_breaker_can_have_is_refused(folder: Path) -> None:
-    said = complaint(maestro("breakers", "open", "a\x1b[31m", "--new", "--store", folder), 2)
-    assert "\x1b" not in said
+    message = complaint(maestro("breakers", "open", "a\x1b[31m", "--new", "--store", folder), 2)
+    assert "\x1b" not in message
     assert listed(folder) == []

@@ -112,16 +112,16 @@ def test_one_is_shown_with_its_steps(folder: Path) -> None:
 
 
 def test_an_unknown_id_is_an_error_with_the_known_ones(folder: Path) -> None:
-    said = complaint(checkpoints(folder, "show", "after-lunch"))
-    assert "'after-lunch'" in said
-    assert "after-review" in said
+    message = complaint(checkpoints(folder, "show", "after-lunch"))
+    assert "'after-lunch'" in message
+    assert "after-review" in message
 
 
 def test_an_id_that_two_runs_have_needs_the_run(folder: Path) -> None:
     execute_steps(folder, "other", "design")
-    said = complaint(checkpoints(folder, "show", "after-design"))
-    assert "build, other" in said
-    assert "--run" in said
+    message = complaint(checkpoints(folder, "show", "after-design"))
+    assert "build, other" in message
+    assert "--run" in message
     found = answer(checkpoints(folder, "show", "after-design", "--run", "other", "--json"))
     assert found["checkpoint"]["run"] == "other"
 
@@ -308,13 +308,13 @@ def test_the_same_ones_do_not_differ(folder: Path) -> None:
 
 def test_a_restore_prints_what_will_run_again_and_asks(folder: Path) -> None:
     words = ("checkpoints", "restore", "build", "after-design", "--store", folder)
-    said_no = in_terminal_process(*words, typed={"[y/N]": "n\r"})
-    assert said_no.returncode == 1
-    assert "2 (implement, review)" in said_no.text
-    assert "nothing was changed" in said_no.text
+    refused = in_terminal_process(*words, typed={"[y/N]": "n\r"})
+    assert refused.returncode == 1
+    assert "2 (implement, review)" in refused.text
+    assert "nothing was changed" in refused.text
     assert completed_steps(folder) == list(STEPS)
-    said_yes = in_terminal_process(*words, typed={"[y/N]": "y\r"})
-    assert said_yes.returncode == 0
+    agreed = in_terminal_process(*words, typed={"[y/N]": "y\r"})
+    assert agreed.returncode == 0
     assert completed_steps(folder) == ["design"]
 
 
@@ -361,8 +361,8 @@ def test_a_later_checkpoint_can_be_restored_after_an_earlier_one(folder: Path) -
 def test_a_run_that_a_process_executes_is_refused_and_its_holder_named(folder: Path) -> None:
     with StatePersistence(ExecutionConfig.in_folder(folder), "build"):
         words = ("restore", "build", "after-design", "--yes", "--store", folder)
-        said = complaint(maestro_process("checkpoints", *words))
-    assert f"process {os.getpid()}" in said
+        message = complaint(maestro_process("checkpoints", *words))
+    assert f"process {os.getpid()}" in message
     assert completed_steps(folder) == list(STEPS)
 
 
@@ -378,8 +378,8 @@ def test_a_run_whose_journal_is_gone_is_restored_into_a_new_one(
 
 def test_a_damaged_checkpoint_is_not_restored(folder: Path) -> None:
     damage(file_of(folder, "after-design"))
-    said = complaint(checkpoints(folder, "restore", "build", "after-design", "--yes"))
-    assert "SHA-256" in said
+    message = complaint(checkpoints(folder, "restore", "build", "after-design", "--yes"))
+    assert "SHA-256" in message
     assert completed_steps(folder) == list(STEPS)
 
 
@@ -387,8 +387,8 @@ def test_one_of_another_run_or_of_none_is_not_restored(folder: Path) -> None:
     complaint(checkpoints(folder, "restore", "run", "after-design", "--yes"))
     manager = CheckpointManager(folder / "checkpoints")
     made = manager.create_checkpoint("flow", WorkflowState("flow", data={"answer": 42}))
-    said = complaint(checkpoints(folder, "restore", "flow", made.checkpoint_id, "--yes"))
-    assert "not a copy of a run" in said
+    message = complaint(checkpoints(folder, "restore", "flow", made.checkpoint_id, "--yes"))
+    assert "not a copy of a run" in message
     runs: dict[str, Any] = answer(maestro("doctor", "--json", "--store", folder))
     assert runs["runs"] == 2
 

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 # --- what it says of itself ---
 
 
-def test_it_tells_its_version() -> None:
+def test_it_prints_its_version() -> None:
     done = maestro("--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"maestro, version {maestro_hive.__version__}\n"
@@ -52,7 +52,7 @@ def test_the_installed_script_is_the_same_command() -> None:
 
 
 @pytest.mark.parametrize("asked", ["--version", "--help"])
-def test_who_only_asks_what_it_is_does_not_wait_for_a_database(asked: str) -> None:
+def test_version_and_help_load_no_database(asked: str) -> None:
     code = (
         "import sys\n"
         f"sys.argv = ['maestro', '{asked}']\n"
@@ -67,7 +67,7 @@ def test_who_only_asks_what_it_is_does_not_wait_for_a_database(asked: str) -> No
     assert done.stderr == "\n"
 
 
-def test_the_version_is_told_at_once() -> None:
+def test_the_version_is_printed_at_once() -> None:
     """The promise is 200 ms; a busy machine gets some more, and the best of five tries."""
 
     def seconds() -> float:
@@ -87,7 +87,7 @@ def test_its_help_names_every_verb_in_a_section_and_shows_examples() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=list(VERBS))
-def test_each_verb_is_summed_up_by_the_first_line_of_its_help(verb: Verb) -> None:
+def test_the_summary_of_a_verb_is_the_first_line_of_its_help(verb: Verb) -> None:
     command = verb.load()
     assert command.name == verb.name
     assert command.help is not None
@@ -104,7 +104,7 @@ def test_the_help_of_each_verb_teaches(verb: str) -> None:
     assert f"maestro {verb}" in shown.partition("Examples:")[2]
 
 
-def test_typing_nothing_shows_the_help_and_is_wrong_use() -> None:
+def test_no_arguments_show_the_help_and_are_wrong_use() -> None:
     done = maestro()
     assert (done.returncode, done.stdout) == (2, "")
     assert "Usage: maestro" in done.stderr
@@ -119,9 +119,9 @@ def test_a_mistyped_verb_is_wrong_use_and_the_right_one_is_suggested() -> None:
     assert "'reset'" in complaint(maestro("breakers", "rest"), 2)
 
 
-def test_a_verb_like_no_other_is_told_what_there_is() -> None:
-    said = complaint(maestro("xyzzy"), 2)
-    assert all(name in said for name in VERBS)
+def test_an_unknown_verb_is_an_error_with_all_verbs() -> None:
+    message = complaint(maestro("xyzzy"), 2)
+    assert all(name in message for name in VERBS)
     assert "open, reset" in complaint(maestro("breakers", "xyzzy"), 2)
 
 
@@ -146,7 +146,7 @@ def test_a_run_id_that_cannot_be_one_is_wrong_use(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["before", "after", "both"])
-def test_the_folder_may_be_said_before_and_after_the_verb(folder: Path, order: str) -> None:
+def test_the_folder_may_be_given_before_and_after_the_verb(folder: Path, order: str) -> None:
     chosen = ["--store", str(folder)]
     before = {"before": chosen, "after": [], "both": ["--store", "/nowhere"]}[order]
     after = [] if order == "before" else chosen
@@ -161,7 +161,7 @@ def test_a_group_takes_the_folder_too(folder: Path) -> None:
     )
 
 
-def test_the_environment_chooses_the_folder_and_that_is_said(folder: Path) -> None:
+def test_the_environment_chooses_the_folder_and_that_is_printed(folder: Path) -> None:
     done = maestro("breakers", MAESTRO_STATE_DIR=str(folder))
     assert done.returncode == 0
     assert done.stderr.startswith(f"store: {folder} (from MAESTRO_STATE_DIR)\n")
@@ -178,7 +178,7 @@ def test_without_a_choice_the_default_has_its_stand_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["breakers", "gc", "doctor"])
 @pytest.mark.parametrize("what", ["missing", "empty", "a file"])
-def test_looking_at_what_is_no_state_folder_creates_nothing(
+def test_reading_what_is_no_state_folder_creates_nothing(
     tmp_path: Path, verb: str, what: str
 ) -> None:
     place = tmp_path / "place"
@@ -215,7 +215,7 @@ main()
 """
 
 
-def test_a_mistake_of_ours_is_one_sentence_too() -> None:
+def test_an_internal_error_is_one_sentence_too() -> None:
     command = [sys.executable, "-c", BROKEN]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "ZeroDivisionError" in complaint(done)
@@ -226,8 +226,8 @@ def test_a_mistake_of_ours_is_one_sentence_too() -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, unbuffered: str) -> None:
-    """The output is larger than a pipe holds, and nobody reads more than its first bytes."""
+def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path: Path, unbuffered: str) -> None:
+    """The output is larger than a pipe holds, and only its first bytes are read."""
     folder = filled(tmp_path / "state")
     for number in range(1500):
         name = f"000001.{number:08d}~never~{'long' * 20}-{number}.json"
@@ -303,7 +303,7 @@ def test_what_is_not_utf8_does_not_break_it(tmp_path: Path) -> None:
 # --- terminals ---
 
 
-def test_in_a_terminal_there_are_colours_unless_somebody_minds(folder: Path) -> None:
+def test_in_a_terminal_there_are_colours_unless_they_are_disabled(folder: Path) -> None:
     assert maestro("breakers", "open", "api", "--new", "--store", folder).returncode == 0
     seen = in_terminal("breakers", "--store", folder)
     assert seen.returncode == 0
@@ -383,7 +383,7 @@ def test_verbs_runs_breakers_and_checkpoints_are_completed(folder: Path) -> None
 
 
 @pytest.mark.parametrize("typed", ["maestro purge r", "maestro checkpoints show b"])
-def test_without_a_store_nothing_is_completed_and_nothing_is_said(
+def test_without_a_store_nothing_is_completed_and_nothing_is_printed(
     tmp_path: Path, typed: str
 ) -> None:
     assert completed(typed, MAESTRO_STATE_DIR=str(tmp_path / "missing")) == []

@@ -141,8 +141,8 @@ def test_an_active_run_is_answered_and_a_wrong_answer_changes_nothing(world: Wor
     assert world.maestro("answer", "r", "approve", "yes").returncode == 0
     out, err = life.communicate(timeout=30)
     assert (life.returncode, out) == (0, "[3, '', True]\n"), err
-    told = world.maestro("events", "r").stdout
-    assert "answered" in told
+    events = world.maestro("events", "r").stdout
+    assert "answered" in events
 
 
 def test_a_run_that_no_process_executes_is_answered_once_and_continues(world: World) -> None:
@@ -160,11 +160,11 @@ def test_a_run_that_no_process_executes_is_answered_once_and_continues(world: Wo
 def test_an_unknown_question_or_run_is_named(world: World) -> None:
     life = world.start("ask", "r")
     world.until(lambda: world.status("r") == "waiting")
-    said = complaint(world.maestro("answer", "r", "colour", "red"), code=2)
-    assert "does not wait for 'colour'; it waits for 'plan'" in said
+    message = complaint(world.maestro("answer", "r", "colour", "red"), code=2)
+    assert "does not wait for 'colour'; it waits for 'plan'" in message
     assert "There is no run 'q'" in complaint(world.maestro("answer", "q", "plan", "1"), code=2)
-    said = complaint(world.maestro("answer", "r", "plan"), code=2)
-    assert "an object with" in said
+    message = complaint(world.maestro("answer", "r", "plan"), code=2)
+    assert "an object with" in message
     life.kill()
     life.communicate()
 
@@ -198,8 +198,8 @@ def test_an_answer_may_be_a_negative_number(tmp_path: Path, number: str, order: 
 
 def test_what_looks_like_an_option_and_is_no_number_is_still_wrong(tmp_path: Path) -> None:
     workflow(tmp_path, "r", "waiting", asks("n"))
-    said = complaint(maestro("answer", "r", "n", "--earyl", "--store", tmp_path), code=2)
-    assert "--earyl" in said
+    message = complaint(maestro("answer", "r", "n", "--earyl", "--store", tmp_path), code=2)
+    assert "--earyl" in message
 
 
 def test_a_failed_run_is_retried_and_its_completed_steps_are_not(world: World) -> None:
@@ -258,7 +258,7 @@ def test_a_fork_runs_again_only_what_it_must(world: World) -> None:
 
 
 def test_runs_and_show_agree(world: World) -> None:
-    def said(run_id: str) -> tuple[Any, Any]:
+    def of_both(run_id: str) -> tuple[Any, Any]:
         runs = answer(world.maestro("runs", "--json"))["runs"]
         (listed,) = [run for run in runs if run["run_id"] == run_id]
         shown = answer(world.maestro("show", run_id, "--json"))["run"]
@@ -268,7 +268,7 @@ def test_runs_and_show_agree(world: World) -> None:
     world.run("assemble", "done")
     before = answer(world.maestro("show", "done", "--json"))["run"]
     world.maestro("fork", "done", "--from-step", "build#2", "--as", "forked")
-    listed, shown = said("forked")
+    listed, shown = of_both("forked")
     assert listed == shown
     forked = answer(world.maestro("show", "forked", "--json"))["run"]
     assert forked["started_at"] > before["updated_at"]
@@ -277,9 +277,9 @@ def test_runs_and_show_agree(world: World) -> None:
     world.until(lambda: world.status("asking") == "waiting")
     life.kill()
     life.communicate()
-    assert said("asking") == (("waiting", ["plan"]), ("waiting", ["plan"]))
+    assert of_both("asking") == (("waiting", ["plan"]), ("waiting", ["plan"]))
     assert world.maestro("retry", "asking").returncode == 0
-    listed, shown = said("asking")
+    listed, shown = of_both("asking")
     assert listed == shown
 
 

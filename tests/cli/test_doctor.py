@@ -182,7 +182,7 @@ def test_a_link_is_named_and_its_target_is_not_changed(folder: Path, tmp_path: P
 
 
 def in_a_project(folder: Path) -> dict[Path, int]:
-    """Put files of somebody else into a state folder, also into the folders that we share."""
+    """Put files of another program into a state folder, also into folders that both use."""
     names = {
         "deploy.sh": 0o755,
         "journal.md": 0o644,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def told(text: str) -> list[dict[str, Any]]:
+def events_in(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -49,7 +49,7 @@ def test_each_entry_is_a_line(tmp_path: Path) -> None:
 
 
 def test_json_is_one_object_per_line(tmp_path: Path) -> None:
-    events = told(maestro("events", RUN, "--json", "--store", executed(tmp_path)).stdout)
+    events = events_in(maestro("events", RUN, "--json", "--store", executed(tmp_path)).stdout)
     assert [event["seq"] for event in events] == list(range(1, 19))
     assert {event["run_id"] for event in events} == {RUN}
     assert events[0]["event"] == "step_started"
@@ -59,7 +59,7 @@ def test_json_is_one_object_per_line(tmp_path: Path) -> None:
 def test_it_starts_after_an_entry_and_still_knows_the_names(tmp_path: Path) -> None:
     executed(tmp_path)
     done = maestro("events", RUN, "--after", "11", "--json", "--store", tmp_path)
-    events = told(done.stdout)
+    events = events_in(done.stdout)
     assert events[0]["seq"] == 12
     assert (events[0]["event"], events[0]["name"]) == ("step_completed", "implement")
     assert maestro("events", RUN, "--after", "99", "--store", tmp_path).stdout == ""
@@ -137,7 +137,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path: Path) -> None:
         assert follower.poll() is None
         process.finish("failed")
         rest, _ = follower.communicate(timeout=20)
-    (ended,) = told(rest)
+    (ended,) = events_in(rest)
     assert (ended["event"], ended["status"]) == ("run_ended", "failed")
     assert follower.returncode == 1
 
@@ -148,9 +148,9 @@ def test_following_ends_when_the_process_is_killed(tmp_path: Path) -> None:
         assert follower.stdout is not None
         follower.stdout.readline()
         process.kill()
-        _, said = follower.communicate(timeout=20)
+        _, message = follower.communicate(timeout=20)
     assert follower.returncode == 1
-    assert "is not finished, and no process executes it" in said
+    assert "is not finished, and no process executes it" in message
 
 
 def test_ctrl_c_ends_following(tmp_path: Path) -> None:
@@ -159,10 +159,10 @@ def test_ctrl_c_ends_following(tmp_path: Path) -> None:
         assert follower.stdout is not None
         follower.stdout.readline()
         follower.send_signal(signal.SIGINT)
-        _, said = follower.communicate(timeout=20)
+        _, message = follower.communicate(timeout=20)
     assert follower.returncode == 130
-    assert said.splitlines()[-1] == "maestro: interrupted"
-    assert "Traceback" not in said
+    assert message.splitlines()[-1] == "maestro: interrupted"
+    assert "Traceback" not in message
 
 
 def test_a_reader_that_leaves_is_no_trouble(tmp_path: Path) -> None:

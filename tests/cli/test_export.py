@@ -180,9 +180,9 @@ def test_a_live_run_is_exported_as_of_now_and_goes_on(tmp_path: Path, new: Path)
 def test_a_file_that_is_there_is_kept_unless_forced(old: Path, tmp_path: Path) -> None:
     file = tmp_path / "precious"
     file.write_text("precious")
-    said = complaint(maestro("export", RUN, file, "--store", old), code=2)
-    assert "exists already" in said
-    assert "--force" in said
+    message = complaint(maestro("export", RUN, file, "--store", old), code=2)
+    assert "exists already" in message
+    assert "--force" in message
     assert file.read_text() == "precious"
     assert maestro("export", RUN, file, "--force", "--store", old).returncode == 0
     documents.unseal(file.read_bytes(), KIND, "file")
@@ -207,10 +207,10 @@ def test_what_cannot_be_exported_is_one_sentence(tmp_path: Path, old: Path) -> N
 
 def test_an_id_that_is_taken_is_refused(old: Path, file: Path) -> None:
     before = shown(old)
-    said = complaint(maestro("import", file, "--store", old), code=2)
-    assert "there is a run 'run-1' already" in said
-    assert "--as" in said
-    assert "maestro purge run-1" in said
+    message = complaint(maestro("import", file, "--store", old), code=2)
+    assert "there is a run 'run-1' already" in message
+    assert "--as" in message
+    assert "maestro purge run-1" in message
     assert shown(old) == before
 
 
@@ -220,8 +220,8 @@ def test_an_id_of_which_only_copies_are_left_is_refused(new: Path, file: Path) -
         persistence.checkpoint("saved")
     for name in ("journal.db", "journal.db-wal", "journal.db-shm"):
         (new / name).unlink(missing_ok=True)
-    said = complaint(maestro("import", file, "--store", new), code=2)
-    assert f"already, in {new / 'runs' / RUN};" in said
+    message = complaint(maestro("import", file, "--store", new), code=2)
+    assert f"already, in {new / 'runs' / RUN};" in message
     assert names_in(new) == []
 
 
@@ -245,9 +245,9 @@ def damaged(text: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", damaged(documents.seal(KIND, {})))
 def test_a_damaged_file_changes_nothing(new: Path, file: Path, kind: str) -> None:
     file.write_bytes(damaged(file.read_bytes())[kind])
-    said = complaint(maestro("import", file, "--store", new))
-    assert "cannot be trusted" in said
-    assert str(file) in said
+    message = complaint(maestro("import", file, "--store", new))
+    assert "cannot be trusted" in message
+    assert str(file) in message
     assert not new.exists()
 
 
@@ -290,8 +290,8 @@ def test_a_file_of_a_newer_version_is_refused(
     with monkeypatch.context() as newer:
         newer.setattr(documents, "DOCUMENT_FORMAT", documents.DOCUMENT_FORMAT + 1)
         file.write_bytes(documents.seal(KIND, {"run": body["run"]}))
-    said = complaint(maestro("import", file, "--store", new))
-    assert "install the maestro-hive that wrote it, or a newer one" in said
+    message = complaint(maestro("import", file, "--store", new))
+    assert "install the maestro-hive that wrote it, or a newer one" in message
     assert not new.exists()
 
 
@@ -334,9 +334,9 @@ def test_an_import_that_is_killed_leaves_nothing_in_the_way(new: Path, file: Pat
 def test_a_run_that_another_process_starts_just_now_is_not_replaced(new: Path, file: Path) -> None:
     store = SqliteStore(new)
     store.acquire_run(RUN)
-    said = complaint(maestro("import", file, "--store", new))
+    message = complaint(maestro("import", file, "--store", new))
     store.close()
-    assert f"is being executed by process {os.getpid()}" in said
+    assert f"is being executed by process {os.getpid()}" in message
 
 
 def test_the_disk_that_is_full_leaves_no_half_a_run(new: Path, file: Path) -> None:

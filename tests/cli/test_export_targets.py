@@ -38,8 +38,8 @@ def test_what_is_no_file_is_never_replaced(
     if kind == "link":
         other.write_text("precious")
     before = target.lstat().st_ino
-    said = complaint(maestro("export", RUN, target, *force, "--store", old), code=2)
-    assert "is not replaced" in said
+    message = complaint(maestro("export", RUN, target, *force, "--store", old), code=2)
+    assert "is not replaced" in message
     assert target.lstat().st_ino == before
     assert not other.exists() or other.read_text() == "precious"
 

@@ -54,7 +54,7 @@ def runs(folder: Path) -> dict[str, str]:
 
 
 def secretive(folder: Path, run: str = "private") -> None:
-    """Execute a run with the secret in all that is kept of it, large and small."""
+    """Execute a run with the secret in all that is stored of it, large and small."""
     with StatePersistence(ExecutionConfig.in_folder(folder), run) as persistence:
         for number in range(40):
             artifacts = {f"small{number}": SECRET, f"large{number}": SECRET * 300}
@@ -278,10 +278,10 @@ def test_a_child_that_is_named_is_asked_about_with_the_run_that_needs_it(tmp_pat
     folder = tmp_path / "state"
     boss(folder)
     part = next(name for name in runs(folder) if ".grandchild" in name)
-    said = complaint(purge(folder, part), 2)
+    message = complaint(purge(folder, part), 2)
     assert (
         f"Runs that are not finished (boss) will execute their children again: {part}. Purge"
-        in said
+        in message
     )
     assert purge(folder, part, "--yes").returncode == 0
     assert part not in runs(folder)
@@ -374,7 +374,7 @@ def test_after_such_a_kill_the_values_are_collected(folder: Path) -> None:
     assert places_of_the_secret(folder) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["--yes"], ["nobody", "--yes"], ["--older-than", "x"]])
+@pytest.mark.parametrize("arguments", [[], ["--yes"], ["unknown", "--yes"], ["--older-than", "x"]])
 def test_wrong_use_is_refused(folder: Path, arguments: list[str]) -> None:
     complaint(purge(folder, *arguments), 2)
     assert list(runs(folder)) == ["run"]

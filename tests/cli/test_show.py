@@ -83,12 +83,12 @@ def test_steps_are_lines_that_can_be_cut(tmp_path: Path) -> None:
 def test_a_failed_run_shows_its_error_and_how_to_try_again(tmp_path: Path) -> None:
     error = {"type": "KeyError", "message": "'x'", "traceback": "Traceback\n  File 'a.py'\n"}
     workflow(tmp_path, "bad", "failed", ends("failed", error=error))
-    said = text(tmp_path, "bad")
-    assert "workflow:      build" in said
-    assert "status:        failed" in said
-    assert "error:         KeyError: 'x'" in said
-    assert "    Traceback\n      File 'a.py'\n" in said
-    assert f"to retry: maestro retry bad --store {tmp_path}" in said
+    shown_text = text(tmp_path, "bad")
+    assert "workflow:      build" in shown_text
+    assert "status:        failed" in shown_text
+    assert "error:         KeyError: 'x'" in shown_text
+    assert "    Traceback\n      File 'a.py'\n" in shown_text
+    assert f"to retry: maestro retry bad --store {tmp_path}" in shown_text
     assert shown(tmp_path, "bad")["error"] == error
 
 
@@ -103,10 +103,10 @@ def test_a_finished_run_shows_what_it_was_given_and_gave(tmp_path: Path) -> None
 
 def test_a_run_that_waits_shows_the_command_that_answers(tmp_path: Path) -> None:
     workflow(tmp_path, "asking", "waiting", asks("the plan"), asks("amount"))
-    said = text(tmp_path, "asking")
-    assert "waiting for amount (anything) since " in said
-    assert f": maestro answer asking 'the plan' VALUE --store {tmp_path}\n" in said
-    assert f": maestro answer asking amount VALUE --store {tmp_path}\n" in said
+    shown_text = text(tmp_path, "asking")
+    assert "waiting for amount (anything) since " in shown_text
+    assert f": maestro answer asking 'the plan' VALUE --store {tmp_path}\n" in shown_text
+    assert f": maestro answer asking amount VALUE --store {tmp_path}\n" in shown_text
     chosen = maestro("show", "asking", MAESTRO_STATE_DIR=str(tmp_path))
     assert ": maestro answer asking amount VALUE\n" in chosen.stdout
 
@@ -153,11 +153,11 @@ def test_an_active_run_shows_its_process_and_a_killed_one_that_it_is_stopped(
 
 def test_children_forks_and_parents_are_shown(tmp_path: Path) -> None:
     workflow(tmp_path, "part", "success", ends("success"), name="part")
-    begun = entry(EntryKind.RUN_STARTED, workflow="build", parent="big", forked_from="old")
+    started = entry(EntryKind.RUN_STARTED, workflow="build", parent="big", forked_from="old")
     children = [
         entry(EntryKind.CHILD_STARTED, run_id=name, workflow="part") for name in ("part", "gone")
     ]
-    workflow(tmp_path, "whole", "success", begun, *children, ends("success"))
+    workflow(tmp_path, "whole", "success", started, *children, ends("success"))
     run = shown(tmp_path, "whole")
     assert (run["parent"], run["forked_from"]) == ("big", "old")
     assert run["children"] == [
@@ -246,16 +246,18 @@ def test_a_step_shows_its_attempts_and_all_that_belongs_to_it(tmp_path: Path) ->
 
 
 def test_a_step_is_printed_with_its_tracebacks(tmp_path: Path) -> None:
-    said = text(executed(tmp_path), RUN, "implement")
-    assert "step 1 implement of run run-1\n" in said
-    assert "\nattempt 1: failed, started " in said
-    assert ", 1,200 tokens, retried after 1 ms\n  TimeoutError: too slow\n    Traceback" in said
-    assert 'memory of developer\n  {"tried": 2}\n' in said
-    assert "history of developer (2 items)\n" in said
+    shown_text = text(executed(tmp_path), RUN, "implement")
+    assert "step 1 implement of run run-1\n" in shown_text
+    assert "\nattempt 1: failed, started " in shown_text
+    assert (
+        ", 1,200 tokens, retried after 1 ms\n  TimeoutError: too slow\n    Traceback" in shown_text
+    )
+    assert 'memory of developer\n  {"tried": 2}\n' in shown_text
+    assert "history of developer (2 items)\n" in shown_text
 
 
 def test_feedback_is_what_the_next_attempt_is_given(tmp_path: Path) -> None:
-    told: list[list[str]] = []
+    received: list[list[str]] = []
     started = asyncio.Event()
 
     async def fails_twice() -> None:
@@ -265,7 +267,7 @@ def test_feedback_is_what_the_next_attempt_is_given(tmp_path: Path) -> None:
         await asyncio.Event().wait()
 
     async def look() -> None:
-        told.append(list(current().feedback))
+        received.append(list(current().feedback))
 
     async def stop_in_the_third_attempt() -> None:
         with PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor:
@@ -287,7 +289,7 @@ def test_feedback_is_what_the_next_attempt_is_given(tmp_path: Path) -> None:
     )
     with PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor:
         asyncio.run(executor.execute(look, "review"))
-    assert told == [step["feedback"]]
+    assert received == [step["feedback"]]
 
 
 def test_after_a_retry_the_attempts_before_it_are_still_shown(tmp_path: Path) -> None:
@@ -309,9 +311,9 @@ def test_a_long_value_is_cut_for_people_only(tmp_path: Path) -> None:
     with PersonaExecutor(quick(tmp_path), "developer", workflow_id=RUN) as executor:
         asyncio.run(executor.execute(long_text, "write"))
     assert len(shown(tmp_path, RUN, "write")["output"]) == 50_000
-    said = text(tmp_path, RUN, "write")
-    assert "(50,002 characters; --json shows all)" in said
-    assert len(said) < 4000
+    shown_text = text(tmp_path, RUN, "write")
+    assert "(50,002 characters; --json shows all)" in shown_text
+    assert len(shown_text) < 4000
 
 
 # --- wrong use -----------------------------------------------------------------------------------
@@ -320,9 +322,9 @@ def test_a_long_value_is_cut_for_people_only(tmp_path: Path) -> None:
 def test_a_mistyped_run_is_an_error_with_similar_ones(tmp_path: Path) -> None:
     for name in ("checkout-42", "checkout-43", "deploy"):
         workflow(tmp_path, name, "success")
-    said = complaint(maestro("show", "chekout-42", "--store", tmp_path), code=2)
-    assert "There is no run 'chekout-42'" in said
-    assert "Did you mean 'checkout-42' or 'checkout-43'?" in said
+    message = complaint(maestro("show", "chekout-42", "--store", tmp_path), code=2)
+    assert "There is no run 'chekout-42'" in message
+    assert "Did you mean 'checkout-42' or 'checkout-43'?" in message
     assert "'deploy'" in complaint(maestro("show", "dep", "--store", tmp_path), code=2)
     assert "'maestro runs' lists them" in complaint(
         maestro("show", "x", "--store", tmp_path), code=2
@@ -331,8 +333,8 @@ def test_a_mistyped_run_is_an_error_with_similar_ones(tmp_path: Path) -> None:
 
 def test_a_mistyped_step_is_an_error_with_similar_ones(tmp_path: Path) -> None:
     executed(tmp_path)
-    said = complaint(maestro("show", RUN, "implemnt", "--store", tmp_path), code=2)
-    assert "has no step 'implemnt'; it has: implement" in said
+    message = complaint(maestro("show", RUN, "implemnt", "--store", tmp_path), code=2)
+    assert "has no step 'implemnt'; it has: implement" in message
     assert "implement, review" in complaint(maestro("show", RUN, "9", "--store", tmp_path), code=2)
 
 

@@ -86,14 +86,14 @@ def test_a_full_disk_is_read(full: Path) -> None:
 def test_writing_to_a_read_only_file_system_is_an_error_that_says_so(
     read_only: Path, words: list[str]
 ) -> None:
-    said = complaint(maestro(*words, "--store", read_only))
-    assert said.endswith(f"{read_only}: cannot be written: the file system is read-only (EROFS)")
+    message = complaint(maestro(*words, "--store", read_only))
+    assert message.endswith(f"{read_only}: cannot be written: the file system is read-only (EROFS)")
 
 
 @pytest.mark.parametrize("words", WRITES, ids=lambda words: words[0])
 def test_writing_to_a_full_disk_is_an_error_that_says_so(full: Path, words: list[str]) -> None:
-    said = complaint(maestro(*words, "--store", full))
-    assert said.endswith(f"{full}: cannot be written: the disk is full (ENOSPC)")
+    message = complaint(maestro(*words, "--store", full))
+    assert message.endswith(f"{full}: cannot be written: the disk is full (ENOSPC)")
 
 
 def test_importing_into_a_full_disk_is_an_error_that_says_so(
@@ -101,8 +101,8 @@ def test_importing_into_a_full_disk_is_an_error_that_says_so(
 ) -> None:
     copy = tmp_path / "done.json"
     assert maestro("export", "done", copy, "--store", made).returncode == 0
-    said = complaint(maestro("import", copy, "--as", "new", "--store", full))
-    assert "the disk is full (ENOSPC)" in said
+    message = complaint(maestro("import", copy, "--as", "new", "--store", full))
+    assert "the disk is full (ENOSPC)" in message
 
 
 def test_a_log_that_cannot_be_read_is_reported(

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def test_a_loop_that_ended_is_not_kept_alive_by_what_was_recorded_on_it(tmp_path: Path) -> None:
     gc.collect()
-    before = len(recorder._recorders)
+    before = len(recorder._recorders())
     with ObservedRun(tmp_path, {}).executor() as executor:
         for number in range(5):
             asyncio.run(executor.execute(str, "step", number))
         gc.collect()
-        assert len(recorder._recorders) - before <= 1
+        assert len(recorder._recorders()) - before <= 1

@@ -320,7 +320,7 @@ def test_a_living_process_is_not_taken_for_dead_when_no_more_files_can_be_opened
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
-        with pytest.raises(StorageError, match="nobody can tell whether its process lives"):
+        with pytest.raises(StorageError, match="whether its process lives is unknown"):
             is_locked(path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -214,8 +214,8 @@ def _clean() -> Iterator[None]:
     before = handlers()
     yield
     assert handlers() == before
-    assert not signals._bodies
-    assert not signals._before
+    assert not signals._handlers()._bodies
+    assert not signals._handlers()._before
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ class BreakerView:
 def list_breakers(reader: Reader) -> list[BreakerView]:
     """Return the breakers that have recorded a failure, or were opened by hand."""
     now = Moment.of(reader.clock)
-    return [_view(breaker, now) for breaker in shared_records.breakers(reader).all().values()]
+    return [_view(breaker, now) for breaker in shared_records.read_breakers(reader).all().values()]
 
 
 def _view(breaker: Breaker, now: Moment) -> BreakerView:
@@ -86,7 +86,7 @@ def open_breaker(store: Store, name: str, seconds: float, *, create: bool = Fals
 
 
 def _require_known(reader: Reader, name: str, hint: str = "") -> None:
-    known = sorted(shared_records.breakers(reader).all())
+    known = sorted(shared_records.read_breakers(reader).all())
     if name in known:
         return
     listed = f"There is: {', '.join(known)}." if known else "There is none yet."

@@ -189,12 +189,12 @@ def find_checkpoint(folder: Path, checkpoint_id: str, run: str | None = None) ->
 
 def expired_checkpoints(folder: Path, now: float, keep: int | None) -> list[CheckpointFile]:
     """Return the checkpoints that have expired, and those of each run beyond the newest ``keep``."""
-    kept, expired = dict[str, int](), []
+    counts, expired = dict[str, int](), []
     for each in _all_checkpoints(checkpoint_folders(folder)):
-        if each.name.expired(now) or (keep is not None and kept.get(each.run, 0) >= keep):
+        if each.name.expired(now) or (keep is not None and counts.get(each.run, 0) >= keep):
             expired.append(each)
         else:
-            kept[each.run] = kept.get(each.run, 0) + 1
+            counts[each.run] = counts.get(each.run, 0) + 1
     return expired
 
 

@@ -168,7 +168,7 @@ class _Journal:
 
 
 class _Examination:
-    """One look at all of a state folder."""
+    """One examination of all of a state folder."""
 
     def __init__(self, folder: Path) -> None:
         folders.require_journal(folder)

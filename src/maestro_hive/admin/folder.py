@@ -269,7 +269,7 @@ def exposed_files(state_folder: Path) -> list[Exposed]:
     """Return all files of this program that are not private, each folder before its content.
 
     A state folder may be a project's own folder, with files in it that other users shall read and
-    execute: those are not looked at.
+    execute: those are not examined.
     """
     root = state_folder.resolve()
     found = list(_exposed_in(root, _matching(root, _STATE_FILES)))

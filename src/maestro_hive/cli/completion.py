@@ -65,11 +65,10 @@ def completion_command(_: Call, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class  # noqa: PLC0415 - needed here only
 
-    from maestro_hive.cli.app import cli  # noqa: PLC0415 - it loads this module
-
     made = get_completion_class(shell)
     assert made is not None
-    script = made(cli, {}, "maestro", "_MAESTRO_COMPLETE").source()
+    root = click.get_current_context().find_root().command
+    script = made(root, {}, "maestro", "_MAESTRO_COMPLETE").source()
     click.echo(f"{script}{_WITH_COLONS}" if shell == "bash" else script)
 
 

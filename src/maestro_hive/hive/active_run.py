@@ -14,7 +14,6 @@ from maestro_hive.engine import values
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.budget import Budget
 from maestro_hive.engine.limits import Limit
-from maestro_hive.engine.plan import Planner
 from maestro_hive.engine.policy import PolicyCheck
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
 from maestro_hive.engine.step import StepExecution, StepSpec, Turn, check_may_continue
@@ -106,7 +105,6 @@ class RunContext:
 class PreparedStep(NamedTuple):
     """What all calls of a step in one run have in common."""
 
-    planner: Planner
     spec: StepSpec
     policy: RoundPolicy
 
@@ -285,10 +283,10 @@ class ActiveRun:
         key = None if options.key is None else step.key_for(options.key, args, kwargs)
         is_plain = not kwargs and IMMUTABLE.issuperset(map(type, args))
         if is_plain:
-            plan = prepared.planner.plan(args, kwargs, key=key, store_input=options.store_input)
+            plan = step.planner.plan(args, kwargs, key=key, store_input=options.store_input)
         else:
             plan = await values.plan(
-                prepared.planner, args, kwargs, key=key, store_input=options.store_input
+                step.planner, args, kwargs, key=key, store_input=options.store_input
             )
         if key is None:
             number = self.occurrence(plan.identity)
@@ -372,7 +370,7 @@ class ActiveRun:
             escalation=context.escalation,
             rng=rng,
         )
-        return PreparedStep(Planner(step.persona, step.name), spec, policy)
+        return PreparedStep(spec, policy)
 
     async def run_child(
         self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]

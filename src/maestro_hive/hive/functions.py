@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from maestro_hive.engine.attempt import is_async
+from maestro_hive.engine.plan import Planner
 from maestro_hive.hive.active_run import active_run
 from maestro_hive.kernel.errors import ConfigurationError
 
@@ -33,6 +34,7 @@ class StepFunction(Generic[P, R]):
         self.options = options
         self.signature = inspect.signature(function)
         self.is_async = is_async(function)
+        self.planner = Planner(options.persona, name)
         #: How many arguments a call has that needs no binding; None where each call is bound.
         self._arity = _simple_arity(self.signature)
 

@@ -1,4 +1,4 @@
-"""News: frozen records handed to whoever asked, never an import upwards."""
+"""Notifications: frozen records passed to subscribers, so that no module imports upwards."""
 
 from __future__ import annotations
 
@@ -17,32 +17,36 @@ EventT = TypeVar("EventT")
 class Hooks(Generic[EventT]):
     """Callables that receive each event, in the order they were added.
 
-    A hook that raises is logged and the next one is called: what was written is written, and a
-    listener must not be able to turn it into a failure.
+    A hook that raises is logged and the next one is called: an error of a subscriber must not turn
+    what was written into a failure.
     """
 
     def __init__(self) -> None:
+        #: Whether there is any, so that events need not be made for none.
+        self.active = False
         self._lock = threading.Lock()
         self._hooks: dict[object, Callable[[EventT], object]] = {}
 
     def __bool__(self) -> bool:
-        """Return whether anybody listens, so that nobody builds events for no one."""
-        return bool(self._hooks)
+        """Return whether there is any."""
+        return self.active
 
     def add(self, hook: Callable[[EventT], object]) -> Callable[[], None]:
         """Call ``hook`` with every event from now on; the returned function ends that."""
         handle = object()  # the same hook may be added twice, and removed once
         with self._lock:
             self._hooks = {**self._hooks, handle: hook}
+            self.active = True
 
         def remove() -> None:
             with self._lock:
                 self._hooks = {key: hook for key, hook in self._hooks.items() if key is not handle}
+                self.active = bool(self._hooks)
 
         return remove
 
     def emit(self, event: EventT) -> None:
-        """Hand ``event`` to every hook."""
+        """Call every hook with ``event``."""
         for hook in self._hooks.values():
             try:
                 hook(event)

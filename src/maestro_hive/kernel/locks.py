@@ -1,4 +1,4 @@
-"""Locks that end with their process: ``flock`` on a file of its own."""
+"""Locks that end with their process: ``flock`` on a file that exists for the lock."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from maestro_hive.kernel.errors import FolderError, StorageError, StoreClosedError
 from maestro_hive.kernel.files import reason_of
+from maestro_hive.kernel.process import PerProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,7 @@ _EXCLUSIVE_NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 class FileLock:
-    """An exclusive ``flock`` on a file of its own; it ends with the process, however that ends.
+    """An exclusive ``flock`` on a file that exists for it; it ends with the process.
 
     A forked child does not inherit it: its copy of the descriptor is closed at the fork.
     """
@@ -32,7 +33,7 @@ class FileLock:
         self._fd = -1
         try:
             self._fd = os.open(path, flags, 0o600)
-            _open_locks.add(self)
+            _open_locks().add(self)
             is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
             if is_regular:
                 os.fchmod(self._fd, 0o600)
@@ -47,9 +48,9 @@ class FileLock:
         self.close()  # or it would be held as long as the process lives, and by its children
 
     def try_acquire(self) -> bool:
-        """Take the lock if nobody has it, shares it, or looks at it just now (``is_locked``).
+        """Take the lock if no process has it, shares it, or checks it just now (``is_locked``).
 
-        Where lookers must not matter, use ``acquire``: they are gone in a moment.
+        Where such checks must not matter, use ``acquire``: they are over in a moment.
         """
         return self._flock(fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -73,15 +74,15 @@ class FileLock:
     def acquire(self, timeout: float) -> bool:
         """Take the lock, waiting for up to ``timeout`` seconds.
 
-        It asks again and again instead of waiting in the kernel, where a stopped holder would
-        keep us for ever. The pauses stay short, so that nobody starves.
+        It polls instead of waiting in the kernel, where a stopped holder would block us for ever.
+        The pauses stay short, so that no process starves.
         """
-        try:  # the way of every write: nobody is in the way
+        try:  # at almost every write the lock is free
             fcntl.flock(self._fd, _EXCLUSIVE_NOW)
         except BlockingIOError:
             return self._wait(timeout)
         except (OSError, ValueError):
-            return self.try_acquire()  # which says what is wrong
+            return self.try_acquire()  # which explains the error
         return True
 
     def _wait(self, timeout: float) -> bool:
@@ -95,18 +96,18 @@ class FileLock:
         return False
 
     def share(self) -> None:
-        """Turn the lock into one that others may share, waiting until that is possible."""
+        """Turn the lock into a shared one, waiting until that is possible."""
         self._flock(fcntl.LOCK_SH)
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Release the lock."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
         except (OSError, ValueError):
-            self._flock(fcntl.LOCK_UN)  # which says what is wrong
+            self._flock(fcntl.LOCK_UN)  # which explains the error
 
     def write(self, data: bytes) -> None:
-        """Say in the lock file who holds it; for people and for error messages."""
+        """Write who holds it into the lock file, for people and for error messages."""
         fd = self._open_fd()
         try:
             os.ftruncate(fd, 0)
@@ -115,39 +116,33 @@ class FileLock:
             raise FolderError(self.path, f"cannot be written: {reason_of(error)}") from error
 
     def close(self) -> None:
-        """Release and forget."""
+        """Release the lock and close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        forget = getattr(_open_locks, "discard", None)  # gone before us when the interpreter ends
-        if forget is not None:
-            forget(self)
 
 
 class SharedLock:
-    """A lock that everybody shares, so that the first one knows that it is alone."""
+    """A lock that all users share, so that the first one knows that it is the only one."""
 
     def __init__(self, path: Path) -> None:
         self._lock = FileLock(path)
 
     def join(self) -> bool:
-        """Be counted; True if nobody else was. Only one at a time may do this."""
+        """Share the lock; True if no other process does. Only one at a time may call this."""
         alone = self._lock.try_acquire()
         self._lock.share()
         return alone
 
     def close(self) -> None:
-        """Be counted no more."""
+        """Stop sharing it."""
         self._lock.close()
 
 
-_open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
-
-
 def is_locked(path: Path) -> bool:
-    """Return whether a living process holds the lock file ``path``; raise if nobody can tell.
+    """Return whether a living process holds the lock file ``path``; raise if that is unknown.
 
-    A living process must not be taken for dead because there are too many open files, say.
+    A living process must not be taken for dead because of too many open files, say.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -166,19 +161,22 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-#: There is no file, or something that we never made in its place.
+#: There is no file, or something in its place that is no lock file.
 _NOT_A_LOCK = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
 
 def _unknown(path: Path, error: OSError) -> StorageError:
     return StorageError(
-        f"{path}: nobody can tell whether its process lives: {reason_of(error)}; try again"
+        f"{path}: whether its process lives is unknown: {reason_of(error)}; try again"
     )
 
 
-def _close_locks_in_child() -> None:
-    for lock in list(_open_locks):
+def _close_inherited(locks: weakref.WeakSet[FileLock]) -> None:
+    for lock in list(locks):
         lock.close()
 
 
-os.register_at_fork(after_in_child=_close_locks_in_child)
+#: Closed in a forked child, which would otherwise share them with its parent.
+_open_locks: PerProcess[weakref.WeakSet[FileLock]] = PerProcess(
+    weakref.WeakSet, inherited=_close_inherited
+)

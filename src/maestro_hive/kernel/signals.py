@@ -1,19 +1,20 @@
-"""Ctrl+C and SIGTERM as a polite request: the task is cancelled, and can still write things down.
+"""SIGINT and SIGTERM as a graceful stop: the task is cancelled, and can still record its state.
 
 The handlers are ordinary ones, not those of the loop (``loop.add_signal_handler``): they run even
-while a coroutine blocks the loop, so the second signal always finds the handlers of before; and
-taking them back loses no handler that the program itself has given to the loop.
+while a coroutine blocks the loop, so the second signal always reaches the previous handlers; and
+restoring them loses no handler that the program itself has given to the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import signal
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from maestro_hive.kernel.process import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,7 @@ class PoliteStop:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self._is_told = False
+        self._is_cancelled = False
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
@@ -55,8 +56,7 @@ class PoliteStop:
         self._task = task
         self._loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
-            _bodies.append(self)  # first of all: whatever handler is in place, somebody hears it
-            _take_signals()
+            _handlers().add(self)
         return self
 
     async def __aexit__(
@@ -65,79 +65,82 @@ class PoliteStop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if _bodies == [self]:
-            _give_signals_back()
-        if self in _bodies:
-            _bodies.remove(self)
-        is_late = self.signal is not None and not self._is_told
-        self._is_told = True
+        _handlers().remove(self)
+        is_late = self.signal is not None and not self._is_cancelled
+        self._is_cancelled = True
         if is_late and error is None:  # it came after the body's last await
             self._task.cancel()
             await asyncio.sleep(0)
 
-    def _stop(self, number: int) -> None:
+    def stop(self, number: int) -> None:
+        """Cancel the task, at the first signal."""
         if self.signal is None:
             self.signal = signal.Signals(number)
-            with suppress(RuntimeError):  # a loop that was closed over its tasks stops nothing
+            with suppress(RuntimeError):  # a closed loop runs no task
                 self._loop.call_soon_threadsafe(self._cancel)  # which wakes it, too
 
     def _cancel(self) -> None:
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_cancelled:
+            self._is_cancelled = True
             self._task.cancel()
 
 
-# --- the handlers, shared by all bodies under way ----------------------------------------------
-# Bodies end in any order, so none of them can keep the handlers that were there before it.
+class _Handlers:
+    """The signal handlers of this process, shared by all bodies that run.
 
-_bodies: list[PoliteStop] = []
-_before: dict[signal.Signals, _Handler] = {}
-_installed: dict[signal.Signals, _Handler] = {}
+    Bodies end in any order, so none of them can hold the handlers that were there before it.
+    """
 
+    def __init__(self) -> None:
+        self._bodies: list[PoliteStop] = []
+        self._before: dict[signal.Signals, _Handler] = {}
+        self._installed: dict[signal.Signals, _Handler] = {}
 
-def _take_signals() -> None:
-    """Install our handlers, unless a body has them already, or has already been told to stop."""
-    if _before:
-        return
-    for number in _POLITE:
-        handler = signal.getsignal(number)
-        if handler is None or handler == signal.SIG_IGN:  # None: set by C, could not be put back
-            continue
-        _before[number] = handler
-        _install(number, _on_signal)
+    def add(self, body: PoliteStop) -> None:
+        """Let a body receive signals."""
+        self._bodies.append(body)  # first: whatever handler is in place, a signal reaches it
+        if not self._before:  # no body has our handlers, nor received a signal already
+            self._install_ours()
 
+    def remove(self, body: PoliteStop) -> None:
+        """Let a body receive none any more; the last one restores the handlers of before."""
+        if self._bodies == [body]:
+            self.restore()
+        if body in self._bodies:
+            self._bodies.remove(body)
 
-def _on_signal(number: int, _frame: FrameType | None) -> None:
-    for each, handler in list(_before.items()):
-        _install(each, signal.default_int_handler if _is_asyncios(handler) else handler)
-    for body in _bodies:
-        body._stop(number)  # noqa: SLF001 - the same module
+    def _install_ours(self) -> None:
+        for number in _POLITE:
+            handler = signal.getsignal(number)
+            if handler is None or handler == signal.SIG_IGN:  # None: set by C, not restorable
+                continue
+            self._before[number] = handler
+            self._install(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        for each, handler in list(self._before.items()):
+            self._install(each, signal.default_int_handler if _is_asyncios(handler) else handler)
+        for body in self._bodies:
+            body.stop(number)
+
+    def _install(self, number: signal.Signals, handler: _Handler) -> None:
+        self._installed[number] = handler
+        with suppress(ValueError):  # another interpreter than the main one may not, and need not
+            signal.signal(number, handler)
+
+    def restore(self) -> None:
+        """Restore the handlers of before, except where a body has set one of its own."""
+        while self._before:
+            number, handler = self._before.popitem()
+            if signal.getsignal(number) == self._installed[number]:
+                self._install(number, handler)
 
 
 def _is_asyncios(handler: _Handler) -> bool:
-    """Return whether it is the one of ``asyncio.run``, which is polite itself at its first signal."""
+    """Return whether it is the one of ``asyncio.run``, whose first signal cancels gracefully."""
     function = handler.func if isinstance(handler, functools.partial) else handler
     return isinstance(getattr(function, "__self__", None), asyncio.Runner)
 
 
-def _install(number: signal.Signals, handler: _Handler) -> None:
-    _installed[number] = handler
-    with suppress(ValueError):  # another interpreter than the main one may not, and need not
-        signal.signal(number, handler)
-
-
-def _give_signals_back() -> None:
-    """Put back what was there before, except where the body has put something of its own."""
-    while _before:
-        number, handler = _before.popitem()
-        if signal.getsignal(number) == _installed[number]:
-            _install(number, handler)
-
-
-def _forget_bodies_in_child() -> None:
-    """Let a forked child end at SIGTERM, as it would have done before; it has no loop to stop."""
-    _give_signals_back()
-    _bodies.clear()
-
-
-os.register_at_fork(after_in_child=_forget_bodies_in_child)
+#: A forked child has no loop to stop: it ends at SIGTERM, as it would without us.
+_handlers = PerProcess(_Handlers, inherited=_Handlers.restore)

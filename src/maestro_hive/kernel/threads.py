@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-import weakref
 from collections import deque
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from maestro_hive.kernel.process import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,27 +24,27 @@ T = TypeVar("T")
 class DaemonThreads:
     """Runs functions in daemon threads, each at once, however many there are.
 
-    Nobody waits behind a function that hangs, and neither does the end of the process: unlike
-    those of a ``ThreadPoolExecutor``, these threads are not joined. A thread that has had nothing
-    to do for ``idle_seconds`` ends. A forked child starts without any.
+    A function that hangs delays no other, and not the end of the process: unlike those of a
+    ``ThreadPoolExecutor``, these threads are not joined. A thread that has had nothing to do for
+    ``idle_seconds`` ends. A forked child starts without any.
     """
 
     def __init__(self, idle_seconds: float = 10.0) -> None:
         self._idle_seconds = idle_seconds
-        self._idle: deque[_Inbox] = deque()  # its operations are atomic, so there is no lock
+        # Its operations are atomic, so there is no lock.
+        self._idle: PerProcess[deque[_Inbox]] = PerProcess(deque)
         self._numbers = itertools.count(1)
-        _all_threads.add(self)
 
     def run(self, function: Callable[[], T]) -> Future[T]:
         """Start ``function`` and return what its result, or whatever it raises, will be put into.
 
         In a coroutine, ``await asyncio.wrap_future(…)``. Cancelling what is returned prevents the
-        start, if there is still time, and does not stop a function that has begun. Callbacks of it
+        start, if there is still time, and does not stop a function that has started. Callbacks of it
         run in the function's thread. Raises RuntimeError if the system allows no more threads.
         """
         future: Future[T] = Future()
         try:
-            inbox = self._idle.pop()  # the latest: so that the others, unused, can end
+            inbox = self._idle().pop()  # the latest: so that the others, unused, can end
         except IndexError:
             self._start((future, function))
         else:
@@ -58,12 +58,12 @@ class DaemonThreads:
         threading.Thread(target=self._serve, args=(inbox,), name=name, daemon=True).start()
 
     def _serve(self, inbox: _Inbox) -> None:
-        """Do jobs until there are none; between them, keep nothing of the last one alive."""
+        """Run jobs until there are none; between them, keep nothing of the last one alive."""
         job: _Job | None = inbox.get()
         while job is not None:
             _do(*job)
             del job
-            self._idle.append(inbox)
+            self._idle().append(inbox)
             job = self._next_job(inbox)
 
     def _next_job(self, inbox: _Inbox) -> _Job | None:
@@ -72,13 +72,10 @@ class DaemonThreads:
         except Empty:
             pass
         try:
-            self._idle.remove(inbox)
-        except ValueError:  # somebody has just taken it, and is about to put a job into it
+            self._idle().remove(inbox)
+        except ValueError:  # another thread has just taken it, and is about to put a job into it
             return inbox.get()
         return None
-
-    def _forget(self) -> None:
-        self._idle = deque()
 
 
 def _do(future: Future[Any], function: Callable[[], Any]) -> None:
@@ -103,15 +100,5 @@ def _as_runtime_error(error: StopIteration) -> RuntimeError:
     return substitute
 
 
-_all_threads: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
-
-
-def _forget_threads_in_child() -> None:
-    for each in list(_all_threads):
-        each._forget()  # noqa: SLF001 - the same module
-
-
-os.register_at_fork(after_in_child=_forget_threads_in_child)
-
-#: The ones that everybody shares.
+#: The ones that the whole process shares.
 threads = DaemonThreads()

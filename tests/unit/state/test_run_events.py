@@ -72,7 +72,7 @@ def only(events: list[RunEvent], kind: type) -> Any:
     return found
 
 
-def told(*entries: dict[str, Any]) -> list[RunEvent]:
+def events_of(*entries: dict[str, Any]) -> list[RunEvent]:
     """Return the events of entries that are made by hand."""
     journal, reader = Journal(), EventReader(RUN)
     read = [reader.read(journal.add(**entry)) for entry in entries]
@@ -252,7 +252,7 @@ def test_what_is_set_by_hand_and_restored(tmp_path: Path, config: ExecutionConfi
 
 
 def test_a_workflow_that_begins_says_for_whom_or_from_where() -> None:
-    alone, child, fork = told(
+    alone, child, fork = events_of(
         {"kind": EntryKind.RUN_STARTED, "workflow": "build"},
         {"kind": EntryKind.RUN_STARTED, "workflow": "build", "parent": "big"},
         {
@@ -270,7 +270,7 @@ def test_a_workflow_that_begins_says_for_whom_or_from_where() -> None:
 
 
 def test_a_workflow_that_ends_says_how() -> None:
-    done, failed, cancelled = told(
+    done, failed, cancelled = events_of(
         {"kind": EntryKind.RUN_ENDED, "status": "success"},
         {
             "kind": EntryKind.RUN_ENDED,
@@ -288,7 +288,7 @@ def test_a_workflow_that_ends_says_how() -> None:
 
 def test_waits_and_children() -> None:
     wait = {"seconds": 90.0, "boot": "b", "boot_seconds": 1.0, "at": 5}
-    asked, for_ever, slept, answered, child = told(
+    asked, for_ever, slept, answered, child = events_of(
         {"kind": EntryKind.WAIT_STARTED, "name": "approve", "what": "answer", "wait": wait},
         {
             "kind": EntryKind.WAIT_STARTED,
@@ -326,12 +326,12 @@ EVERYTHING: list[dict[str, Any]] = [
 
 
 def test_every_kind_of_entry_is_an_event_and_every_event_comes_up() -> None:
-    events = told(*EVERYTHING)
+    events = events_of(*EVERYTHING)
     assert len(events) == len(EVERYTHING)
     assert {type(event) for event in events} == set(EVENT_TYPES)
 
 
-@pytest.mark.parametrize("event", told(*EVERYTHING), ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("event", events_of(*EVERYTHING), ids=lambda event: type(event).__name__)
 def test_an_event_is_json_and_a_line(event: RunEvent) -> None:
     shown = json.loads(json.dumps(to_dict(event)))
     assert shown.keys() == {"event", *(each.name for each in dataclasses.fields(event))}
@@ -351,7 +351,7 @@ def test_a_kind_of_a_newer_version_is_ignored() -> None:
 
 
 def test_a_very_long_message_is_cut_in_a_line() -> None:
-    _, failed = told(
+    _, failed = events_of(
         EVERYTHING[0],
         {
             "kind": EntryKind.ATTEMPT_FAILED,
@@ -366,7 +366,7 @@ def test_a_very_long_message_is_cut_in_a_line() -> None:
 
 
 def test_steps_are_numbered_again_after_a_restore() -> None:
-    completed = told(
+    completed = events_of(
         EVERYTHING[0],
         {"kind": EntryKind.RESTORED},
         {"kind": EntryKind.ATTEMPT_STARTED, "step": 1, "attempt": 1, "name": "b", "persona": "q"},

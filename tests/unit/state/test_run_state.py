@@ -32,9 +32,9 @@ class Journal:
     ) -> Entry:
         seq = len(self.entries) + 1
         data = None if value is None else codec.encode(value).data
-        told = codec.encode(facts).data if facts else None
+        encoded = codec.encode(facts).data if facts else None
         when = seq * 1_000_000 if at is None else at
-        entry = Entry(seq, kind, step, attempt, when, told, data, None, None, identity)
+        entry = Entry(seq, kind, step, attempt, when, encoded, data, None, None, identity)
         self.entries.append(entry)
         return entry
 
@@ -312,7 +312,7 @@ def test_a_step_that_is_not_there_is_not_found(journal: Journal, wanted: str) ->
 
 
 def test_a_retry_of_what_is_not_there_is_no_damage(journal: Journal) -> None:
-    journal.add(EntryKind.RETRIED, identity=b"nobody")
+    journal.add(EntryKind.RETRIED, identity=b"unknown")
     assert journal.state().steps == {}
 
 
@@ -486,6 +486,6 @@ def test_what_loading_a_value_says_is_passed_on(journal: Journal, error: Excepti
     def load(_: Entry) -> bytes | None:
         raise error
 
-    with pytest.raises(type(error)) as told:
+    with pytest.raises(type(error)) as raised:
         RunState().add(journal.add(EntryKind.TASK_COMPLETED, task="t"), load)
-    assert told.value is error
+    assert raised.value is error

@@ -251,7 +251,7 @@ def test_a_persona_shows_its_latest_step(journal: Journal) -> None:
     keep(journal, 1)
     begin(journal, 2, name="review")
     journal.add(EntryKind.MEMORY_SAVED, persona="p", value={"a": 1})
-    journal.add(EntryKind.HISTORY_APPENDED, persona="p", value="said")
+    journal.add(EntryKind.HISTORY_APPENDED, persona="p", value="item")
     journal.add(EntryKind.SPENT, step=2, attempt=1, persona="p", tokens=9)
     fail(journal, 2)
     assert show_persona(journal.state(), "p", journal.load) == {
@@ -262,9 +262,9 @@ def test_a_persona_shows_its_latest_step(journal: Journal) -> None:
         "last_error": "no 1",
         "recovery_applied": False,
         "memory": {"a": 1},
-        "history": ["said"],
+        "history": ["item"],
     }
-    assert show_persona(journal.state(), "nobody", journal.load) == {}
+    assert show_persona(journal.state(), "unknown", journal.load) == {}
 
 
 def test_the_later_of_hand_and_step_is_shown(journal: Journal) -> None:

@@ -24,6 +24,7 @@ from maestro_hive.maestro.state.codec_classes import (
 )
 from maestro_hive.maestro.state.strict_json import (
     DOCUMENT_DEPTH,
+    FINITE,
     MAX_BYTES,
     MAX_DEPTH,
     SCALARS,
@@ -78,7 +79,7 @@ _sha256 = hashlib.sha256
 #: In the text of plain data: a dictionary with the key that marks a tag.
 TAG_AS_KEY = f'"{TAG}":'
 #: A tag takes up to three levels of text.
-_TAGGED_DEPTH = 3
+_TAGGED_DEPTH = 3 * (MAX_DEPTH + 1)
 
 
 class Encoded(NamedTuple):
@@ -253,18 +254,22 @@ def decode(data: bytes, path: str = "value") -> Any:
         check_size(data, path)
     try:
         text = str(data, "utf-8")
-        tree, end = scan_once(text, 0)
-        has_tags = '"$"' in text
-        if end != len(text) or "\\u" in text:
-            tree = parse_text(text, _TAGGED_DEPTH * (MAX_DEPTH + 1))
-            has_tags = has_tags or "\\u0024" in text
-        if type(tree) is dict or type(tree) is list or type(tree) is float:
-            check(tree, _TAGGED_DEPTH * (MAX_DEPTH + 1) if has_tags else MAX_DEPTH)
-    except StopIteration:
-        raise DecodeError(path, "not JSON of ours: it does not begin with a value") from None
+        tree, has_tags = _scan(text), '"$"' in text or "\\u0024" in text
+        is_flat = type(tree) is dict and FINITE.issuperset(map(type, tree.values()))
+        if not is_flat and type(tree) not in FINITE:
+            check(tree, _TAGGED_DEPTH if has_tags else MAX_DEPTH)
     except (AtPathError, RecursionError, ValueError) as error:
         raise decode_error(error, path, MAX_DEPTH) from None
     return decode_tree(tree, path) if has_tags else tree
+
+
+def _scan(text: str) -> Json:
+    """Return the tree of a text as we write it; of any other, by the longer way."""
+    try:
+        tree, end = scan_once(text, 0)
+    except StopIteration:
+        tree, end = None, -1
+    return tree if end == len(text) and "\\u" not in text else parse_text(text, _TAGGED_DEPTH)
 
 
 def decode_tree(tree: Json, path: str = "value", *, depth: int = MAX_DEPTH) -> Any:

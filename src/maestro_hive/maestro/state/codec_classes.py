@@ -157,7 +157,6 @@ class Codecs:
         """Call the functions that installed packages name as ``maestro_hive.codecs``, once."""
         if self._loaded:
             return
-        self._loaded = True
         from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and rarely needed
 
         for each in entry_points(group="maestro_hive.codecs"):
@@ -167,6 +166,7 @@ class Codecs:
                 raise ConfigurationError(
                     f"the codecs of {each.value} cannot be loaded: {error}"
                 ) from error
+        self._loaded = True
 
 
 codecs = Codecs()

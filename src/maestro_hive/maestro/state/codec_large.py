@@ -8,6 +8,7 @@ same as that of ``codec``, to the byte.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import deque
 from enum import Enum, auto
@@ -20,6 +21,7 @@ from maestro_hive.kernel.errors import EncodeError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.codec import Encoded, EncodedCall
 from maestro_hive.maestro.state.strict_json import (
+    FINITE,
     MAX_BYTES,
     MAX_DEPTH,
     SCALARS,
@@ -178,7 +180,7 @@ class _Pieces:
             yield "}"
         elif kind is _Later:
             yield from self.of(value.value, value.room)
-        elif is_tree or kind in SCALARS:
+        elif is_tree or kind in FINITE or (kind is float and math.isfinite(value)):
             yield "".join(self._write(value, 0))
         else:
             yield from self.of(self._tree(value, room), _ANY_DEPTH, is_tree=True)
@@ -204,13 +206,23 @@ class _Pieces:
                 yield "".join(write(next(iter(part)), 0)) + ":"
             yield from self.of(item, room - 1, is_tree=is_tree)
             return
-        text = "".join(self._write(part, 0)) if is_tree or kind is _Kind.PLAIN else None
-        if text is None or (not is_tree and codec.TAG_AS_KEY in text):
+        text = self._text(part, is_tree=is_tree) if is_tree or kind is _Kind.PLAIN else None
+        if text is None:
             yield from self._part(self._tree(part, room), _ANY_DEPTH, is_tree=True)
             return
         if self.in_order:
             self.in_order = is_sorted(part)
         yield text[1:-1]
+
+    def _text(self, part: Any, *, is_tree: bool) -> str | None:
+        """Return the text of a few items; None if they need a tree."""
+        try:
+            text = "".join(self._write(part, 0))
+        except ValueError:
+            if is_tree:
+                raise
+            return None  # NaN, or what has no form at all
+        return text if is_tree or codec.TAG_AS_KEY not in text else None
 
     def _tree(self, value: object, room: int) -> Json:
         encoder = _Outline()

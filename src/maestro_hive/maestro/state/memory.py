@@ -74,6 +74,7 @@ class MemoryStore:
         self.clock: Clock = clock or (shared_with.clock if shared_with else SystemClock())
         self.notifications: Hooks[Notification] = Hooks()
         self.damage: tuple[Damage, ...] = ()
+        self.format = 0
         self.partial: str | None = None
         self._data: _Data = shared_with._data if shared_with else _Data()  # noqa: SLF001 - one class
         self._lease_seconds = lease_seconds
@@ -109,6 +110,7 @@ class MemoryStore:
         workflow: str = "",
         entries: Sequence[NewEntry] = (),
         status: str | None = None,
+        busy_timeout: float | None = None,
     ) -> RunLease:
         """Take a run's lease for this store."""
         files.check_identifier(name, "run id")

@@ -59,7 +59,7 @@ def _name_and_persona(facts: bytes) -> tuple[str, str]:
 class StepState:
     """One step: its identity, its attempts, and its result once it is completed.
 
-    A retry resets the counts; ``last_attempt`` goes on.
+    A retry resets the counts; ``last_attempt`` continues.
     """
 
     number: int

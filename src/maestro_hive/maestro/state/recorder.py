@@ -1,16 +1,17 @@
 """Appending from an event loop: what many tasks record in one tick becomes one transaction.
 
-The transaction runs on the loop while the disk is quick: an fsync takes less time than handing it
-to a thread and back, and a thread would wait for a busy loop to let go of the interpreter. On a
-slow disk, or while another process keeps the journal for long, it runs in a thread, and what comes
-in the meantime makes up the next batch.
+The transaction runs on the loop while the disk is fast: an fsync takes less time than handing it
+to a thread and back, and a thread would wait for a busy loop to release the interpreter. On a slow
+disk, or while another process blocks the journal, it runs in a thread, and what is appended
+meanwhile makes up the next batch.
 
-A task that has the journal for itself does not wait for others to join: its appends are written
-at once, and it lets the loop run again every millisecond. As soon as two tasks append in
-one tick, appends are gathered again.
+A task that records alone does not wait for others to join: its appends are written at once, and it
+lets the loop run again every millisecond. As soon as two tasks append in one tick, appends are
+collected again.
 
-Where some of a batch need a sync and some do not, the latter go first and the others wait one tick
-for what those will bring. So tasks that begin and tasks that end fall into step, and share a sync.
+Where some of a batch need a sync and some do not, the latter are written first and the others wait
+one tick for what those tasks append next. So tasks that start and tasks that end get into step, and
+share a sync.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.errors import StoreBusyError
+from maestro_hive.kernel.process import PerProcess
 from maestro_hive.maestro.state.store import Append, DocumentGuard, RunLease, Store
 
 if TYPE_CHECKING:
@@ -29,29 +32,27 @@ if TYPE_CHECKING:
 
     from maestro_hive.maestro.state.records import NewEntry
 
-
-#: How long the loop stands still for another process that is writing; then a thread waits instead.
+#: Writing more than this takes too long for an event loop.
+_LARGE_BYTES = 256 * 1024
+#: How long the loop is blocked by another process that writes; then a thread waits instead.
 _BUSY_TIMEOUT = 0.005
-#: A task that has the journal for itself lets the loop run after so many seconds, not each time:
-#: one turn of a loop that has nothing else to do costs as much as encoding a step.
+#: A task that records alone lets the loop run after so many seconds, not each time: one turn of a
+#: loop that has nothing else to do costs as much as encoding a step.
 _PAUSE_EVERY = 0.001
-#: After so many batches in a thread one is written on the loop, to see how quick the disk is. The
-#: thread cannot tell: what it measures includes its waiting for a busy loop.
-_LOOK_AGAIN = 32
+#: After so many batches in a thread one is written on the loop, to measure how fast the disk is.
+#: The thread cannot: what it measures includes its waiting for a busy loop.
+_MEASURE_EVERY = 32
 
-
-#: By loop and store; whoever uses one keeps it alive, and so does what it has yet to write.
-_recorders: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, weakref.WeakValueDictionary[int, Recorder]
-] = weakref.WeakKeyDictionary()
+_Outcomes = Sequence[int | Exception]
 
 
 def recorder_for(store: Store) -> Recorder:
-    """Return the recorder that everybody on the running loop shares for this store."""
+    """Return the recorder that all users of this store on the running loop share."""
     loop = asyncio.get_running_loop()
-    known = _recorders.get(loop)
+    recorders = _recorders()
+    known = recorders.get(loop)
     if known is None:
-        known = _recorders[loop] = weakref.WeakValueDictionary()
+        known = recorders[loop] = weakref.WeakValueDictionary()
     found = known.get(id(store))
     if found is None or found.store is not store:
         found = known[id(store)] = Recorder(store)
@@ -61,6 +62,7 @@ def recorder_for(store: Store) -> Recorder:
 class _Waiting(NamedTuple):
     append: Append
     sync: bool
+    large: bool
     task: asyncio.Task[Any] | None
     done: asyncio.Future[int]
 
@@ -70,7 +72,7 @@ class Recorder:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        # Weakly: the registry keeps recorders by their loop, and must not keep the loop alive.
+        # Weakly: the registry finds recorders by their loop, and must not keep the loop alive.
         self._loop = weakref.ref(asyncio.get_running_loop())
         self._waiting: list[_Waiting] = []
         self._scheduled = False
@@ -86,7 +88,7 @@ class Recorder:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop it belongs to."""
         loop = self._loop()
-        assert loop is not None, "who appends runs on it"
+        assert loop is not None, "its callers run on it"
         return loop
 
     def is_here(self) -> bool:
@@ -103,58 +105,77 @@ class Recorder:
         guard: DocumentGuard | None = None,
         release: bool = False,
     ) -> Awaitable[int]:
-        """Record entries; await the last one's number before telling anybody that it happened."""
-        # Read now: what fails in there is its caller's trouble, not that of the whole batch.
-        append = Append(run, tuple(entries), status, guard, release)
-        task = asyncio.current_task(self.loop)
+        """Record entries; await the last one's number before reporting what they record.
+
+        Awaiting raises ``FencedError`` or ``StaleDocumentError`` if the store refused them.
+        """
+        # Read now: an error in there is this caller's, not that of the whole batch.
+        if type(entries) is not tuple:
+            entries = tuple(entries)
+        append = Append(run, entries, status, guard, release)
+        task = asyncio.current_task()
         if not self._scheduled:
-            self._scheduled = True
-            self._alone, self._first, self._crowded = not self._crowded, task, False
-            self.loop.call_soon(self._flush)
+            self._schedule(task)
         elif task is not self._first:
             self._crowded = True
-        if self._alone and not self._crowded and not self._waiting and self.store.syncs_fast():
-            (outcome,) = self._write([append], sync=sync, busy_timeout=_BUSY_TIMEOUT)
-            if not isinstance(outcome, StoreBusyError):
-                return _Written(outcome, pause=sync and self._pause_is_due())
-        waiting = _Waiting(append, sync, task, self.loop.create_future())
+        store = self.store
+        large = _is_large(entries)
+        if (
+            self._alone
+            and not self._crowded
+            and not self._waiting
+            and not large
+            and store.syncs_fast()
+        ):
+            try:
+                (outcome,) = store.append((append,), sync=sync, busy_timeout=_BUSY_TIMEOUT)
+            except StoreBusyError:
+                pass  # another process writes: a thread waits for it
+            except Exception as error:  # noqa: BLE001 - whatever it is, who awaits must get it
+                return _Written(error, pause=False)
+            else:
+                pause = sync and (now := monotonic()) - self._paused >= _PAUSE_EVERY
+                if pause:
+                    self._paused = now
+                return _Written(outcome, pause=pause)
+        waiting = _Waiting(append, sync, large, task, self.loop.create_future())
         self._waiting.append(waiting)
         return waiting.done
 
-    def _pause_is_due(self) -> bool:
-        """Return whether the loop has stood still for long enough to let others run."""
-        now = self.loop.time()
-        if now - self._paused < _PAUSE_EVERY:
-            return False
-        self._paused = now
-        return True
+    def _schedule(self, task: asyncio.Task[Any] | None) -> None:
+        """Have what is appended in this tick written at its end."""
+        self._scheduled = True
+        self._alone, self._first, self._crowded = not self._crowded, task, False
+        self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._first = None  # or the task, and with it the loop, would be kept alive
-        batch = self._next_batch()
+        batch = self._next_batch() if self._waiting else []
         if not batch:
             self._scheduled = False
-        elif self.store.syncs_fast() or self._in_thread >= _LOOK_AGAIN:
+        elif any(waiting.large for waiting in batch):
+            self._flush_in_thread(batch)
+        elif self.store.syncs_fast() or self._in_thread >= _MEASURE_EVERY:
             self._in_thread = 0
-            outcome = self._write_batch(batch, _BUSY_TIMEOUT)
-            if isinstance(outcome[0], StoreBusyError):
+            outcomes = self._write(batch, _BUSY_TIMEOUT)
+            if isinstance(outcomes[0], StoreBusyError):
                 self._flush_in_thread(batch)
                 return
             self._scheduled = bool(self._waiting)
-            self._settle(batch, outcome)
+            self._settle(batch, outcomes)
             if self._waiting:
                 self.loop.call_soon(self._flush)
         else:
             self._flush_in_thread(batch)
 
     def _next_batch(self) -> list[_Waiting]:
-        """Take what shall be written now; what needs a sync may have to wait, but only once."""
-        hurried = [waiting for waiting in self._waiting if not waiting.sync]
-        others = [waiting for waiting in self._waiting if waiting.sync]
-        self._postponed = bool(hurried and others) and not self._postponed
-        if self._postponed and {w.task for w in hurried}.isdisjoint(w.task for w in others):
-            self._waiting = others
-            return hurried
+        """Take what is to be written now; what needs a sync may have to wait, but only once."""
+        unsynced = [waiting for waiting in self._waiting if not waiting.sync]
+        synced = [waiting for waiting in self._waiting if waiting.sync]
+        self._postponed = bool(unsynced and synced) and not self._postponed
+        if self._postponed and {w.task for w in unsynced}.isdisjoint(w.task for w in synced):
+            self._waiting = synced
+            return unsynced
         batch, self._waiting = self._waiting, []
         return batch
 
@@ -164,41 +185,46 @@ class Recorder:
 
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="maestro-recorder")
         self._in_thread += 1
-        written = self.loop.run_in_executor(self._thread, self._write_batch, batch)
+        written = self.loop.run_in_executor(self._thread, self._write, batch, None)
         written.add_done_callback(lambda done: self._after_thread(batch, done.result()))
 
-    def _after_thread(self, batch: list[_Waiting], outcome: _Outcome) -> None:
-        self._settle(batch, outcome)
+    def _after_thread(self, batch: list[_Waiting], outcomes: _Outcomes) -> None:
+        self._settle(batch, outcomes)
         if self._waiting:
             self.loop.call_soon(self._flush)
         else:
             self._scheduled = False
 
-    def _write_batch(self, batch: list[_Waiting], busy_timeout: float | None = None) -> _Outcome:
+    def _write(self, batch: list[_Waiting], busy_timeout: float | None) -> _Outcomes:
         appends = [waiting.append for waiting in batch]
-        return self._write(
-            appends, sync=any(waiting.sync for waiting in batch), busy_timeout=busy_timeout
-        )
-
-    def _write(self, appends: list[Append], *, sync: bool, busy_timeout: float | None) -> _Outcome:
+        sync = any(waiting.sync for waiting in batch)
         try:
             return self.store.append(appends, sync=sync, busy_timeout=busy_timeout)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must get it
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who await must get it
             return [error] * len(appends)
 
     @staticmethod
-    def _settle(batch: list[_Waiting], outcome: _Outcome) -> None:
-        for waiting, each in zip(batch, outcome, strict=True):
-            if waiting.done.done():
-                continue  # its task was cancelled; the record stands all the same
-            if isinstance(each, Exception):
-                waiting.done.set_exception(each)
+    def _settle(batch: list[_Waiting], outcomes: _Outcomes) -> None:
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            done = waiting.done
+            if done.done():
+                continue  # its task was cancelled; the record is written all the same
+            if isinstance(outcome, Exception):
+                done.set_exception(outcome)
             else:
-                waiting.done.set_result(each)
+                done.set_result(outcome)
+
+
+def _is_large(entries: Sequence[NewEntry]) -> bool:
+    for entry in entries:
+        value = entry.value
+        if value is not None and len(value[0]) > _LARGE_BYTES:
+            return True
+    return False
 
 
 class _Written:
-    """What came of an append that is written already; awaiting it may let others run first."""
+    """The outcome of an append that is written already; awaiting it may let others run first."""
 
     __slots__ = ("_outcome", "_pause")
 
@@ -214,4 +240,7 @@ class _Written:
         return self._outcome
 
 
-_Outcome = Sequence[int | Exception]
+#: By loop and store; whoever uses one keeps it alive, and so does what it has yet to write.
+_recorders: PerProcess[
+    weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[int, Recorder]]
+] = PerProcess(weakref.WeakKeyDictionary)

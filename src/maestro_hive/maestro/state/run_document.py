@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from maestro_hive.maestro.state.codec import Json
-    from maestro_hive.maestro.state.store import RunLease, Store
+    from maestro_hive.maestro.state.store import Reader, RunLease, Store
 
 #: The format of the documents this version writes, and the newest it reads.
 DOCUMENT_FORMAT = 1
@@ -125,7 +125,7 @@ def write_run(
 
 
 def write_snapshot(
-    store: Store,
+    store: Reader,
     run: int,
     name: str,
     entries: list[Entry],

@@ -16,7 +16,7 @@ from maestro_hive.maestro.state.records import Breaker, Budget, Escalation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.maestro.state.store import Store
+    from maestro_hive.maestro.state.store import Reader, Store
 
 RecordT = TypeVar("RecordT", bound=Breaker | Budget | Escalation)
 
@@ -25,23 +25,39 @@ BUDGETS = "budgets"
 ESCALATIONS = "escalations"
 
 
-class SharedRecords(Generic[RecordT]):
-    """All records of one type in a store, by name."""
+class SharedReader(Generic[RecordT]):
+    """All records of one type in a store, by name, to be read."""
 
-    def __init__(self, store: Store, namespace: str, kind: type[RecordT]) -> None:
-        self._store = store
+    def __init__(self, reader: Reader, namespace: str, kind: type[RecordT]) -> None:
+        self._reader = reader
         self._namespace = namespace
         self._kind = kind
 
     def get(self, name: str) -> RecordT | None:
         """Return the record of that name."""
-        document = self._store.document(self._namespace, name)
+        document = self._reader.document(self._namespace, name)
         return self._read(document.value, name) if document else None
 
     def all(self) -> dict[str, RecordT]:
         """Return every record, by name."""
-        found = self._store.documents(self._namespace)
+        found = self._reader.documents(self._namespace)
         return {document.key: self._read(document.value, document.key) for document in found}
+
+    def _read(self, value: bytes, name: str) -> RecordT:
+        where = f"{self._namespace}/{name}"
+        fields = codec.decode(value, where)
+        try:
+            return self._kind(**fields)
+        except TypeError as error:
+            raise DocumentCorruptError(where, str(error)) from error
+
+
+class SharedRecords(SharedReader[RecordT]):
+    """All records of one type in a store, by name."""
+
+    def __init__(self, store: Store, namespace: str, kind: type[RecordT]) -> None:
+        super().__init__(store, namespace, kind)
+        self._store = store
 
     def update(self, name: str, change: Callable[[RecordT | None], RecordT]) -> RecordT:
         """Replace a record by what ``change`` makes of it, atomically over all processes."""
@@ -55,13 +71,10 @@ class SharedRecords(Generic[RecordT]):
         self._store.update_document(self._namespace, name, encoded)
         return made[0]
 
-    def _read(self, value: bytes, name: str) -> RecordT:
-        where = f"{self._namespace}/{name}"
-        fields = codec.decode(value, where)
-        try:
-            return self._kind(**fields)
-        except TypeError as error:
-            raise DocumentCorruptError(where, str(error)) from error
+
+def read_breakers(reader: Reader) -> SharedReader[Breaker]:
+    """Return the circuit breakers, to be read."""
+    return SharedReader(reader, BREAKERS, Breaker)
 
 
 def breakers(store: Store) -> SharedRecords[Breaker]:

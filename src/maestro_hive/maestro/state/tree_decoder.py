@@ -44,9 +44,10 @@ from maestro_hive.maestro.state.tree_encoder import (
 class TreeDecoder:
     """Makes the value of one tree, which is left as it is."""
 
-    __slots__ = ("_members",)
+    __slots__ = ("_classes", "_members")
 
     def __init__(self) -> None:
+        self._classes: dict[str, type] = {}
         self._members: dict[tuple[str, str], Enum] = {}
 
     def decode(self, node: Json, room: int = MAX_DEPTH) -> Any:
@@ -112,11 +113,19 @@ class TreeDecoder:
         name, value = node["t"], node["v"]
         known = self._members.get((name, value)) if type(value) is str else None
         if known is None:
-            kind = known_class(name)
+            kind = self.class_of(node)
             if not issubclass(kind, Enum) or type(value) is not str:
                 raise AtPathError(f"{name} is not an enum, or has no such member")
             known = self._members[name, value] = kind[value]
         return known
+
+    def class_of(self, node: Node) -> type:
+        """Return the class of an object; it is searched once."""
+        name = node["t"]
+        found = self._classes.get(name)
+        if found is None:
+            found = self._classes[name] = known_class(name)
+        return found
 
     def _tagged(self, node: Node, room: int) -> Any:
         tag = node[TAG]
@@ -196,7 +205,7 @@ def _decode_zoned(kind: Any, decoder: TreeDecoder, node: Node, room: int) -> Any
         if not isinstance(zone, tzinfo):
             raise AtPathError(f"not a valid {node[TAG]}: {zone!r} is no time zone")
         when = when.replace(tzinfo=zone)
-    return when.replace(fold=node.get("fold", 0))
+    return when.replace(fold=node["fold"]) if "fold" in node else when
 
 
 def _decode_timezone(_decoder: TreeDecoder, node: Node, _room: int) -> timezone:
@@ -225,15 +234,15 @@ def _decode_path(_decoder: TreeDecoder, node: Node, _room: int) -> PurePath:
     return kinds[node.get("t")](_text(node))
 
 
-def _decode_flag(_decoder: TreeDecoder, node: Node, _room: int) -> Flag:
-    kind = known_class(node["t"])
+def _decode_flag(decoder: TreeDecoder, node: Node, _room: int) -> Flag:
+    kind = decoder.class_of(node)
     if not issubclass(kind, Flag) or type(node["v"]) is not int:
         raise AtPathError(f"{node['t']} is not a flag, or has no such value")
     return kind(node["v"])
 
 
 def _decode_dataclass(decoder: TreeDecoder, node: Node, room: int) -> Any:
-    kind = known_class(node["t"])
+    kind = decoder.class_of(node)
     if not dataclasses.is_dataclass(kind):
         raise AtPathError(f"{node['t']} is not a dataclass")
     values = decoder.fields(node, room)
@@ -245,14 +254,14 @@ def _decode_dataclass(decoder: TreeDecoder, node: Node, room: int) -> Any:
 
 
 def _decode_namedtuple(decoder: TreeDecoder, node: Node, room: int) -> Any:
-    kind = known_class(node["t"])
+    kind = decoder.class_of(node)
     if not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
         raise AtPathError(f"{node['t']} is not a named tuple")
     return kind(**decoder.fields(node, room))
 
 
 def _decode_model(decoder: TreeDecoder, node: Node, room: int) -> Any:
-    kind = known_class(node["t"])
+    kind = decoder.class_of(node)
     if not issubclass(kind, Model):
         raise AtPathError(f"{node['t']} is not a pydantic model")
     made = make_model(kind, decoder.fields(node, room))

@@ -34,7 +34,7 @@ from maestro_hive.maestro.state.strict_json import (
 
 TAG = "$"
 #: Types that are the same in JSON, whatever their value; a float may be NaN.
-_PLAIN = frozenset({str, int, bool, type(None)})
+_PLAIN: frozenset[type] = frozenset({str, int, bool, type(None)})
 #: Base64 is made in pieces of this size, so that none takes long.
 BASE64_PIECE = 3 * (1 << 18)
 
@@ -47,7 +47,7 @@ class TreeEncoder:
     __slots__ = ("_found", "_members", "has_pairs")
 
     def __init__(self) -> None:
-        #: Whether there are pairs, which the canonical form sorts, as it sorts keys.
+        #: Whether there are pairs, which the canonical form may sort, as it sorts keys.
         self.has_pairs = False
         self._found: dict[type, Encoder] = {}
         self._members: dict[int, Node] = {}
@@ -145,15 +145,15 @@ def _known_kind(value: object) -> Encoder | None:
     if isinstance(value, Enum):
         return lambda encoder, value, _room: encoder.member(value)
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return _encode_namedtuple
+        return partial(_encode_fields, "namedtuple", stored_name(kind), tuple(kind._fields))
     package = str(kind.__module__).partition(".")[0]
     if package in _PACKAGES:
         return _PACKAGES[package](value)
     if isinstance(value, _BUILT_IN_BASES):
         return None
     if dataclasses.is_dataclass(kind):
-        return _encode_dataclass
-    return _encode_model if issubclass(kind, Model) else None
+        return partial(_encode_fields, "dataclass", stored_name(kind), _dataclass_fields(kind))
+    return partial(_encode_model, stored_name(kind)) if issubclass(kind, Model) else None
 
 
 #: A class derived from these holds more than its fields.
@@ -204,24 +204,24 @@ def _encode_member(value: Enum) -> Node:
     raise AtPathError(f"{value!r} is not a member of {kind.__qualname__} by its name")
 
 
-def _encode_dataclass(encoder: TreeEncoder, value: Any, room: int) -> Json:
-    kind = type(value)
+def _dataclass_fields(kind: Any) -> tuple[str, ...]:
     for name, each in kind.__dataclass_fields__.items():
         if each._field_type is dataclasses._FIELD_INITVAR:  # type: ignore[attr-defined]  # noqa: SLF001
             raise AtPathError(f"{kind.__qualname__} cannot be made again without its {name}")
-    fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
-    return {TAG: "dataclass", "t": stored_name(kind), "v": encoder.fields(fields, room)}
+    return tuple(each.name for each in dataclasses.fields(kind))
 
 
-def _encode_namedtuple(encoder: TreeEncoder, value: Any, room: int) -> Json:
-    fields = dict(zip(value._fields, value, strict=True))
-    return {TAG: "namedtuple", "t": stored_name(type(value)), "v": encoder.fields(fields, room)}
+def _encode_fields(
+    tag: str, name: str, names: tuple[str, ...], encoder: TreeEncoder, value: Any, room: int
+) -> Json:
+    fields = {each: getattr(value, each) for each in names}
+    return {TAG: tag, "t": name, "v": encoder.fields(fields, room)}
 
 
-def _encode_model(encoder: TreeEncoder, value: Any, room: int) -> Json:
+def _encode_model(name: str, encoder: TreeEncoder, value: Any, room: int) -> Json:
     kind = type(value)
     fields = _model_fields(value)
-    node: Node = {TAG: "model", "t": stored_name(kind), "v": encoder.fields(fields, room)}
+    node: Node = {TAG: "model", "t": name, "v": encoder.fields(fields, room)}
     try:
         back = make_model(kind, fields)
     except ValueError as error:
@@ -302,12 +302,6 @@ def _encode_deque(encoder: TreeEncoder, value: deque[Any], room: int) -> Json:
     return node if value.maxlen is None else {**node, "maxlen": value.maxlen}
 
 
-def _encode_ordered(encoder: TreeEncoder, value: OrderedDict[Any, Any], room: int) -> Json:
-    known, pairs = encoder.has_pairs, encoder.pairs(value, room)
-    encoder.has_pairs = known  # its order is part of it
-    return {TAG: "ordereddict", "v": pairs}
-
-
 def _encode_zoned(tag: str, encoder: TreeEncoder, value: Any, _room: int) -> Json:
     """Return the tree of a datetime or a time of day."""
     zone = value.tzinfo
@@ -364,7 +358,6 @@ def _encode_array(_encoder: TreeEncoder, value: Any, _room: int) -> Json:
 _PACKAGES: dict[str, Callable[[Any], Encoder | None]] = {
     "numpy": _numpy_encoder,
     "zoneinfo": _zone_encoder,
-    "backports": _zone_encoder,
 }
 
 _ENCODERS: dict[type, Encoder] = {
@@ -376,7 +369,7 @@ _ENCODERS: dict[type, Encoder] = {
     frozenset: partial(_encode_set, "frozenset"),
     deque: _encode_deque,
     Counter: lambda encoder, value, room: {TAG: "counter", "v": encoder.pairs(value, room)},
-    OrderedDict: _encode_ordered,
+    OrderedDict: lambda encoder, value, room: {TAG: "ordereddict", "v": encoder.pairs(value, room)},
     defaultdict: _encode_defaultdict,
     range: lambda _encoder, value, _room: {
         TAG: "range",
@@ -407,7 +400,7 @@ _ENCODERS: dict[type, Encoder] = {
     PureWindowsPath: lambda _encoder, value, _room: {TAG: "path", "t": "windows", "v": str(value)},
 }
 
-BUILT_IN.update(_ENCODERS)
+BUILT_IN.update(_ENCODERS, _PLAIN)
 
 
 # --- canonical trees ------------------------------------------------------------------------------

@@ -75,7 +75,14 @@ _DELETE_UNUSED = f"{_USED_VALUES} DELETE FROM payloads WHERE id NOT IN (SELECT i
 _EVERY_ENTRY = (0, 1 << 62)
 
 _FIND_VALUE = "SELECT id, added FROM payloads WHERE hash = ? AND sha256 = ?"
-_READ_VALUE = "SELECT size, base, data FROM payloads WHERE id = ?"
+# A difference builds on an older value, so a chain has an end.
+_READ_CHAIN = (
+    "WITH RECURSIVE chain (id, size, base, data) AS ("
+    " SELECT id, size, base, data FROM payloads WHERE id = ?"
+    " UNION ALL SELECT payloads.id, payloads.size, payloads.base, payloads.data"
+    " FROM payloads JOIN chain ON payloads.id = chain.base WHERE chain.base < chain.id)"
+    " SELECT size, base, data FROM chain"
+)
 _INSERT_VALUE = (
     "INSERT INTO payloads (hash, family, size, added, base, sha256, data)"
     " VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -117,15 +124,14 @@ class EntryReader:
         """Return an entry's value, checked."""
         if entry.sha256 is None:
             return None
-        data = entry.value if entry.payload is None else _resolve(entry.payload, self._row)
+        data = entry.value if entry.payload is None else self._large(entry.payload)
         if data is None or hashlib.sha256(data).digest() != entry.sha256:
             where = f"{self._file.path}: the value of entry {entry.seq} of a run"
             raise CorruptionError(f"{where} does not match its SHA-256; restore a backup")
         return data
 
-    def _row(self, number: int) -> Row | None:
-        found = self._file.rows(_READ_VALUE, (number,))
-        return found[0] if found else None
+    def _large(self, number: int) -> bytes:
+        return _resolve(number, self._file.rows(_READ_CHAIN, (number,)))
 
     def values_of(self, run: int) -> Iterator[StoredValue]:
         """Yield a run's large values as they are stored, each after the one it builds on."""
@@ -380,7 +386,7 @@ class _Values:
         if misses & (misses - 1):  # values that never resemble each other are compared rarely
             return None, 0, data, misses + 1
         if older is None:
-            older = _resolve(last.id, lambda at: db.execute(_READ_VALUE, (at,)).fetchone())
+            older = _resolve(last.id, db.execute(_READ_CHAIN, (last.id,)))
         if len(older) < len(data) // 2:
             return None, 0, data, misses + 1
         instructions = deltas.difference(older, data)
@@ -441,20 +447,17 @@ def family_key(run: int, family: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def _resolve(number: int, row: Callable[[int], Row | None]) -> bytes:
-    """Put a value together from the chain of differences it is stored as."""
+def _resolve(number: int, chain: Iterable[Row]) -> bytes:
+    """Put a value together from the chain of differences it is stored as, newest first."""
     pieces: deltas.Pieces | None = None
-    at: int | None = number
+    part: int | None = number
     try:
-        while True:
-            found = row(at) if at is not None else None
-            if found is None:
-                raise CorruptionError(f"value {number} of the journal is missing its part {at}")
-            size, base, data = found
+        for size, base, data in chain:
             if base is None:
                 return cast("bytes", data) if pieces is None else pieces.finish(data)
             pieces = pieces or deltas.Pieces(size)
             pieces.apply(deltas.from_json(json.loads(data)))
-            at = base if at is not None and base < at else None  # never in a circle
+            part = base
     except (ValueError, RecursionError) as error:
         raise CorruptionError(f"value {number} of the journal cannot be read: {error}") from error
+    raise CorruptionError(f"value {number} of the journal is missing its part {part}")

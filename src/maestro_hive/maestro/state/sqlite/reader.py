@@ -21,6 +21,7 @@ import apsw
 from maestro_hive.kernel.clock import Clock, SystemClock, from_micros
 from maestro_hive.kernel.errors import CorruptionError, FolderError, StorageError, StoreClosedError
 from maestro_hive.maestro.state.records import RunRecord
+from maestro_hive.maestro.state.sqlite import wal
 from maestro_hive.maestro.state.sqlite.connection import (
     Row,
     check_format,
@@ -28,6 +29,7 @@ from maestro_hive.maestro.state.sqlite.connection import (
     connect,
     damage_error,
     migrate,
+    newest_format,
 )
 from maestro_hive.maestro.state.sqlite.documents import DocumentReader
 from maestro_hive.maestro.state.sqlite.entries import EntryReader
@@ -63,6 +65,8 @@ class JournalReader:
         self.folder = folder
         self.clock: Clock = clock
         self.damage: tuple[Damage, ...] = ()
+        #: A store migrates what it opens; a reader finds an older format, too.
+        self.format = newest_format()
         self._queries = file
         self._presence = Presence(folder, clock)
         self._entry_reader = EntryReader(file)
@@ -290,9 +294,15 @@ class _ReadOnlyFile:
             for path in (self.path, self._log):
                 shutil.copyfile(path, Path(self._copy.name, path.name))
             db = connect(Path(self._copy.name, self.path.name), apsw.SQLITE_OPEN_READWRITE)
-            db.pragma("schema_version")
+            page_size = int(db.pragma("page_size"))
+            recovered, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         except (OSError, apsw.CantOpenError, apsw.IOError, apsw.FullError):
             return None
+        log = Path(self._copy.name, self._log.name)
+        if lost := wal.lost_commits(log, max(0, recovered), page_size):
+            self.partial = (
+                f"{self._log} is damaged: {lost} commit(s) behind the damage are not seen"
+            )
         return db
 
     def _connect_immutable(self, path: Path) -> apsw.Connection:
