@@ -1,4 +1,4 @@
-"""Durable execution for teams of AI agents: what finished stays finished, whatever is killed."""
+"""Durable execution for teams of AI agents: a completed step is never executed again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
     "register_codec",
 ]
 
-# Loaded when first used: importing the package alone must cost next to nothing.
+# Loaded at first use, so that importing the package alone takes almost no time.
 __getattr__, __dir__ = load_lazily(
     __name__,
     globals(),

@@ -28,7 +28,6 @@ UNFINISHED = frozenset(
         "hive",
         "kernel",
         "maestro",
-        "unified_execution",
         "docs/adr/0002-append-only-and-one-fdatasync.md",
         "docs/adr/0003-leases-presence-and-fencing.md",
         "docs/storage-format.md",

@@ -186,7 +186,7 @@ def test_a_run_that_was_killed_before_it_started_can_be_cancelled(hive: Hive) ->
 def test_a_run_of_no_workflow_cannot_be_cancelled(hive: Hive) -> None:
     with (
         PersonaExecutor(hive.config, "worker", workflow_id="r"),
-        pytest.raises(ConfigurationError, match="was not started by a workflow: stop the program"),
+        pytest.raises(ConfigurationError, match="was not started by a workflow; stop the program"),
     ):
         hive.cancel("r")
     with pytest.raises(ConfigurationError, match="was not started by a workflow"):

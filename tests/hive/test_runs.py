@@ -465,6 +465,15 @@ def test_runs_are_listed_newest_first_by_status_and_workflow(hive: Hive) -> None
     assert len(hive.runs(limit=1)) == 1
 
 
+def test_a_limit_counts_only_the_runs_with_the_status(hive: Hive) -> None:
+    factory = Factory(hive)
+    run(factory, "p", run_id="a")
+    fork = hive.fork("a")
+    run(factory, "q", run_id="b")
+    assert [info.run_id for info in hive.runs("pending", limit=1)] == [fork]
+    assert [info.run_id for info in hive.runs("success", limit=1)] == ["b"]
+
+
 def test_a_cancelled_run_stays_cancelled_until_it_is_retried(hive: Hive) -> None:
     factory = Factory(hive)
     factory.broken = True
@@ -597,7 +606,7 @@ def test_a_parameter_may_be_called_workflow(hive: Hive) -> None:
 
 
 def test_what_cannot_be_a_step_is_refused_where_it_stands(hive: Hive) -> None:
-    with pytest.raises(ConfigurationError, match="yields, and a step returns"):
+    with pytest.raises(ConfigurationError, match="is a generator, and a step must return"):
 
         @hive.step
         async def numbers() -> Any:

@@ -276,7 +276,7 @@ def test_an_answer_to_no_run_or_to_one_that_is_over_is_refused(hive: Hive) -> No
     hive.run_sync(quick, run_id="r")
     with pytest.raises(UnknownRunError, match="'nobody'"):
         hive.answer("nobody", "approve")
-    with pytest.raises(ConfigurationError, match="is over"):
+    with pytest.raises(ConfigurationError, match="has ended"):
         hive.answer("r", "approve")
 
 

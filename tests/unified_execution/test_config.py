@@ -467,7 +467,7 @@ def test_a_bad_variable_is_named_with_its_value_and_the_way_out(
     assert message.startswith(f"the environment variable {variable} is ")
     assert text[:50] in message
     assert ", and must be " in message
-    assert message.endswith("; or unset it, for the default")
+    assert message.endswith("; unset it to use the default")
     assert len(message) < 300
     with pytest.raises(ConfigurationError, match=variable):
         ExecutionConfig()
@@ -522,7 +522,7 @@ def test_a_frozen_copy_is_equal_and_stays_when_the_original_changes() -> None:
 def test_no_setting_of_a_frozen_copy_can_be_changed(kind: type[Any], name: str) -> None:
     frozen = kind().frozen()
     for error in (FrozenConfigError, ConfigurationError, dataclasses.FrozenInstanceError):
-        with pytest.raises(error, match=f"{kind.__name__}.{name} belongs to a frozen copy"):
+        with pytest.raises(error, match=f"{kind.__name__}.{name} belongs to the frozen copy"):
             setattr(frozen, name, DEFAULTS[kind][name])
     with pytest.raises(ConfigurationError, match="cannot be deleted"):
         delattr(frozen, name)

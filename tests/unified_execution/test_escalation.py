@@ -112,8 +112,8 @@ def test_a_success_makes_no_ticket(make: Callable[..., SafetyRetryWrapper]) -> N
     "answer, reason",
     [
         (ConnectionError("no route to jira"), "ConnectionError: no route to jira"),
-        (None, "TypeError: create_ticket answered None"),
-        ("", "TypeError: create_ticket answered ''"),
+        (None, "TypeError: create_ticket returned None"),
+        ("", "TypeError: create_ticket returned ''"),
     ],
 )
 def test_trouble_with_jira_does_not_hide_the_failure(
@@ -202,11 +202,11 @@ def test_what_to_do_depends_on_what_failed() -> None:
     fix = FailureReport("p", "TIMEOUT", "late", suggested_fix="split it")
     assert actions_for(fix, "run-1") == [
         "split it",
-        "give it more time (timeout_seconds), or less to do at once",
-        "then execute it again with options(retry=True); until then run-1 raises this again",
+        "increase timeout_seconds, or give the step less work",
+        "then execute it again with options(retry=True); without it, run run-1 raises the same failure again",
     ]
     assert actions_for(FailureReport("p", "of tomorrow", "?"), None) == [
-        "look at the last attempt's error",
+        "check the error of the last attempt",
         "then execute it again",
     ]
 
@@ -235,7 +235,7 @@ def test_a_description_reads_well() -> None:
         "Error: TIMEOUT: not done\nwithin 5 seconds\n"
         "Attempts: 2 in 1 round(s)\n"
         "\n"
-        "What was tried:\n"
+        "Attempts of each round:\n"
         "Round 1\n"
         "  Attempt 1, 2030-01-01 00:00:00 UTC, 5.0 s: failed, TimeoutError: late\n"
         "  Attempt 2, 2030-01-01 00:00:00 UTC, 0.0 s: interrupted\n"

@@ -208,7 +208,7 @@ TEXTS = [
     (RecoverableError("It broke", line_number=3), "It broke (line 3)"),
     (
         RecoverableError("Slow down", "RATE_LIMIT", retry_after=30.0),
-        "Slow down (RATE_LIMIT; try again after 30 s)",
+        "Slow down (RATE_LIMIT; retry after 30 s)",
     ),
     (UnrecoverableError("Gave up"), "Gave up"),
     (UnrecoverableError("Gave up", REPORT), "Gave up (TIMEOUT: no answer in 300 s)"),

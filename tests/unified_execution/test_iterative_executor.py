@@ -91,7 +91,7 @@ def test_it_can_be_used_inside_a_loop(tmp_path: Path) -> None:
 
 
 def test_a_requirement_that_nobody_can_do_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="nobody is there to do 'a page'"):
+    with pytest.raises(ConfigurationError, match="the requirement 'a page' is not a function"):
         made(tmp_path).execute(requirement="a page")
 
 

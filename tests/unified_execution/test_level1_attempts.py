@@ -187,7 +187,7 @@ def test_a_bad_answer_of_retry_on_is_an_error_after_the_failure(
     any_executor: PersonaExecutor, answer: Any
 ) -> None:
     body = Body(NO)
-    with pytest.raises(TypeError, match="given as retry_on answered") as caught:
+    with pytest.raises(TypeError, match="given as retry_on returned") as caught:
         execute(any_executor.options(retry_on=lambda error: answer), body)
     assert caught.value.__cause__ is NO
     assert body.count == 1
@@ -540,8 +540,8 @@ class OddAnswer:
     "answer, caught",
     [
         (ValueError("half \ud800"), "ValueError: half \\ud800"),
-        (SilentError(), "SilentError: SilentError, which cannot show itself"),
-        (OddAnswer(), "SilentError: SilentError, which cannot show itself"),
+        (SilentError(), "SilentError: SilentError, whose __str__ raised an error"),
+        (OddAnswer(), "SilentError: SilentError, whose __str__ raised an error"),
     ],
 )
 def test_whatever_a_healer_raises_is_told(restarts: Restarts, answer: object, caught: str) -> None:
@@ -562,7 +562,7 @@ def test_a_healer_has_as_long_as_an_attempt(restarts: Restarts) -> None:
 
     executor = restarts.executor(healing_engine=Endless()).options(timeout=0.05)
     result = execute(executor, Body(NO, "yes"))
-    assert result.attempts[0].metrics["healing_error"] == "it was not done within 0.05 seconds"
+    assert result.attempts[0].metrics["healing_error"] == "it was not finished within 0.05 seconds"
 
 
 def test_the_last_failure_is_not_healed_for_nobody_would_try_again(restarts: Restarts) -> None:
@@ -682,12 +682,12 @@ def test_a_stop_is_no_feedback(restarts: Restarts) -> None:
 @pytest.mark.parametrize(
     "error, message",
     [
-        (SilentError(), "SilentError, which cannot show itself"),
+        (SilentError(), "SilentError, whose __str__ raised an error"),
         (ValueError(), "ValueError"),
         (ValueError("half \ud800"), "half \\ud800"),
         (ValueError("x" * 10_000), "x" * 2_000),
     ],
-    ids=["it cannot show itself", "it says nothing", "half a character", "it is long"],
+    ids=["its __str__ raises", "it is empty", "a lone surrogate", "it is long"],
 )
 def test_every_error_can_be_recorded(restarts: Restarts, error: Exception, message: str) -> None:
     failed(restarts.executor(), Body(error))

@@ -239,13 +239,13 @@ def test_it_answers_yes_no_or_seconds(retry_on: RetryOn, verdict: object) -> Non
     ],
 )
 def test_any_other_answer_is_an_error_that_shows_it(answer: Any, shown: str) -> None:
-    with pytest.raises(TypeError, match=f"answered .*{shown}.* to a ValueError"):
+    with pytest.raises(TypeError, match=f"returned .*{shown}.* for a ValueError"):
         asks_for_retry(lambda error: answer, ValueError())
 
 
 def test_a_coroutine_as_the_answer_is_one_error_and_no_warning() -> None:
     hidden: Callable[[Exception], Any] = lambda error: slow_judge(error)  # noqa: E731, PLW0108
-    with pytest.raises(TypeError, match="answered <coroutine object slow_judge"):
+    with pytest.raises(TypeError, match="returned <coroutine object slow_judge"):
         asks_for_retry(hidden, ValueError())
 
 
@@ -321,12 +321,12 @@ def move(**changes: Any) -> Decision:
     [
         ({}, 1.5, "backoff"),
         ({"failures": 2}, 1.5, "backoff"),
-        ({"asked": 30.0}, 30.0, "the other side asked for this wait"),
+        ({"asked": 30.0}, 30.0, "the remote side requested this wait"),
         ({"asked": 1.0}, 1.5, "backoff"),
         ({"asked": 0.0}, 1.5, "backoff"),
-        ({"wanted": 0.5}, 0.5, "retry_on named the wait"),
-        ({"wanted": 0.0}, 0.0, "retry_on named the wait"),
-        ({"wanted": 0.5, "asked": 30.0}, 0.5, "retry_on named the wait"),
+        ({"wanted": 0.5}, 0.5, "retry_on returned this wait"),
+        ({"wanted": 0.0}, 0.0, "retry_on returned this wait"),
+        ({"wanted": 0.5, "asked": 30.0}, 0.5, "retry_on returned this wait"),
         ({"max_elapsed": 11.5}, 1.5, "backoff"),
         ({"max_elapsed": 10.0, "delay": 0.0}, 0.0, "backoff"),
     ],
@@ -335,7 +335,7 @@ def test_there_is_another_attempt(changes: dict[str, Any], wait: float, reason: 
     assert move(**changes) == Decision(retry=True, wait=wait, reason=reason)
 
 
-TOO_LATE = "the next attempt would begin {} s after the first, and the limit is {} s"
+TOO_LATE = "the next attempt would start {} s after the first, and the limit is {} s"
 
 
 @pytest.mark.parametrize(
@@ -345,10 +345,10 @@ TOO_LATE = "the next attempt would begin {} s after the first, and the limit is 
         ({"failures": 4}, "4 of 3 attempts have failed"),
         ({"failures": 1, "max_attempts": 1}, "1 of 1 attempts have failed"),
         ({"failures": 3, "wanted": 0.5}, "3 of 3 attempts have failed"),
-        ({"final": True}, "another attempt is out of the question"),
-        ({"final": True, "wanted": 0.5}, "another attempt is out of the question"),
-        ({"wanted": False}, "retry_on answered no"),
-        ({"wanted": False, "failures": 3}, "retry_on answered no"),
+        ({"final": True}, "an error of this type is never retried"),
+        ({"final": True, "wanted": 0.5}, "an error of this type is never retried"),
+        ({"wanted": False}, "retry_on excludes this error"),
+        ({"wanted": False, "failures": 3}, "retry_on excludes this error"),
         ({"max_elapsed": 11.4}, TOO_LATE.format("11.5", "11.4")),
         ({"max_elapsed": 9.0, "delay": 0.0}, TOO_LATE.format("10.0", "9")),
         ({"max_elapsed": 20.0, "asked": 30.0}, TOO_LATE.format("40.0", "20")),

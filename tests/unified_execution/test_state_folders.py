@@ -1,4 +1,4 @@
-"""Which folders are used: the chosen ones or none, and a stand-in only for an untouched default."""
+"""Which folders are used: those that were set or none, and a fallback only for a default folder."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_making_a_configuration_makes_no_folder(place: Place) -> None:
     assert not place.var.exists()
 
 
-def test_a_default_that_cannot_be_made_has_a_stand_in_at_home(place: Place) -> None:
+def test_a_default_that_cannot_be_made_has_a_fallback_at_home(place: Place) -> None:
     place.spoil()
     folders = StateConfig().resolve()
     assert folders.state == place.home / ".maestro" / "state"
@@ -105,7 +105,7 @@ def test_a_default_that_cannot_be_made_has_a_stand_in_at_home(place: Place) -> N
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_default_that_cannot_be_written_has_a_stand_in(
+def test_a_default_that_cannot_be_written_has_a_fallback(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The superuser may write everywhere, so the system's answer is imitated."""
@@ -120,7 +120,7 @@ def test_a_default_that_cannot_be_written_has_a_stand_in(
     assert folders.fallbacks[0].reason == f"{place.var / 'state'}: cannot be written"
 
 
-def test_each_folder_has_its_own_stand_in(place: Place) -> None:
+def test_each_folder_has_its_own_fallback(place: Place) -> None:
     place.var.mkdir()
     (place.var / "checkpoints").write_text("in the way")
     folders = StateConfig().resolve()
@@ -129,7 +129,7 @@ def test_each_folder_has_its_own_stand_in(place: Place) -> None:
     assert [each.wanted for each in folders.fallbacks] == [place.var / "checkpoints"]
 
 
-def test_the_stand_ins_are_said_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_fallbacks_are_said_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.spoil()
     for _ in range(3):
         assert StateConfig().resolve().fallbacks
@@ -142,7 +142,7 @@ def test_the_stand_ins_are_said_once(place: Place, caplog: pytest.LogCaptureFixt
     assert len(caplog.records) == 1
 
 
-def test_a_stand_in_is_stored_for_the_whole_process(place: Place) -> None:
+def test_a_fallback_is_stored_for_the_whole_process(place: Place) -> None:
     place.spoil()
     first = StateConfig().resolve()
     place.var.unlink()
@@ -153,7 +153,7 @@ def test_a_stand_in_is_stored_for_the_whole_process(place: Place) -> None:
 
 
 def test_a_default_that_was_used_and_then_fails_is_an_error(place: Place) -> None:
-    """Its state would not be found in a stand-in."""
+    """Its state would not be found in a fallback."""
     folders = StateConfig().resolve()
     folders.state.rmdir()
     folders.state.write_text("in the way")
@@ -171,7 +171,7 @@ def test_another_home_is_another_decision(
     assert StateConfig().resolve().state == tmp_path / "other" / ".maestro" / "state"
 
 
-def test_when_the_stand_in_fails_too_the_error_names_both_and_the_way_out(place: Place) -> None:
+def test_when_the_fallback_fails_too_the_error_names_both_and_the_way_out(place: Place) -> None:
     place.spoil()
     (place.home / ".maestro").write_text("in the way")
     with pytest.raises(FolderError) as caught:
@@ -186,11 +186,11 @@ def test_when_the_stand_in_fails_too_the_error_names_both_and_the_way_out(place:
 def test_without_a_home_the_error_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.spoil()
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    with pytest.raises(FolderError, match="no home is known; set MAESTRO_STATE_DIR"):
+    with pytest.raises(FolderError, match="home directory is unknown; set MAESTRO_STATE_DIR"):
         StateConfig().resolve()
 
 
-# --- chosen folders --------------------------------------------------------------------------
+# --- folders that were set -------------------------------------------------------------------
 
 
 def by_argument(state: str, checkpoints: str, monkeypatch: pytest.MonkeyPatch) -> StateConfig:
@@ -228,7 +228,7 @@ def test_chosen_folders_are_made_and_used(
 
 @pytest.mark.parametrize("choose", CHOOSING)
 @pytest.mark.parametrize("bad", ["state", "checkpoints"])
-def test_a_chosen_folder_that_fails_is_an_error_and_has_no_stand_in(
+def test_a_chosen_folder_that_fails_is_an_error_and_has_no_fallback(
     choose: Choose,
     bad: str,
     place: Place,
@@ -248,7 +248,7 @@ def test_a_chosen_folder_that_fails_is_an_error_and_has_no_stand_in(
     message = str(caught.value)
     assert caught.value.path == tmp_path / bad / "x"
     assert f"{tmp_path / bad}: is not a folder" in message
-    assert "choose another" in message
+    assert "set another one" in message
     assert {"state": "MAESTRO_STATE_DIR", "checkpoints": "MAESTRO_CHECKPOINT_DIR"}[bad] in message
     assert everything_in(place.home) == []
     assert caplog.records == []
@@ -261,7 +261,7 @@ def test_who_passes_the_text_of_the_default_has_chosen_it(
     place.spoil()
     config = choose(str(place.var / "state"), str(place.var / "checkpoints"), monkeypatch)
     assert config == StateConfig()
-    with pytest.raises(FolderError, match="It was chosen"):
+    with pytest.raises(FolderError, match="was set explicitly"):
         config.resolve()
 
 

@@ -1,8 +1,8 @@
 """When a circuit breaker opens, half opens and closes. Pure: it is given records and moments.
 
-A rule returns the record as it shall be, or the very same one if nothing changes. What a call that
-began while the breaker was closed has to say is counted, and decides nothing once it has opened:
-from then on only time does, and then the probe.
+A rule returns the changed record, or the same object if nothing changes. The outcome of a call that
+started before the breaker opened is counted, and does not change the state: once open, only the end
+of the cooldown and then the outcome of the probe do.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.records import Breaker
 
-#: A call's letter in ``Breaker.recent``, by whether it failed and whether it was slow.
-_LETTERS = {(False, False): ".", (False, True): "s", (True, False): "f", (True, True): "F"}
+#: The character of a call in ``Breaker.recent``, by whether it failed and whether it was slow.
+_MARKS = {(False, False): ".", (False, True): "s", (True, False): "f", (True, True): "F"}
 _FAILURES = "fF"
 _SLOW = "sF"
 
 
 class CircuitState(StrEnum):
-    """Whether calls are let through."""
+    """Whether calls are admitted."""
 
-    #: All of them are.
+    #: All calls are admitted.
     CLOSED = "closed"
-    #: None is, until the cooldown is over.
+    #: No call is admitted until the cooldown is over.
     OPEN = "open"
-    #: One is, to find out.
+    #: One call is admitted, the probe.
     HALF_OPEN = "half_open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A point in time, on the wall and since the machine started."""
+    """A point in time: by the wall clock and since boot."""
 
     now: datetime
     boot: str
@@ -48,17 +48,17 @@ class Moment:
 
     @classmethod
     def of(cls, clock: Clock) -> Moment:
-        """Return the present one."""
+        """Return the current moment."""
         return cls(now=clock.now(), boot=clock.boot_id(), boot_seconds=clock.boot_seconds())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerRules:
-    """What a breaker was told; every value is checked, and a bad one is named.
+    """The settings of a breaker, and what follows from them; the error for a bad value names it.
 
-    It opens after ``threshold`` failures in a row. Asked to, it also opens when that share of the
-    last ``window`` calls failed or took ``slow_call_seconds`` or longer, once there are
-    ``minimum_calls`` of them (by default a whole window).
+    It opens after ``threshold`` failures in a row. With ``failure_rate`` or ``slow_call_rate`` it
+    also opens when that share of the last ``window`` calls failed or took ``slow_call_seconds`` or
+    longer, once there are ``minimum_calls`` of them (by default a whole window).
     """
 
     threshold: int = 5
@@ -90,15 +90,15 @@ class BreakerRules:
 
     @property
     def counts_calls(self) -> bool:
-        """Return whether rates were asked for."""
+        """Return whether calls are counted for a rate."""
         return self.failure_rate is not None or self.slow_call_rate is not None
 
-    # --- what a call has to say ---
+    # --- outcomes of calls ---
 
     def succeeded(self, record: Breaker, at: Moment, seconds: float | None = None) -> Breaker:
-        """Count a call that went well; it ends the failures in a row."""
+        """Count a call that succeeded; it ends the failures in a row."""
         if record.state != CircuitState.CLOSED:
-            return record  # it began before the breaker opened, and proves nothing now
+            return record  # it started before the breaker opened
         recent = self._with(record.recent, seconds, failed=False)
         if not record.consecutive_failures and recent == record.recent:
             return record
@@ -106,7 +106,7 @@ class BreakerRules:
         return self._opened_if_due(after, at)
 
     def failed(self, record: Breaker, at: Moment, seconds: float | None = None) -> Breaker:
-        """Count a call that failed, and open if that was one too many."""
+        """Count a call that failed, and open if a limit is reached."""
         after = replace(
             record,
             consecutive_failures=record.consecutive_failures + 1,
@@ -120,7 +120,7 @@ class BreakerRules:
             return recent
         limit = self.slow_call_seconds
         slow = limit is not None and seconds is not None and seconds >= limit
-        return (recent + _LETTERS[failed, slow])[-self.window :]
+        return (recent + _MARKS[failed, slow])[-self.window :]
 
     def _opened_if_due(self, record: Breaker, at: Moment) -> Breaker:
         because = self._reason_to_open(record)
@@ -132,10 +132,10 @@ class BreakerRules:
         calls = len(record.recent)
         if calls < (self.minimum_calls or self.window):
             return None
-        failures = sum(message in _FAILURES for message in record.recent)
+        failures = sum(mark in _FAILURES for mark in record.recent)
         if self.failure_rate is not None and failures / calls >= self.failure_rate:
             return f"{failures} of the last {_count(calls, 'call')} failed"
-        slow = sum(message in _SLOW for message in record.recent)
+        slow = sum(mark in _SLOW for mark in record.recent)
         if self.slow_call_rate is not None and slow / calls >= self.slow_call_rate:
             limit = self.slow_call_seconds
             return f"{slow} of the last {_count(calls, 'call')} took {limit:g} s or longer"
@@ -155,14 +155,14 @@ class BreakerRules:
     # --- the probe ---
 
     def probe_started(self, record: Breaker, number: int, at: Moment) -> Breaker:
-        """Admit the probe with this number, if the time for one has come and it is the newest."""
+        """Admit the probe with this number, if the cooldown is over and no newer one was admitted."""
         due = record.state != CircuitState.CLOSED and not self.remaining(record, at)
         if not due or number <= record.probe:
             return record
         return replace(record, state=CircuitState.HALF_OPEN.value, probe=number)
 
     def probe_succeeded(self, record: Breaker, number: int, at: Moment) -> Breaker:
-        """Close, unless another probe took this one's place."""
+        """Close, unless a newer probe was admitted."""
         if not _is_current(record, number):
             return record
         return replace(
@@ -177,7 +177,7 @@ class BreakerRules:
         )
 
     def probe_failed(self, record: Breaker, number: int, at: Moment) -> Breaker:
-        """Open again for a full cooldown, unless another probe took this one's place."""
+        """Open again for a full cooldown, unless a newer probe was admitted."""
         if not _is_current(record, number):
             return record
         failures = record.consecutive_failures + 1
@@ -187,14 +187,14 @@ class BreakerRules:
     # --- the cooldown ---
 
     def remaining(self, record: Breaker, at: Moment) -> float:
-        """Return the seconds until a probe may be made; 0 if it may."""
+        """Return the seconds until a probe is admitted; 0 if one may be now."""
         if record.state != CircuitState.OPEN:
             return 0.0
         cooldown = self.cooldown_of(record)
         return min(max(0.0, cooldown - self._cooled(record, at)), cooldown)
 
     def cooldown_of(self, record: Breaker) -> float:
-        """Return how long it stays open: as long as whoever opened it said."""
+        """Return how long it stays open: the cooldown of the process that opened it."""
         given = record.cooldown_seconds
         return self.cooldown_seconds if given is None else given
 
@@ -206,9 +206,9 @@ class BreakerRules:
         return (at.now - record.opened_at).total_seconds()
 
     def anchored(self, record: Breaker, at: Moment) -> Breaker:
-        """Count the rest of a cooldown in this boot's time, if it began in another.
+        """Measure the rest of a cooldown on this boot's clock, if it started in another boot.
 
-        A wall clock that was set back would otherwise make it last until it has caught up.
+        Otherwise a wall clock that is set back would make the cooldown longer.
         """
         rest = self.remaining(record, at)
         if record.boot == at.boot or not rest:

@@ -1,4 +1,4 @@
-"""What a persona has spent, and what it may: counted in its run, or in memory without one."""
+"""Token budgets: what a persona has used, counted in its run or, without one, in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Budget:
-    """The tokens of one persona: one budget for an executor and all made from it by ``options``."""
+    """The token budget of one persona, shared by an executor and all made from it by ``options``."""
 
     def __init__(
         self, limits: TokenConfig, persona_id: str, run: OpenRun | None, persona: MemoryPersona
@@ -28,7 +28,7 @@ class Budget:
 
     @property
     def used(self) -> int:
-        """The tokens spent, in this run or since the last reset."""
+        """The tokens used, in this run or since the last reset."""
         return self._spent_so_far() - self._before
 
     def reset(self) -> None:
@@ -41,29 +41,29 @@ class Budget:
         return self._run.state.spent.get(self._persona_id, (0, 0.0))[0]
 
     def spend(self, step: RunStep | MemoryStep, attempt: int, tokens: int, usd: float) -> None:
-        """Count what an attempt spent; raise if it was more than there is."""
+        """Count what an attempt used; raise ``TokenBudgetExceeded`` over the limit."""
         if self._limits.track_usage:
             step.spend(attempt, tokens, usd)
             self.check()
 
     def check(self) -> None:
-        """Raise if more was spent than there is."""
+        """Raise ``TokenBudgetExceeded`` if more was used than the limits allow."""
         limits = self._limits
         if not limits.enforce_budget or not (self._run.state.spent if self._run else True):
             return
         used = self.used
         if used > limits.max_tokens_per_persona:
-            raise self._bankrupt(used, limits.max_tokens_per_persona, "persona")
+            raise self._exceeded(used, limits.max_tokens_per_persona, "persona")
         if self._run is not None:
             used = sum(tokens for tokens, _ in list(self._run.state.spent.values()))
         if used > limits.max_tokens_per_execution:
-            raise self._bankrupt(used, limits.max_tokens_per_execution, "execution")
+            raise self._exceeded(used, limits.max_tokens_per_execution, "execution")
 
     def take(self, tokens: int) -> None:
-        """Count tokens, unless they would exceed the budget: then raise."""
+        """Count tokens; raise ``TokenBudgetExceeded``, and count nothing, if they exceed the budget."""
         used = self.used + tokens
         if self._limits.enforce_budget and used > self._limits.max_tokens_per_persona:
-            raise self._bankrupt(used, self._limits.max_tokens_per_persona, "persona")
+            raise self._exceeded(used, self._limits.max_tokens_per_persona, "persona")
         if self._run is None:
             with self._persona.lock:
                 self._persona.tokens += tokens
@@ -71,6 +71,6 @@ class Budget:
             facts = {"persona": self._persona_id, "tokens": tokens, "usd": 0.0}
             self._run.append([NewEntry(EntryKind.SPENT, facts=codec.dump_canonical(facts))])
 
-    def _bankrupt(self, used: int, limit: int, whose: str) -> TokenBudgetExceeded:
-        message = f"Token budget of the {whose} exceeded for persona {self._persona_id}"
+    def _exceeded(self, used: int, limit: int, scope: str) -> TokenBudgetExceeded:
+        message = f"Token budget of the {scope} exceeded for persona {self._persona_id}"
         return TokenBudgetExceeded(message, self._persona_id, used, limit)

@@ -1,16 +1,14 @@
-"""The folders that hold state: the chosen ones, or a stand-in for a default that cannot be used.
+"""The settings of an execution, and the folders that they choose.
 
-A folder is *untouched* when nobody chose it: not by an argument, an attribute or the environment.
-Where it came from decides, not how it is spelled: who passes the default's own text has chosen it.
-Only an untouched folder has a stand-in. In place of a chosen one nothing would be found, and
-everything would be paid for twice.
+A state folder is a *default folder* when it was set by no argument, attribute or environment
+variable: its origin decides, not its spelling. Only a default folder has a fallback. In place of a
+folder that was set, nothing would be found, and every step would be executed and paid for again.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -41,133 +39,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-
-class Untouched(str):
-    """A default folder that nobody chose; it stays so when a configuration is copied."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fallback:
-    """A default folder that could not be used, why, and what is used instead."""
-
-    wanted: Path
-    used: Path
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateFolders:
-    """The two folders that are really used; if not ``persistent``, neither was made."""
-
-    state: Path
-    checkpoints: Path
-    persistent: bool = True
-    fallbacks: tuple[Fallback, ...] = ()
-
-
-def folder(name: str, value: object) -> str:
-    """Accept the path of a folder, with ``~`` for a home; a check of ``settings``."""
-    if isinstance(value, Untouched):
-        return value
-    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(text, str) or not text.strip() or "\0" in text:
-        raise refused(name, value, "the path of a folder")
-    if not text.startswith("~"):
-        return text
-    try:
-        return str(Path(text).expanduser())
-    except RuntimeError:
-        raise refused(name, value, "the path of a folder; that home is not known") from None
-
-
-_folders_lock = threading.RLock()
-#: What was decided about untouched folders, by folder and stand-in; None if no stand-in is needed.
-#: It holds for the whole process, so that its parts never work in two places.
-_decided: dict[tuple[Path, str], Fallback | None] = {}
-_said: set[Fallback] = set()
-
-
-def make_ready(path: str, stand_in: str, variable: str) -> tuple[Path, Fallback | None]:
-    """Make ``path`` usable, or its stand-in if nobody chose it; return the one that is."""
-    wanted = Path(path).absolute()
-    if isinstance(path, Untouched):
-        with _folders_lock:
-            return _make_default_ready(wanted, stand_in, variable)
-    try:
-        return _make_usable(wanted), None
-    except FolderError as error:
-        raise FolderError(
-            wanted,
-            f"cannot hold state ({error}). It was chosen, so no other folder is used instead;"
-            f" make it writable, or choose another in the configuration or by {variable}",
-        ) from error
-
-
-def _make_default_ready(wanted: Path, stand_in: str, variable: str) -> tuple[Path, Fallback | None]:
-    home = os.path.expanduser(stand_in)  # noqa: PTH111 - Path's version raises without a home
-    earlier = _decided.get((wanted, home))
-    if earlier:
-        return _make_usable(earlier.used), earlier
-    try:
-        _make_usable(wanted)
-        fallback = None
-    except FolderError as error:
-        if (wanted, home) in _decided:  # state is in there already
-            raise
-        fallback = _fall_back(wanted, Path(home), error, variable)
-    _decided[wanted, home] = fallback
-    return fallback.used if fallback else wanted, fallback
-
-
-def _fall_back(wanted: Path, home: Path, why: FolderError, variable: str) -> Fallback:
-    way_out = f"set {variable} to a folder that can be written"
-    if not home.is_absolute():
-        raise FolderError(wanted, f"cannot be used ({why}), and no home is known; {way_out}")
-    try:
-        _make_usable(home)
-    except FolderError as error:
-        both = f"cannot be used ({why}), nor can its stand-in {home} ({error})"
-        raise FolderError(wanted, f"{both}; {way_out}") from error
-    return Fallback(wanted=wanted, used=home, reason=str(why))
-
-
-def _make_usable(path: Path) -> Path:
-    make_private_folder(path)
-    effective = os.access in os.supports_effective_ids
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=effective):
-        raise FolderError(path, "cannot be written")
-    return path
-
-
-def say_once(fallbacks: tuple[Fallback, ...]) -> None:
-    """Warn about stand-ins that were not mentioned before."""
-    with _folders_lock:
-        notifications = [each for each in fallbacks if each not in _said]
-        _said.update(notifications)
-    if notifications:
-        logger.warning(
-            "state is kept in %s, because %s; set MAESTRO_STATE_DIR and MAESTRO_CHECKPOINT_DIR to"
-            " choose other folders",
-            " and ".join(str(each.used) for each in notifications),
-            " and ".join(dict.fromkeys(each.reason for each in notifications)),
-        )
-
-
-def forget_decisions() -> None:
-    """Look at the default folders anew when they are next needed."""
-    with _folders_lock:
-        _decided.clear()
-        _said.clear()
-
-
-# --- config ---
-
-
 DEFAULT_STATE_DIR = "/var/maestro/state"
 DEFAULT_CHECKPOINT_DIR = "/var/maestro/checkpoints"
-#: Used where an untouched default folder cannot be.
+#: Used where a default folder cannot be.
 FALLBACK_STATE_DIR = "~/.maestro/state"
 FALLBACK_CHECKPOINT_DIR = "~/.maestro/checkpoints"
 
@@ -175,15 +49,15 @@ FALLBACK_CHECKPOINT_DIR = "~/.maestro/checkpoints"
 class RecoveryStrategy(StrEnum):
     """What to do about a failure."""
 
-    #: Try again at once.
+    #: Try again without a wait.
     RETRY_SAME = "retry_same"
     #: Try again after a wait that grows.
     RETRY_WITH_BACKOFF = "retry_with_backoff"
     #: Diagnose, feed the diagnosis back, and try again.
     REFLECT_AND_RETRY = "reflect_and_retry"
-    #: Hand it to the next level, or to a person.
+    #: Pass it to the next level, or to a person.
     ESCALATE = "escalate"
-    #: Leave it and go on.
+    #: Continue without a result.
     SKIP = "skip"
 
 
@@ -198,11 +72,11 @@ class ErrorCategory(StrEnum):
     ACC_VIOLATION = "ACC_VIOLATION"
     #: A breach of the specified behaviour.
     BDV_VIOLATION = "BDV_VIOLATION"
-    #: Not done in time.
+    #: Not completed in time.
     TIMEOUT = "TIMEOUT"
-    #: The other side answered with an error, or not at all.
+    #: A remote service returned an error, or no response.
     API_ERROR = "API_ERROR"
-    #: The other side asked for patience.
+    #: A remote service limits the rate of calls.
     RATE_LIMIT = "RATE_LIMIT"
     #: Memory, disk, files or processes ran out.
     RESOURCE_ERROR = "RESOURCE_ERROR"
@@ -210,17 +84,64 @@ class ErrorCategory(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
+# --- folders -----------------------------------------------------------------------------------
+
+
+class DefaultFolder(str):
+    """A folder that was not set explicitly; a copy of its configuration has it as a default too."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """A default folder that could not be used, the reason, and the folder used instead."""
+
+    wanted: Path
+    used: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFolders:
+    """The two folders in use; without ``persistent`` neither was created."""
+
+    state: Path
+    checkpoints: Path
+    persistent: bool = True
+    fallbacks: tuple[Fallback, ...] = ()
+
+
+def folder(name: str, value: object) -> str:
+    """Accept the path of a folder, with ``~`` for a home directory; a check of ``settings``."""
+    if isinstance(value, DefaultFolder):
+        return value
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise refused(name, value, "the path of a folder")
+    if not text.startswith("~"):
+        return text
+    try:
+        return str(Path(text).expanduser())
+    except RuntimeError:
+        wanted = "the path of a folder; its home directory is unknown"
+        raise refused(name, value, wanted) from None
+
+
+# --- settings ----------------------------------------------------------------------------------
+
 _strategy = settings.choice(RecoveryStrategy)
 
 
 @dataclass
 class Level1Config(Settings):
-    """The attempts inside an executor: few and quick, with healing in between.
+    """The attempts of one round: few and quick, with healing between them.
 
     The first wait is ``base_delay_seconds``, each further one ``backoff_multiplier`` times as
     long, and none longer than ``max_delay_seconds``; ``jitter`` adds up to that share of it, so
-    that not everybody comes back at once. ``max_interruptions`` is how often a step may be begun
-    again whose process died in the middle; ``max_elapsed_seconds`` ends a step's retries by time.
+    that many callers do not retry at the same moment. ``max_interruptions`` is how many attempts of
+    a step may be cut off by the death of their process; ``max_elapsed_seconds`` limits the time
+    from a step's first attempt to the start of its last one.
     """
 
     max_attempts: int = setting(3, settings.whole(1), "MAESTRO_L1_MAX_ATTEMPTS")
@@ -238,7 +159,7 @@ class Level1Config(Settings):
 
 @dataclass
 class Level2Config(Settings):
-    """The rounds around an executor: fewer and slower, behind a circuit breaker."""
+    """The rounds of a step: fewer and slower, behind a circuit breaker."""
 
     max_attempts: int = setting(2, settings.whole(1), "MAESTRO_L2_MAX_ATTEMPTS")
     base_delay_seconds: float = setting(5.0, settings.number(0))
@@ -254,16 +175,16 @@ class Level2Config(Settings):
 
 @dataclass
 class StateConfig(Settings):
-    """Where state is kept, and how carefully.
+    """Where state is stored, and how it is checked.
 
-    With ``enable_persistence=False`` nothing is written anywhere. With an interval of 0 no
-    checkpoint is made by the clock alone. Where only ``state_dir`` was chosen, checkpoints go into
-    a folder of that name inside it.
+    With ``enable_persistence=False`` nothing is written to disk. With an interval of 0 there are no
+    periodic checkpoints. Where only ``state_dir`` was set, checkpoints are stored in its subfolder
+    ``checkpoints``.
     """
 
-    state_dir: str = setting(lambda: Untouched(DEFAULT_STATE_DIR), folder, "MAESTRO_STATE_DIR")
+    state_dir: str = setting(lambda: DefaultFolder(DEFAULT_STATE_DIR), folder, "MAESTRO_STATE_DIR")
     checkpoint_dir: str = setting(
-        lambda: Untouched(DEFAULT_CHECKPOINT_DIR), folder, "MAESTRO_CHECKPOINT_DIR"
+        lambda: DefaultFolder(DEFAULT_CHECKPOINT_DIR), folder, "MAESTRO_CHECKPOINT_DIR"
     )
     enable_persistence: bool = setting(True, settings.flag)
     auto_checkpoint_interval_seconds: float = setting(60, settings.number(0))
@@ -271,31 +192,31 @@ class StateConfig(Settings):
     max_checkpoints_per_workflow: int = setting(10, settings.whole(1))
 
     def resolve(self) -> StateFolders:
-        """Make both folders ready and return them; say once if a default was not usable.
+        """Create both folders and return them; log a warning, once, if a fallback is used.
 
-        Raises FolderError if a folder that was chosen cannot be used.
+        Raises FolderError if a folder that was set cannot be used.
         """
         if not self.enable_persistence:
             state, checkpoints = Path(self.state_dir), Path(self.checkpoint_dir)
             return StateFolders(
                 state=state.absolute(), checkpoints=checkpoints.absolute(), persistent=False
             )
-        state, first = make_ready(self.state_dir, FALLBACK_STATE_DIR, "MAESTRO_STATE_DIR")
-        checkpoints, second = make_ready(
-            self._checkpoint_dir_beside(state), FALLBACK_CHECKPOINT_DIR, "MAESTRO_CHECKPOINT_DIR"
+        state, first = _create_folder(self.state_dir, FALLBACK_STATE_DIR, "MAESTRO_STATE_DIR")
+        checkpoints, second = _create_folder(
+            self._checkpoint_folder(state), FALLBACK_CHECKPOINT_DIR, "MAESTRO_CHECKPOINT_DIR"
         )
         fallbacks = tuple(each for each in (first, second) if each)
-        say_once(fallbacks)
+        _warn_once(fallbacks)
         return StateFolders(state=state, checkpoints=checkpoints, fallbacks=fallbacks)
 
-    def _checkpoint_dir_beside(self, state: Path) -> str:
-        """Return where checkpoints go: with the state, if only that was chosen.
+    def _checkpoint_folder(self, state: Path) -> str:
+        """Return where checkpoints are stored: inside the state folder, if only that was set.
 
         Two state folders must not share one checkpoint folder by default: a run that is new in
-        one of them would be resumed from the checkpoints of its namesake in the other.
+        one of them would be resumed from the checkpoints of the run with the same id in the other.
         """
-        untouched = isinstance(self.checkpoint_dir, Untouched)
-        if untouched and not isinstance(self.state_dir, Untouched):
+        is_default = isinstance(self.checkpoint_dir, DefaultFolder)
+        if is_default and not isinstance(self.state_dir, DefaultFolder):
             return str(state / "checkpoints")
         return self.checkpoint_dir
 
@@ -314,7 +235,7 @@ class TokenConfig(Settings):
 class ExecutionConfig(Settings):
     """All settings of an execution; an executor takes a ``frozen()`` copy when it is made.
 
-    Without ``jira_base_url`` escalations stay local. The token is a ``Secret``: neither ``repr``
+    Without ``jira_base_url`` escalations are recorded locally only. The token is a ``Secret``: neither ``repr``
     nor ``to_dict`` shows it.
     """
 
@@ -332,24 +253,116 @@ class ExecutionConfig(Settings):
 
     @classmethod
     def in_folder(cls, state_dir: str | Path) -> Self:
-        """Return a configuration that keeps everything under one folder."""
+        """Return a configuration that stores everything in one folder."""
         return cls(state=StateConfig(state_dir=str(state_dir)))
 
 
-_lock = threading.Lock()
-_shared: list[ExecutionConfig] = []
+# --- creating folders --------------------------------------------------------------------------
+
+
+def _create_folder(path: str, fallback: str, variable: str) -> tuple[Path, Fallback | None]:
+    """Create ``path``, or its fallback if it is a default folder; return the one to use."""
+    wanted = Path(path).absolute()
+    if isinstance(path, DefaultFolder):
+        return _create_default(wanted, fallback, variable)
+    try:
+        return _create_writable(wanted), None
+    except FolderError as error:
+        raise FolderError(
+            wanted,
+            f"state cannot be stored there ({error}). The folder was set explicitly, so no other is"
+            f" used instead; make it writable, or set another one, in the configuration or by"
+            f" {variable}",
+        ) from error
+
+
+def _create_default(wanted: Path, fallback: str, variable: str) -> tuple[Path, Fallback | None]:
+    home = os.path.expanduser(fallback)  # noqa: PTH111 - Path's version raises without a home
+    decisions = _shared.decisions
+    earlier = decisions.get((wanted, home))
+    if earlier is not None:
+        return _create_writable(earlier.used), earlier
+    try:
+        _create_writable(wanted)
+        decided = None
+    except FolderError as error:
+        if (wanted, home) in decisions:  # it was usable before, and has state
+            raise
+        decided = _create_fallback(wanted, Path(home), error, variable)
+    decided = decisions.setdefault((wanted, home), decided)
+    return decided.used if decided else wanted, decided
+
+
+def _create_fallback(wanted: Path, home: Path, why: FolderError, variable: str) -> Fallback:
+    remedy = f"set {variable} to a writable folder"
+    if not home.is_absolute():
+        raise FolderError(
+            wanted, f"it cannot be used ({why}), and the home directory is unknown; {remedy}"
+        )
+    try:
+        _create_writable(home)
+    except FolderError as error:
+        both = f"it cannot be used ({why}), nor can the fallback {home} ({error})"
+        raise FolderError(wanted, f"{both}; {remedy}") from error
+    return Fallback(wanted=wanted, used=home, reason=str(why))
+
+
+def _create_writable(path: Path) -> Path:
+    make_private_folder(path)
+    effective = os.access in os.supports_effective_ids
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=effective):
+        raise FolderError(path, "cannot be written")
+    return path
+
+
+def _warn_once(fallbacks: tuple[Fallback, ...]) -> None:
+    """Log a warning about fallbacks that no warning was logged about before."""
+    first = [each for each in fallbacks if _shared.is_first_warning(each)]
+    if first:
+        logger.warning(
+            "state is stored in %s, because %s; set MAESTRO_STATE_DIR and MAESTRO_CHECKPOINT_DIR to"
+            " use other folders",
+            " and ".join(str(each.used) for each in first),
+            " and ".join(dict.fromkeys(each.reason for each in first)),
+        )
+
+
+# --- shared by the whole process ---------------------------------------------------------------
+
+
+class _Shared:
+    """One configuration for the process, and which default folders it uses.
+
+    The decisions hold for the whole process, so that its parts never use two folders; a forked
+    child inherits all of it. It needs no lock: each change is one operation of a dict.
+    """
+
+    def __init__(self) -> None:
+        self.config: dict[str, ExecutionConfig] = {}
+        #: By default folder and fallback; None where the default folder itself is used.
+        self.decisions: dict[tuple[Path, str], Fallback | None] = {}
+        self._warned: dict[Fallback, object] = {}
+
+    def is_first_warning(self, fallback: Fallback) -> bool:
+        """Return whether no warning about this fallback was logged before."""
+        mine = object()
+        return self._warned.setdefault(fallback, mine) is mine
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        for each in (self.config, self.decisions, self._warned):
+            each.clear()
+
+
+_shared = _Shared()
 
 
 def get_execution_config() -> ExecutionConfig:
-    """Return the configuration that the whole process shares, made when first asked for."""
-    with _lock:
-        if not _shared:
-            _shared.append(ExecutionConfig())
-        return _shared[0]
+    """Return the configuration that the whole process shares; it is made at the first call."""
+    found = _shared.config.get("config")
+    return _shared.config.setdefault("config", ExecutionConfig()) if found is None else found
 
 
 def reset_execution_config() -> None:
-    """Forget the shared configuration, and which default folders were usable."""
-    with _lock:
-        _shared.clear()
-    forget_decisions()
+    """Forget the shared configuration, and which default folders could be used."""
+    _shared.clear()

@@ -1,16 +1,16 @@
-"""How an execution can end badly: every error it raises, and the report that travels with them.
+"""The errors of an execution, and the failure report that they carry.
 
-MaestroError                     (``kernel.errors``: the root of all of ours)
+MaestroError                     (``kernel.errors``: the root of all errors of this package)
 └── ExecutionException           something went wrong while a task was executed
     ├── RecoverableError         worth another attempt: level 1 retries it
-    ├── UnrecoverableError       level 1 has given up: level 2 decides
-    ├── HelpNeeded               both levels have given up: a person must look
+    ├── UnrecoverableError       level 1 gave up: level 2 decides
+    ├── HelpNeeded               both levels gave up: a person has to decide
     ├── CircuitBreakerOpen       too many failures in a row: nothing was called
-    ├── TokenBudgetExceeded      the tokens are spent: another attempt would spend more
-    └── GovernanceViolation      a rule forbids it: another attempt is forbidden too
+    ├── TokenBudgetExceeded      the token budget is used up: another attempt would use more
+    └── GovernanceViolation      a policy forbids it: another attempt is forbidden too
 
-Every argument is an attribute. They can be copied and pickled, so a worker process can hand them
-back; an ``original_error`` of the user's own making travels if it can be pickled itself.
+Every argument is an attribute. The errors can be copied and pickled, so a worker process can return
+them; an ``original_error`` of a user's class is included if it can be pickled itself.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from typing import Any
 
 from maestro_hive.kernel.errors import MaestroError
 
-_DEEPEST = 20
-#: How many errors of a group are looked at.
-_MOST_PARTS = 10_000
+#: How deep containers are shown.
+_MAX_DEPTH = 20
+#: How many errors of a group are read.
+_MAX_PARTS = 10_000
 
 
 @dataclass
 class FailureReport:
-    """What failed, whose work it was, and what may help: for the next level, and for a person."""
+    """What failed, in which persona, and what may help: for the next level, and for a person."""
 
     failed_persona: str
     error_category: str
@@ -45,7 +46,7 @@ class FailureReport:
     suggested_fix: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON, whatever was put into it."""
+        """Return it as plain JSON, whatever its fields contain."""
         return _plain_parts(self, (id(self),))
 
 
@@ -58,11 +59,11 @@ class ExecutionException(MaestroError):  # noqa: N818 - existing callers catch i
         self.context = {} if context is None else context
 
     def __str__(self) -> str:
-        """Say what happened, and in brackets the facts that are known."""
+        """Return the message, and in brackets the known facts."""
         message = text_of(self.message)
         try:
             facts = "; ".join(self._facts())
-        except Exception:  # noqa: BLE001 - it was made with something else than it takes
+        except Exception:  # noqa: BLE001 - an argument had another type than declared
             return message
         return f"{message} ({facts})" if facts else message
 
@@ -75,9 +76,9 @@ class ExecutionException(MaestroError):  # noqa: N818 - existing callers catch i
 
 
 class RecoverableError(ExecutionException):
-    """An attempt failed in a way that another attempt may mend.
+    """An attempt failed, and another attempt may succeed.
 
-    ``retry_after`` is the wait, in seconds, that the other side asked for.
+    ``retry_after`` is the wait, in seconds, that the remote side requested.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class RecoverableError(ExecutionException):
         elif self.line_number is not None:
             yield f"line {self.line_number}"
         if self.retry_after is not None:
-            yield f"try again after {self.retry_after:g} s"
+            yield f"retry after {self.retry_after:g} s"
 
 
 class UnrecoverableError(ExecutionException):
-    """Level 1 has given up: its attempts are used up, or none of them could have helped.
+    """Level 1 gave up: all its attempts failed, or the error is one that is not retried.
 
     ``result`` has every attempt, if an executor raised it.
     """
@@ -134,7 +135,7 @@ class UnrecoverableError(ExecutionException):
 
 
 class HelpNeeded(ExecutionException):
-    """Both levels have given up, and a person must look; ``jira_ticket`` is where, if anywhere.
+    """Both levels gave up, and a person has to decide; ``jira_ticket`` is the ticket, if one was made.
 
     ``result`` has every attempt of both levels, if level 2 raised it.
     """
@@ -188,7 +189,7 @@ class CircuitBreakerOpen(ExecutionException):
 
 
 class TokenBudgetExceeded(ExecutionException):
-    """The tokens of a persona or of an execution are spent; another attempt would spend more."""
+    """The token budget of a persona or of an execution is used up; another attempt would use more."""
 
     def __init__(
         self,
@@ -209,7 +210,7 @@ class TokenBudgetExceeded(ExecutionException):
 
 
 class GovernanceViolation(ExecutionException):
-    """A rule forbids what a task was about to do; it is never retried."""
+    """A policy forbids what a task was about to do; it is never retried."""
 
     def __init__(
         self,
@@ -236,21 +237,21 @@ class GovernanceViolation(ExecutionException):
             yield f"agent {self.agent_id}"
 
 
-# --- errors of the user's making --------------------------------------------------------------
+# --- any exception ---------------------------------------------------------------------------
 
 
 def text_of(value: object) -> str:
-    """Return an error, or anything, as text that can be written, also if it cannot show itself."""
+    """Return a value as text that can be written, also if its ``__str__`` raises."""
     try:
         return _writable(str(value))
-    except Exception:  # noqa: BLE001 - a report of a failure must not fail itself
-        return f"{type(value).__name__}, which cannot show itself"
+    except Exception:  # noqa: BLE001 - the report of a failure must not fail
+        return f"{type(value).__name__}, whose __str__ raised an error"
 
 
 def parts_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors of a group and of the groups in it, however deep; of any other, itself."""
+    """Yield the errors of a group and of the groups in it, however deep; any other error itself."""
     waiting, seen = [error], 0
-    while waiting and seen < _MOST_PARTS:
+    while waiting and seen < _MAX_PARTS:
         seen += 1
         found = waiting.pop()
         if isinstance(found, BaseExceptionGroup):
@@ -260,13 +261,13 @@ def parts_of(error: BaseException) -> Iterator[BaseException]:
 
 
 # --- plain JSON ------------------------------------------------------------------------------
-# A report of a failure must not fail itself. What is not JSON is shown, not kept: the codec is
-# for values that come back.
+# The report of a failure must not fail. What is not JSON is described: the codec is for values
+# that are decoded again.
 
 
 def _plain(value: object, inside: tuple[int, ...] = ()) -> Any:
-    """Return ``value`` as JSON can hold it; ``inside`` are the containers it was found in."""
-    if id(value) in inside or len(inside) > _DEEPEST:
+    """Return ``value`` as plain JSON; ``inside`` are the containers around it."""
+    if id(value) in inside or len(inside) > _MAX_DEPTH:
         return "…"
     within = (*inside, id(value))
     match value:
@@ -312,15 +313,15 @@ def _plain_key(key: object) -> str:
 
 
 def _describe(error: object) -> str:
-    """Return ``Type: message``, also for an error that cannot show itself, or is none."""
+    """Return ``Type: message``; of a value that is not an error, its text."""
     if not isinstance(error, BaseException):
         return text_of(error)
     try:
         return _writable("".join(traceback.format_exception_only(error)).strip())
-    except Exception:  # noqa: BLE001 - a SyntaxError is shown with its place, which may be anything
+    except Exception:  # noqa: BLE001 - the position in a SyntaxError may be of any type
         return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _writable(text: str) -> str:
-    """Return ``text`` with what UTF-8 cannot hold (lone surrogates) escaped."""
+    """Return ``text`` with lone surrogates, which UTF-8 cannot encode, escaped."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,6 +1,6 @@
-"""Asking a person for help: once per failure, with all that is known about it.
+"""Escalation of a failure to a person: once per failure, with all that is known about it.
 
-``Escalation`` is the seam: ``JiraEscalation`` asks through a client that can make tickets.
+``Escalation`` is the interface; ``JiraEscalation`` creates a ticket through a client.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from maestro_hive.engine.errors import FailureReport
     from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult
 
-#: What Jira takes as a summary.
-_LONGEST_SUMMARY = 255
-#: An error's text in a description; the journal has more of it.
-_LONGEST_ERROR = 2000
+#: What Jira accepts as a summary.
+_MAX_SUMMARY = 255
+#: How much of an error's text a description contains; the journal has more of it.
+_MAX_ERROR = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EscalationCase:
-    """A failure that a person must look at.
+    """A failure that is escalated to a person.
 
-    ``effect_key`` is the same whenever the same failure is told again: for the other side to
-    notice the repetition. Without a ``run_id`` it belongs to no run that could be resumed.
+    ``effect_key`` is the same whenever the same failure is escalated again: the receiver can
+    detect the repetition by it. Without a ``run_id`` there is no run that could be resumed.
     """
 
     run_id: str | None
@@ -43,15 +43,15 @@ class EscalationCase:
 
 
 class Escalation(Protocol):
-    """Brings a failure to a person."""
+    """Reports a failure to a person."""
 
     async def escalate(self, case: EscalationCase) -> str | None:
-        """Tell somebody; return where, such as a ticket's key, if there is such a place."""
+        """Report the failure; return a reference to the report, such as a ticket's key, or None."""
         ...
 
 
 class JiraClient(Protocol):
-    """What can make a ticket."""
+    """Creates tickets."""
 
     async def create_ticket(
         self,
@@ -61,12 +61,12 @@ class JiraClient(Protocol):
         issue_type: str,
         labels: list[str],
     ) -> str:
-        """Make a ticket and return its key."""
+        """Create a ticket and return its key."""
         ...
 
 
 class JiraEscalation:
-    """One ticket per failure, made by a client."""
+    """Creates one ticket per failure, through a client."""
 
     def __init__(self, client: JiraClient, project_key: str, issue_type: str = "Bug") -> None:
         self._create_ticket: Any = checked(client, "create_ticket", "jira_client")
@@ -74,7 +74,7 @@ class JiraEscalation:
         self._issue_type = issue_type
 
     async def escalate(self, case: EscalationCase) -> str | None:
-        """Make the ticket; return its key."""
+        """Create the ticket; return its key."""
         key = self._create_ticket(
             project_key=self._project_key,
             summary=case.summary,
@@ -85,30 +85,30 @@ class JiraEscalation:
         if inspect.isawaitable(key):
             key = await key
         if not isinstance(key, str) or not key:
-            raise TypeError(f"create_ticket answered {key!r}, and must answer the ticket's key")
+            raise TypeError(f"create_ticket returned {key!r}, and must return the ticket's key")
         return key
 
 
 def checked(thing: object, method: str, name: str) -> Any:
-    """Return the method that is needed of ``thing``; raise if it has none."""
+    """Return the method ``method`` of ``thing``; raise if there is none."""
     found = getattr(thing, method, None)
     if not callable(found):
         kind = type(thing).__name__
         raise ConfigurationError(
-            f"{name} is a {kind} without the method {method}; it is needed when a task has failed"
-            " for good, and that is too late to find out"
+            f"{name} is a {kind} without the method {method}, which is called when all retries of a"
+            " step have failed"
         )
     return found
 
 
-# --- what is said ----------------------------------------------------------------------------
+# --- texts -------------------------------------------------------------------------------------
 
 
 def summarise(task_name: str, report: FailureReport) -> str:
     """Return the failure in one line."""
     line = f"{task_name}: {report.error_category}: {report.details}"
     line = " ".join(line.split())
-    return line if len(line) <= _LONGEST_SUMMARY else line[: _LONGEST_SUMMARY - 1] + "…"
+    return line if len(line) <= _MAX_SUMMARY else line[: _MAX_SUMMARY - 1] + "…"
 
 
 def describe(
@@ -119,7 +119,7 @@ def describe(
     rounds: Sequence[ExecutionResult],
     actions: Sequence[str],
 ) -> str:
-    """Return all that a person needs: what failed, each attempt, and what to do next."""
+    """Return the description of a failure: what failed, each attempt, and what to do next."""
     attempts = sum(len(result.attempts) for result in rounds)
     lines = [
         f"All retry levels are exhausted for {task_name}.",
@@ -130,7 +130,7 @@ def describe(
         f"Error: {report.error_category}: {_shortened(report.details)}",
         f"Attempts: {attempts} in {len(rounds)} round(s)",
         "",
-        "What was tried:",
+        "Attempts of each round:",
     ]
     for number, result in enumerate(rounds, 1):
         lines.append(f"Round {number}")
@@ -148,11 +148,11 @@ def _attempt_line(attempt: ExecutionAttempt) -> str:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_ERROR else text[:_LONGEST_ERROR] + "…"
+    return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + "…"
 
 
 def labels_for(report: FailureReport) -> tuple[str, ...]:
-    """Return labels to find such tickets by; Jira takes none with spaces in them."""
+    """Return labels to find such tickets by; Jira accepts none that contain spaces."""
     wanted = ("maestro-hive", str(report.error_category).lower(), report.failed_persona)
     return tuple(
         dict.fromkeys(re.sub(r"\s+", "-", str(label).strip()) for label in wanted if label)
@@ -160,23 +160,25 @@ def labels_for(report: FailureReport) -> tuple[str, ...]:
 
 
 _ADVICE = {
-    ErrorCategory.SYNTAX: "look at the source that did not parse, and at the prompt it came from",
-    ErrorCategory.TEST_FAILURE: "look at the tests that fail, and decide which side is wrong",
-    ErrorCategory.ACC_VIOLATION: "look at which rule of the architecture is broken, and by what",
-    ErrorCategory.BDV_VIOLATION: "look at which specified behaviour is not there",
-    ErrorCategory.TIMEOUT: "give it more time (timeout_seconds), or less to do at once",
-    ErrorCategory.API_ERROR: "see whether the other side is up, and the credentials are valid",
-    ErrorCategory.RATE_LIMIT: "wait, or have less done at once; the other side asked for patience",
-    ErrorCategory.RESOURCE_ERROR: "make room: memory, disk, files or processes ran out",
-    ErrorCategory.UNKNOWN: "look at the last attempt's error",
+    ErrorCategory.SYNTAX: "check the source that does not parse, and the prompt it was generated from",
+    ErrorCategory.TEST_FAILURE: "check the failing tests, and decide whether the tests or the code are wrong",
+    ErrorCategory.ACC_VIOLATION: "find out which architecture rule is violated, and by what",
+    ErrorCategory.BDV_VIOLATION: "find out which specified behaviour is missing",
+    ErrorCategory.TIMEOUT: "increase timeout_seconds, or give the step less work",
+    ErrorCategory.API_ERROR: "check that the remote service is available and the credentials are valid",
+    ErrorCategory.RATE_LIMIT: "wait, or execute fewer steps at the same time: the remote service limits the rate",
+    ErrorCategory.RESOURCE_ERROR: "free resources: memory, disk space, open files or processes are exhausted",
+    ErrorCategory.UNKNOWN: "check the error of the last attempt",
 }
 
 
 def actions_for(report: FailureReport, run_id: str | None) -> list[str]:
-    """Return what a person can do about it, the most useful first."""
+    """Return what a person can do, the most useful action first."""
     category = report.error_category
     known = ErrorCategory(category) if category in list(ErrorCategory) else ErrorCategory.UNKNOWN
     again = "then execute it again"
-    until = f"; until then {run_id} raises this again"
-    go_on = f"{again} with options(retry=True){until}" if run_id else again
-    return [*([report.suggested_fix] if report.suggested_fix else []), _ADVICE[known], go_on]
+    if run_id:
+        again += (
+            f" with options(retry=True); without it, run {run_id} raises the same failure again"
+        )
+    return [*([report.suggested_fix] if report.suggested_fix else []), _ADVICE[known], again]

@@ -1,4 +1,4 @@
-"""Between two attempts: a healer may repair what failed."""
+"""Healing: between two attempts a healer may repair the cause of a failure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from maestro_hive.engine.errors import FailureReport
 
 
-#: How much of what went wrong with a healer is recorded.
-_LONGEST_ERROR = 2_000
+#: How much of a healer's own error is recorded.
+_MAX_ERROR = 2_000
 
 
 class Healer(Protocol):
-    """Examines a failure, and may repair its cause; its answer has a ``status``."""
+    """Examines a failure, and may repair its cause; what it returns has a ``status``."""
 
     def heal_single(self, failure: FailureReport) -> Any:
-        """Try to repair what failed; an answer with the status FIXED says that it is repaired."""
+        """Try to repair the cause; the status FIXED of the returned object means that it is repaired."""
         ...
 
 
 class Healing(NamedTuple):
-    """Whether a failure's cause is repaired, and what went wrong with the healer itself."""
+    """Whether a failure's cause is repaired, and the healer's own error, if it failed."""
 
     fixed: bool
     error: str | None = None
@@ -38,26 +38,26 @@ NOT_HEALED = Healing(fixed=False)
 
 
 async def heal(healer: Healer, failure: FailureReport, seconds: float) -> Healing:
-    """Ask the healer; one that fails itself has repaired nothing, and its error is given.
+    """Call the healer; one that raises has repaired nothing, and its error is returned.
 
-    It has as long as an attempt has. The failure is recorded together with what came of the
-    healing: a process that is killed meanwhile leaves an attempt that was interrupted.
+    It has the time limit of an attempt. The failure is recorded together with the outcome of the
+    healing: if the process is killed in between, the attempt counts as interrupted.
     """
     deadline = asyncio.timeout(seconds)
     try:
         async with deadline:
-            answer = await _ask(healer, failure)
+            answer = await _call(healer, failure)
         status = getattr(answer, "status", None)
         return Healing(fixed=str(getattr(status, "value", status)).upper() == "FIXED")
-    except Exception as error:  # noqa: BLE001 - the user's own code, like the task itself
+    except Exception as error:  # noqa: BLE001 - the user's code, like the task
         if deadline.expired() and isinstance(error, TimeoutError):
-            return Healing(fixed=False, error=f"it was not done within {seconds:g} seconds")
+            return Healing(fixed=False, error=f"it was not finished within {seconds:g} seconds")
         text = f"{type(error).__name__}: {text_of(error)}"
-        return Healing(fixed=False, error=text[:_LONGEST_ERROR])
+        return Healing(fixed=False, error=text[:_MAX_ERROR])
 
 
-async def _ask(healer: Healer, failure: FailureReport) -> Any:
-    """Return its answer; one that is not async may take long, so it has a thread."""
+async def _call(healer: Healer, failure: FailureReport) -> Any:
+    """Return what the healer returns; one that is not async is called in a thread."""
     if inspect.iscoroutinefunction(healer.heal_single):
         return await healer.heal_single(failure)
     call = partial(copy_context().run, healer.heal_single, failure)

@@ -1,4 +1,4 @@
-"""What a persona may do: checked before its task is called, and written to an audit log."""
+"""Policy: an enforcer decides, before a task is called, whether a persona may; with an audit log."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ if TYPE_CHECKING:
     from maestro_hive.engine.step import StepExecution
     from maestro_hive.kernel.clock import Clock
 
-#: Words in a tool's name that tell what it does; the first that fits counts. A short one is a
-#: word of its own: "forget" does not get anything.
+#: Words in a tool's name that imply an action; the first match counts. Short ones are matched as
+#: whole words: "forget" does not contain "get".
 _ACTIONS = {
-    "write": re.compile(r"write|edit|create|update|\bset\b"),
-    "delete": re.compile(r"delete|remove|unlink|\brm(dir|tree)?\b"),
-    "read": re.compile(r"\bread|fetch|\b(get|cat|head|tail)\b"),
+    "write": r"write|edit|create|update|\bset\b",
+    "delete": r"delete|remove|unlink|\brm(dir|tree)?\b",
+    "read": r"\bread|fetch|\b(get|cat|head|tail)\b",
 }
-#: What separates the words of a name: no letter at all, or the hump of a camel.
-_BETWEEN_WORDS = re.compile(r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])")
-#: Arguments of a task that name what it works on.
+#: What separates the words of a name: non-alphabetic characters, or the start of a capitalised word.
+_BETWEEN_WORDS = r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])"
+#: Arguments of a task that name its target.
 _TARGETS = ("path", "file_path", "target")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentContext:
-    """Who wants to do it."""
+    """The agent that makes a call."""
 
     agent_id: str
     role: str
 
 
 class Verdict(Protocol):
-    """An enforcer's answer."""
+    """An enforcer's decision."""
 
     @property
     def allowed(self) -> bool:
-        """Whether it may be done."""
+        """Whether the call is allowed."""
         ...
 
 
 class Enforcer(Protocol):
-    """Decides what agents may do."""
+    """Decides which calls agents may make."""
 
     def check(
         self, *, agent: AgentContext, tool_name: str, target_path: str | None, action: str
     ) -> Verdict:
-        """Return whether an agent may use a tool on something."""
+        """Return whether an agent may use a tool on a target."""
         ...
 
 
 class PolicyCheck:
-    """Asks an enforcer before a step is executed; a check of the engine's path."""
+    """Checks a step with an enforcer before it is executed; a ``StepCheck`` of the engine."""
 
     def __init__(
         self, enforcer: Enforcer, persona: str, role: str, audit_log: str | None, clock: Clock
@@ -79,9 +79,9 @@ class PolicyCheck:
 
 def infer_action(tool_name: str) -> str:
     """Return what a tool does, by its name: write, delete, read, or else execute."""
-    words = _BETWEEN_WORDS.sub(" ", tool_name).lower()
+    words = re.sub(_BETWEEN_WORDS, " ", tool_name).lower()
     for action, pattern in _ACTIONS.items():
-        if pattern.search(words):
+        if re.search(pattern, words):
             return action
     return "execute"
 
@@ -94,7 +94,7 @@ def enforce(
     audit_log: str | None,
     clock: Clock,
 ) -> None:
-    """Raise ``GovernanceViolation`` if a rule forbids the call; record the answer."""
+    """Raise ``GovernanceViolation`` if the enforcer forbids the call; write the decision to the log."""
     named = next((arguments[name] for name in _TARGETS if arguments.get(name)), None)
     target = None if named is None else str(named)
     verdict = enforcer.check(
@@ -127,7 +127,7 @@ def enforce(
 
 
 def _write(path: Path, entry: dict[str, Any]) -> None:
-    """Add a line to the audit log; what cannot be recorded does not happen."""
+    """Append a line to the audit log; raise if that fails, so that no call goes unrecorded."""
     line = json.dumps(entry, ensure_ascii=False, default=str).encode() + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -139,4 +139,4 @@ def _write(path: Path, entry: dict[str, Any]) -> None:
     except OSError as error:
         raise StorageError(f"the audit log {path} cannot be written: {reason_of(error)}") from error
     if written != len(line):
-        raise StorageError(f"the audit log {path} was written in part: is its disk full?")
+        raise StorageError(f"the audit log {path} was written only in part; free space on its disk")

@@ -1,4 +1,4 @@
-"""What an execution gives back: its status, its attempts, and what came of them."""
+"""The results of executions: status, attempts and output."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 class ExecutionStatus(StrEnum):
-    """Where an execution or an attempt stands."""
+    """The status of an execution or of an attempt."""
 
     #: Not started.
     PENDING = "pending"
     #: Being executed.
     RUNNING = "running"
-    #: Done.
+    #: Completed.
     SUCCESS = "success"
     #: Given up.
     FAILED = "failed"
-    #: Failed, and will be tried again.
+    #: Failed, with another attempt to follow.
     RETRYING = "retrying"
-    #: Done, after a repair between its attempts.
+    #: Completed, after a repair between its attempts.
     RECOVERED = "recovered"
-    #: Given up by both levels; a person must look.
+    #: Given up by both levels; a person has to decide.
     HELP_NEEDED = "help_needed"
-    #: The tokens are spent.
+    #: The token budget is used up.
     BANKRUPT = "bankrupt"
-    #: Its process died in the middle, too often; it waits to be retried.
+    #: Its process died during too many attempts; it waits for a retry.
     INTERRUPTED = "interrupted"
-    #: Stopped politely.
+    #: Stopped on request.
     CANCELLED = "cancelled"
 
     @property
@@ -65,7 +65,9 @@ class ExecutionAttempt:
         """How long it took; 0 while it runs."""
         if self.ended_at is None:
             return 0.0
-        return max(0.0, (self.ended_at - self.started_at).total_seconds())  # clocks are set back
+        return max(
+            0.0, (self.ended_at - self.started_at).total_seconds()
+        )  # a clock may be set back
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data; the output as it is."""
@@ -88,7 +90,7 @@ class ExecutionAttempt:
 
 @dataclass(slots=True)
 class ExecutionResult:
-    """What level 1 gives back for one task."""
+    """What level 1 returns for one task."""
 
     execution_id: str
     task_name: str
@@ -104,7 +106,7 @@ class ExecutionResult:
 
     @property
     def attempt_count(self) -> int:
-        """How many attempts there were."""
+        """The number of attempts."""
         return len(self.attempts)
 
     @property
@@ -132,17 +134,17 @@ class ExecutionResult:
 
 
 class LazyResult(ExecutionResult):
-    """A result whose attempts are read when they are asked for: most callers want the output alone."""
+    """A result whose attempts are loaded at their first use: most callers need the output alone."""
 
     __slots__ = ("_attempts", "_load")
 
     def load_attempts_with(self, load: Callable[[], list[ExecutionAttempt]]) -> None:
-        """Take the attempts from ``load`` when they are asked for."""
+        """Load the attempts by ``load`` at their first use."""
         self._load: Callable[[], list[ExecutionAttempt]] | None = load
 
     @property
     def attempts(self) -> list[ExecutionAttempt]:
-        """Every attempt there was."""
+        """All attempts."""
         if self._load is not None:
             self._attempts, self._load = self._load(), None
         return self._attempts
@@ -158,7 +160,7 @@ class LazyResult(ExecutionResult):
 
 @dataclass(slots=True)
 class Level2Result:
-    """What level 2 gives back: the rounds it made, and what level 1 gave for each."""
+    """What level 2 returns: its rounds, and the result of level 1 for each."""
 
     execution_id: str
     task_name: str

@@ -1,8 +1,8 @@
-"""What an error says about itself: what kind of failure it was, and when to come back.
+"""Whether a failed attempt is retried, and after which wait. Pure: no clock, loop or disk.
 
-It is read from attributes and from the names of classes, so that the errors of httpx, requests,
-aiohttp, openai, anthropic and others are understood without importing any of them. Reading an
-error never raises, however odd it is.
+``decide`` makes the decision. ``classify`` and ``retry_after`` read an error for it: attributes and
+class names, so that the errors of httpx, requests, aiohttp, openai, anthropic and others are
+understood without importing any of them. Reading an error never raises, whatever its class does.
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
 from itertools import islice
 from types import UnionType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    get_args,
+)
 
 from maestro_hive.engine.config import ErrorCategory
 from maestro_hive.engine.errors import (
@@ -37,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "MAX_RETRY_AFTER_SECONDS",
     "Backoff",
     "Decision",
     "RandomSource",
@@ -55,264 +63,9 @@ __all__ = [
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: A longer wait is a mistake of whoever asks for it, like a date where seconds were due.
-LONGEST_ASKED_SECONDS = 7 * 86_400.0
-
-_RINGS = 4
-_WIDEST = 100
-
-
-def retry_after(error: BaseException, now: datetime) -> float | None:
-    """Return the seconds that the other side asked to wait, or None if it did not.
-
-    Looked for in ``error.retry_after`` and in a ``Retry-After`` header of the error or of its
-    response, then in the errors that it was raised from or is a group of: the nearest one counts,
-    and among equally near ones the longest wait. What lies in the past is 0.
-    """
-    for ring in _rings(error):
-        asked = [wait for each in ring if (wait := _guarded(_asked_by, each, now)) is not None]
-        if asked:
-            return max(asked)
-    return None
-
-
-def classify(error: BaseException) -> ErrorCategory:
-    """Tell what kind of failure it was, from the error or else from what it was raised from."""
-    for ring in _rings(error):
-        for each in ring:
-            category = _guarded(_category, each)
-            if category:
-                return category
-    return ErrorCategory.UNKNOWN
-
-
-# --- when to come back -----------------------------------------------------------------------
-
-
-def _asked_by(error: BaseException, now: datetime) -> float | None:
-    said = _guarded(_seconds, _read(error, "retry_after"), now)
-    if said is not None:
-        return said
-    for headers in (_read(_read(error, "response"), "headers"), _read(error, "headers")):
-        said = _guarded(_in_headers, headers, now)
-        if said is not None:
-            return said
-    return None
-
-
-def _in_headers(headers: object, now: datetime) -> float | None:
-    exact = _guarded(_milliseconds, _header(headers, "Retry-After-Ms"))  # some providers' own
-    return _seconds(_header(headers, "Retry-After"), now) if exact is None else exact
-
-
-def _header(headers: Any, name: str) -> object:
-    """Return a header's value; a plain dict does not know that case does not matter."""
-    for spelling in (name, name.lower()):
-        value: object = _guarded(_read(headers, "get"), spelling)
-        if value is not None:
-            return value
-    return _guarded(_in_any_case, headers, name.lower())
-
-
-def _in_any_case(headers: Any, name: str) -> object:
-    for key, value in headers.items():
-        if (_guarded(_text, key) or "").lower() == name:
-            return value
-    return None
-
-
-def _seconds(value: object, now: datetime) -> float | None:
-    match value:
-        case bool():
-            return None
-        case int() | float():
-            return _sensible(value)
-        case timedelta():
-            return _sensible(value.total_seconds())
-        case datetime():
-            aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-            return _sensible((aware - now).total_seconds())
-        case str() | bytes():
-            return _spoken_seconds(_text(value), now)
-        case _:
-            return None
-
-
-def _spoken_seconds(text: str, now: datetime) -> float | None:
-    number = _guarded(float, text)
-    if number is not None:
-        return _sensible(number)
-    return _seconds(_guarded(parsedate_to_datetime, text), now)
-
-
-def _milliseconds(value: object) -> float | None:
-    return _sensible(float(_text(value)) / 1000)
-
-
-def _sensible(seconds: float) -> float | None:
-    """Return a wait that can be waited, or None; NaN is on neither side of anything."""
-    return float(max(seconds, 0)) if -math.inf < seconds <= LONGEST_ASKED_SECONDS else None
-
-
-# --- what kind of failure it was -------------------------------------------------------------
-
-_RATE_LIMITED = re.compile(r"(?i)rate_?limit|throttl|too_?many_?requests")
-_LATE = re.compile(r"Timeout(Error|Exception|Expired)?$")
-_USED_UP = re.compile(r"^(MemoryError|RecursionError|ResourceWarning)$")
-_TEST_FAILED = re.compile(r"^(AssertionError|DocTestFailure)$")
-_REMOTE = re.compile(
-    r"API(Connection|Status|Response)?Error|APIConnection|HTTP(Status)?Error"
-    r"|^(ConnectionError|ClientError|RequestException|RpcError|URLError|gaierror|herror|SSLError)$"
-)
-#: Their ``errno`` counts in numbers of its own.
-_OTHER_NUMBERS = re.compile(r"^(gaierror|herror|SSLError)$")
-
-_USED_UP_CODES = frozenset(
-    {
-        errno.EAGAIN,  # what `fork` says when there may be no more processes
-        errno.EDQUOT,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOSPC,
-    }
-)
-_REMOTE_CODES = frozenset(
-    {
-        errno.EADDRNOTAVAIL,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETRESET,
-        errno.ENETUNREACH,
-        errno.ENOTCONN,
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Signs:
-    error: BaseException
-    names: frozenset[str]
-    status: int | None
-    code: int | None
-
-    def named(self, pattern: re.Pattern[str]) -> bool:
-        return any(pattern.search(name) for name in self.names)
-
-
-def _signs_of(error: BaseException) -> _Signs:
-    names = frozenset(kind.__name__ for kind in type(error).__mro__)
-    signs = _Signs(error, names, _http_status(error), None)
-    if not isinstance(error, OSError) or signs.named(_OTHER_NUMBERS):
-        return signs
-    code = _read(error, "errno")
-    return replace(signs, code=code) if isinstance(code, int) else signs
-
-
-def _is_test_failure(signs: _Signs) -> bool:
-    return signs.named(_TEST_FAILED) or signs.names >= {"Failed", "OutcomeException"}  # pytest's
-
-
-def _is_used_up(signs: _Signs) -> bool:
-    if isinstance(signs.error, RuntimeError) and signs.error.args == ("can't start new thread",):
-        return True
-    return signs.named(_USED_UP) or signs.code in _USED_UP_CODES
-
-
-def _is_remote(signs: _Signs) -> bool:
-    return signs.status is not None or signs.named(_REMOTE) or signs.code in _REMOTE_CODES
-
-
-#: The first that holds is it: a connection that timed out is a timeout.
-_KINDS: dict[ErrorCategory, Callable[[_Signs], bool]] = {
-    ErrorCategory.SYNTAX: lambda signs: isinstance(signs.error, SyntaxError),
-    ErrorCategory.TEST_FAILURE: _is_test_failure,
-    ErrorCategory.RATE_LIMIT: lambda signs: signs.status == 429 or signs.named(_RATE_LIMITED),
-    ErrorCategory.TIMEOUT: lambda signs: signs.named(_LATE),
-    ErrorCategory.RESOURCE_ERROR: _is_used_up,
-    ErrorCategory.API_ERROR: _is_remote,
-}
-
-
-def _category(error: BaseException) -> ErrorCategory | None:
-    if isinstance(error, RecoverableError):
-        said = _guarded(_known_category, error)
-        if said:
-            return said
-    signs = _signs_of(error)
-    return next((category for category, holds in _KINDS.items() if holds(signs)), None)
-
-
-def _known_category(error: RecoverableError) -> ErrorCategory | None:
-    """Return the category it was made with, if that is one of ours and says anything."""
-    category = ErrorCategory(_text(error.error_category).upper())
-    return None if category is ErrorCategory.UNKNOWN else category
-
-
-def _http_status(error: BaseException) -> int | None:
-    response = _read(error, "response")
-    for owner, name in (
-        (error, "status_code"),
-        (error, "status"),
-        (response, "status_code"),
-        (response, "status"),
-        (error, "code"),
-    ):
-        value = _read(owner, name)
-        if isinstance(value, int) and _guarded(lambda number: 100 <= number <= 599, value):
-            return value
-    return None
-
-
-# --- reading errors --------------------------------------------------------------------------
-
-
-def _rings(error: BaseException) -> Iterator[list[BaseException]]:
-    """Yield the error alone, then what it was raised from or is a group of, and so on inwards."""
-    ring = [error]
-    for _ in range(_RINGS):
-        yield ring
-        ring = list(islice((inner for each in ring for inner in _inside(each)), _WIDEST))
-
-
-def _inside(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        yield from error.exceptions
-    cause = _read(error, "__cause__")
-    if isinstance(cause, BaseException):
-        yield cause
-
-
-def _read(thing: object, name: str) -> Any:
-    return _guarded(getattr, thing, name, None)
-
-
-def _text(value: object) -> str:
-    """Return a text, also one that came as bytes; raise TypeError for anything else."""
-    match value:
-        case str():
-            return str(value)
-        case bytes():
-            return value.decode("latin-1")
-        case _:
-            raise TypeError(f"{type(value)} is no text")
-
-
-def _guarded(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Return what ``read`` returns, or None: what an error does when looked at is anybody's code."""
-    try:
-        return read(*args, **kwargs)
-    except Exception:  # noqa: BLE001 - a failure must not fail while it is looked at
-        return None
-
-
-# --- retry_policy ---
-
-
-#: Yes, no, or yes after so many seconds.
+#: Whether to retry, or after how many seconds.
 Verdict: TypeAlias = bool | float
-#: Which errors are worth another attempt: their types, or a function that answers for each.
+#: Which errors are retried: their types, or a function that decides for each.
 RetryOn: TypeAlias = (
     type[BaseException]
     | tuple[type[BaseException], ...]
@@ -320,11 +73,11 @@ RetryOn: TypeAlias = (
 )
 
 
-# --- how long to wait ------------------------------------------------------------------------
+# --- backoff ---------------------------------------------------------------------------------
 
 
 class Backoff(Protocol):
-    """How waits grow: ``Level1Config`` and ``Level2Config`` say it."""
+    """How waits grow, as in ``Level1Config`` and ``Level2Config``."""
 
     @property
     def base_delay_seconds(self) -> float:
@@ -333,25 +86,25 @@ class Backoff(Protocol):
 
     @property
     def backoff_multiplier(self) -> float:
-        """How many times as long each further one is."""
+        """The factor from one wait to the next."""
         ...
 
     @property
     def max_delay_seconds(self) -> float:
-        """What none is longer than."""
+        """The longest wait."""
         ...
 
 
 class RandomSource(Protocol):
-    """What ``random.Random`` is needed for."""
+    """A source of random numbers, such as ``random.Random``."""
 
     def random(self) -> float:
-        """Return a number from 0 up to, and not including, 1."""
+        """Return a number from 0 to below 1."""
         ...
 
 
 def delay_before(config: Backoff, failures: int) -> float:
-    """Return the wait after that many failures, without jitter; none without a failure."""
+    """Return the wait after that many failures, without jitter; 0 after none."""
     if failures < 1 or config.base_delay_seconds == 0:
         return 0.0
     try:
@@ -362,11 +115,11 @@ def delay_before(config: Backoff, failures: int) -> float:
 
 
 def with_jitter(seconds: float, share: float, random: RandomSource) -> float:
-    """Return ``seconds`` and up to ``share`` of it more, so that a crowd does not come at once."""
+    """Return ``seconds`` plus up to ``share`` of it, so that many callers do not retry at once."""
     return seconds * (1 + share * random.random())
 
 
-# --- whether to try again --------------------------------------------------------------------
+# --- the decision ----------------------------------------------------------------------------
 
 _FINAL = (
     CircuitBreakerOpen,
@@ -377,9 +130,8 @@ _FINAL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What comes after a failure: another attempt in ``wait`` seconds, or none; and why."""
+class Decision(NamedTuple):
+    """What follows a failure: another attempt in ``wait`` seconds, or none; and the reason."""
 
     retry: bool
     wait: float
@@ -387,9 +139,9 @@ class Decision:
 
 
 def check_retry_on(value: object) -> RetryOn:
-    """Return ``value`` as ``asks_for_retry`` takes it; a list of types, or ``A | B``, is a tuple.
+    """Return ``value`` as ``asks_for_retry`` takes it: a list of types, or ``A | B``, as a tuple.
 
-    Raises ConfigurationError for what is neither types of errors nor a function that can answer.
+    Raises ConfigurationError for what is neither types of errors nor a function that is not async.
     """
     kinds = get_args(value) if isinstance(value, UnionType) else value
     if isinstance(kinds, list | tuple) and all(_is_error_type(kind) for kind in kinds):
@@ -411,14 +163,14 @@ def _is_error_type(value: object) -> bool:
 
 
 def _is_async(value: Callable[..., object]) -> bool:
-    call = type(value).__call__  # of an object that is called like a function
+    call = type(value).__call__  # of an object with __call__
     return inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call)
 
 
 def asks_for_retry(retry_on: RetryOn, error: Exception) -> Verdict:
-    """Return whether ``retry_on`` wants another attempt after ``error``, or after how many seconds.
+    """Return whether ``retry_on`` requests another attempt after ``error``, or after how many seconds.
 
-    Raises TypeError if its function answers anything else, and what the function itself raises.
+    Raises TypeError if its function returns anything else, and what the function itself raises.
     """
     if isinstance(retry_on, type | tuple):
         return isinstance(error, retry_on)
@@ -432,18 +184,18 @@ def asks_for_retry(retry_on: RetryOn, error: Exception) -> Verdict:
             return float(answer)
         case _:
             if inspect.iscoroutine(answer):
-                answer.close()  # or its never having been awaited would be a second complaint
+                answer.close()  # otherwise Python also warns that it was never awaited
             raise TypeError(
-                f"the function given as retry_on answered {answer!r} to a {type(error).__name__},"
-                " and must answer True, False or the seconds to wait, 0 or more"
+                f"the function given as retry_on returned {answer!r} for a {type(error).__name__},"
+                " and must return True, False or the seconds to wait, 0 or more"
             )
 
 
 def never_retried(error: BaseException) -> bool:
-    """Return whether another attempt is out of the question, whatever ``retry_on`` says.
+    """Return whether an error is never retried, whatever ``retry_on`` is.
 
-    So it is for what was decided above a single attempt, for a journal that cannot be trusted, for
-    what is no ``Exception`` at all, and for a group with one of these in it.
+    That holds for the final errors of both levels, for errors of storage and configuration, for
+    exceptions that are not an ``Exception``, and for a group that contains one of these.
     """
     if isinstance(error, BaseExceptionGroup):
         return any(never_retried(part) for part in parts_of(error))
@@ -463,21 +215,21 @@ def decide(
     delay: float,
     final: bool,
 ) -> Decision:
-    """Decide what comes after a failure, the ``failures``-th one, ``elapsed`` seconds in.
+    """Decide what follows the ``failures``-th failure, ``elapsed`` seconds after the first start.
 
-    The wait is the one that ``retry_on`` named (``wanted``), else the longer one of what the other
-    side ``asked`` for and the backoff's ``delay``.
+    The wait is the one that ``retry_on`` returned (``wanted``), else the longer one of what the
+    remote side requested (``asked``) and the backoff's ``delay``.
     """
     if final:
-        return _give_up("another attempt is out of the question")
+        return _give_up("an error of this type is never retried")
     if wanted is False:
-        return _give_up("retry_on answered no")
+        return _give_up("retry_on excludes this error")
     if failures >= max_attempts:
         return _give_up(f"{failures} of {max_attempts} attempts have failed")
     wait, reason = _wait(wanted, asked, delay)
     if max_elapsed is not None and elapsed + wait > max_elapsed:
         return _give_up(
-            f"the next attempt would begin {elapsed + wait:.1f} s after the first,"
+            f"the next attempt would start {elapsed + wait:.1f} s after the first,"
             f" and the limit is {max_elapsed:g} s"
         )
     return Decision(retry=True, wait=wait, reason=reason)
@@ -485,11 +237,271 @@ def decide(
 
 def _wait(wanted: Verdict, asked: float | None, delay: float) -> tuple[float, str]:
     if not isinstance(wanted, bool):
-        return float(wanted), "retry_on named the wait"
+        return float(wanted), "retry_on returned this wait"
     if asked is not None and asked > delay:
-        return float(asked), "the other side asked for this wait"
+        return float(asked), "the remote side requested this wait"
     return float(delay), "backoff"
 
 
 def _give_up(reason: str) -> Decision:
     return Decision(retry=False, wait=0.0, reason=reason)
+
+
+# --- reading an error ------------------------------------------------------------------------
+
+#: A longer requested wait is taken for a mistake, such as a date in place of seconds.
+MAX_RETRY_AFTER_SECONDS = 7 * 86_400.0
+
+#: How far an error is followed to its causes and group members, and how many are read at each step.
+_MAX_DEPTH = 4
+_MAX_WIDTH = 100
+
+
+def retry_after(error: BaseException, now: datetime) -> float | None:
+    """Return the seconds that the remote side requested to wait, or None.
+
+    Read from ``error.retry_after`` and from a ``Retry-After`` header of the error or of its
+    response, then from its causes and group members: the nearest error counts, and among equally
+    near ones the longest wait. A time in the past is 0.
+    """
+    for errors in _by_distance(error):
+        waits = [wait for each in errors if (wait := _guarded(_requested, each, now)) is not None]
+        if waits:
+            return max(waits)
+    return None
+
+
+def classify(error: BaseException) -> ErrorCategory:
+    """Return the category of a failure, by the error or else by its causes and group members."""
+    for errors in _by_distance(error):
+        for each in errors:
+            category = _guarded(_category, each)
+            if category:
+                return category
+    return ErrorCategory.UNKNOWN
+
+
+# --- requested waits -------------------------------------------------------------------------
+
+
+def _requested(error: BaseException, now: datetime) -> float | None:
+    wait = _guarded(_seconds, _read(error, "retry_after"), now)
+    if wait is not None:
+        return wait
+    for headers in (_read(_read(error, "response"), "headers"), _read(error, "headers")):
+        wait = _guarded(_in_headers, headers, now)
+        if wait is not None:
+            return wait
+    return None
+
+
+def _in_headers(headers: object, now: datetime) -> float | None:
+    exact = _guarded(_milliseconds, _header(headers, "Retry-After-Ms"))  # sent by some providers
+    return _seconds(_header(headers, "Retry-After"), now) if exact is None else exact
+
+
+def _header(headers: Any, name: str) -> object:
+    """Return a header's value, in whatever case it is written; a plain dict compares case."""
+    for spelling in (name, name.lower()):
+        value: object = _guarded(_read(headers, "get"), spelling)
+        if value is not None:
+            return value
+    return _guarded(_in_any_case, headers, name.lower())
+
+
+def _in_any_case(headers: Any, name: str) -> object:
+    for key, value in headers.items():
+        if (_guarded(_text, key) or "").lower() == name:
+            return value
+    return None
+
+
+def _seconds(value: object, now: datetime) -> float | None:
+    match value:
+        case bool():
+            return None
+        case int() | float():
+            return _usable(value)
+        case timedelta():
+            return _usable(value.total_seconds())
+        case datetime():
+            aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+            return _usable((aware - now).total_seconds())
+        case str() | bytes():
+            return _parsed_seconds(_text(value), now)
+        case _:
+            return None
+
+
+def _parsed_seconds(text: str, now: datetime) -> float | None:
+    number = _guarded(float, text)
+    if number is not None:
+        return _usable(number)
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - rare, and slow to import
+
+    return _seconds(_guarded(parsedate_to_datetime, text), now)
+
+
+def _milliseconds(value: object) -> float | None:
+    return _usable(float(_text(value)) / 1000)
+
+
+def _usable(seconds: float) -> float | None:
+    """Return a wait from 0 to the maximum, or None, also for NaN."""
+    return float(max(seconds, 0)) if -math.inf < seconds <= MAX_RETRY_AFTER_SECONDS else None
+
+
+# --- categories ------------------------------------------------------------------------------
+
+# Patterns for names of classes; ``re`` compiles them at their first use.
+_RATE_LIMITED = r"(?i)rate_?limit|throttl|too_?many_?requests"
+_TIMED_OUT = r"Timeout(Error|Exception|Expired)?$"
+_EXHAUSTED = r"^(MemoryError|RecursionError|ResourceWarning)$"
+_TEST_FAILED = r"^(AssertionError|DocTestFailure)$"
+_REMOTE = (
+    r"API(Connection|Status|Response)?Error|APIConnection|HTTP(Status)?Error"
+    r"|^(ConnectionError|ClientError|RequestException|RpcError|URLError|gaierror|herror|SSLError)$"
+)
+#: Their ``errno`` is not one of the operating system.
+_OTHER_CODES = r"^(gaierror|herror|SSLError)$"
+
+_EXHAUSTED_CODES = frozenset(
+    {
+        errno.EAGAIN,  # from `fork`, when no more processes are allowed
+        errno.EDQUOT,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+    }
+)
+_REMOTE_CODES = frozenset(
+    {
+        errno.EADDRNOTAVAIL,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,
+    }
+)
+
+
+class _Traits(NamedTuple):
+    """What an error is classified by."""
+
+    error: BaseException
+    names: frozenset[str]
+    status: int | None
+    code: int | None
+
+    def named(self, pattern: str) -> bool:
+        """Return whether the name of its class, or of a base class, matches."""
+        return any(re.search(pattern, name) for name in self.names)
+
+
+def _traits(error: BaseException) -> _Traits:
+    names = frozenset(kind.__name__ for kind in type(error).__mro__)
+    traits = _Traits(error, names, _http_status(error), None)
+    if not isinstance(error, OSError) or traits.named(_OTHER_CODES):
+        return traits
+    code = _read(error, "errno")
+    return traits._replace(code=code) if isinstance(code, int) else traits
+
+
+def _is_test_failure(traits: _Traits) -> bool:
+    return traits.named(_TEST_FAILED) or traits.names >= {"Failed", "OutcomeException"}  # of pytest
+
+
+def _is_exhausted(traits: _Traits) -> bool:
+    if isinstance(traits.error, RuntimeError) and traits.error.args == ("can't start new thread",):
+        return True
+    return traits.named(_EXHAUSTED) or traits.code in _EXHAUSTED_CODES
+
+
+def _is_remote(traits: _Traits) -> bool:
+    return traits.status is not None or traits.named(_REMOTE) or traits.code in _REMOTE_CODES
+
+
+#: The first match counts: a connection that timed out is a timeout.
+_KINDS: dict[ErrorCategory, Callable[[_Traits], bool]] = {
+    ErrorCategory.SYNTAX: lambda traits: isinstance(traits.error, SyntaxError),
+    ErrorCategory.TEST_FAILURE: _is_test_failure,
+    ErrorCategory.RATE_LIMIT: lambda traits: traits.status == 429 or traits.named(_RATE_LIMITED),
+    ErrorCategory.TIMEOUT: lambda traits: traits.named(_TIMED_OUT),
+    ErrorCategory.RESOURCE_ERROR: _is_exhausted,
+    ErrorCategory.API_ERROR: _is_remote,
+}
+
+
+def _category(error: BaseException) -> ErrorCategory | None:
+    if isinstance(error, RecoverableError):
+        given = _guarded(_known_category, error)
+        if given:
+            return given
+    traits = _traits(error)
+    return next((category for category, matches in _KINDS.items() if matches(traits)), None)
+
+
+def _known_category(error: RecoverableError) -> ErrorCategory | None:
+    """Return the category it was made with, if that is a known one other than UNKNOWN."""
+    category = ErrorCategory(_text(error.error_category).upper())
+    return None if category is ErrorCategory.UNKNOWN else category
+
+
+def _http_status(error: BaseException) -> int | None:
+    response = _read(error, "response")
+    for owner, name in (
+        (error, "status_code"),
+        (error, "status"),
+        (response, "status_code"),
+        (response, "status"),
+        (error, "code"),
+    ):
+        value = _read(owner, name)
+        if isinstance(value, int) and _guarded(lambda number: 100 <= number <= 599, value):
+            return value
+    return None
+
+
+# --- attributes and causes -------------------------------------------------------------------
+
+
+def _by_distance(error: BaseException) -> Iterator[list[BaseException]]:
+    """Yield the error alone, then its cause and group members, then theirs, and so on."""
+    errors = [error]
+    for _ in range(_MAX_DEPTH):
+        yield errors
+        errors = list(islice((inner for each in errors for inner in _inside(each)), _MAX_WIDTH))
+
+
+def _inside(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        yield from error.exceptions
+    cause = _read(error, "__cause__")
+    if isinstance(cause, BaseException):
+        yield cause
+
+
+def _read(thing: object, name: str) -> Any:
+    return _guarded(getattr, thing, name, None)
+
+
+def _text(value: object) -> str:
+    """Return a text, also one given as bytes; raise TypeError for anything else."""
+    match value:
+        case str():
+            return str(value)
+        case bytes():
+            return value.decode("latin-1")
+        case _:
+            raise TypeError(f"{type(value)} is not a text")
+
+
+def _guarded(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Return what ``read`` returns, or None if it raises: it may call code of the error's class."""
+    try:
+        return read(*args, **kwargs)
+    except Exception:  # noqa: BLE001 - reading an error must not raise
+        return None

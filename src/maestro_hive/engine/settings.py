@@ -1,6 +1,6 @@
-"""What a setting is: a value that is checked whenever it is set, and can be frozen.
+"""Settings: values that are checked whenever they are set, and can be frozen.
 
-A check takes the name to complain about and a value, and returns what to keep.
+A check takes the name of a setting, for its error message, and a value; it returns the value to store.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 PartT = TypeVar("PartT")
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 
-_ADDRESS = re.compile(r"https?://([\w.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[^\s?#]*)?")
+_ADDRESS = r"https?://([\w.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[^\s?#]*)?"
 _LONGEST_SHOWN = 80
 
 
 class FrozenConfigError(ConfigurationError, FrozenInstanceError):
-    """A setting of a frozen copy was to be changed."""
+    """A setting of a frozen copy cannot be changed."""
 
 
 class Secret:
-    """A text that is shown only to whoever asks for it by ``reveal()``."""
+    """A text that only ``reveal()`` returns; ``repr`` and ``str`` do not show it."""
 
     __slots__ = ("_text",)
 
@@ -59,13 +59,13 @@ class Settings:
 
     _is_frozen: ClassVar[bool] = False
 
-    if not TYPE_CHECKING:  # so that a type checker still finds a misspelt setting
+    if not TYPE_CHECKING:  # a type checker must still find a misspelt setting
 
         def __setattr__(self, name: str, value: object) -> None:
             self._set(name, value)
 
         def __delattr__(self, name: str) -> None:
-            raise ConfigurationError(f"{self._label(name)} is a setting, and cannot be deleted")
+            raise ConfigurationError(f"{self._label(name)} is a setting and cannot be deleted")
 
     def _set(self, name: str, value: object) -> None:
         known = {each.name: each.metadata.get("check") for each in fields(self)}
@@ -75,8 +75,8 @@ class Settings:
             )
         if self._is_frozen:
             raise FrozenConfigError(
-                f"{self._label(name)} belongs to a frozen copy, as an executor takes one when it"
-                " is made; change the configuration it was copied from, before making the executor"
+                f"{self._label(name)} belongs to the frozen copy that an executor makes of its"
+                " configuration; change that configuration before the executor is made"
             )
         check = known[name]
         self.__dict__[name] = check(self._label(name), value) if check else value
@@ -85,7 +85,7 @@ class Settings:
         return f"{type(self).__name__}.{name}"
 
     def frozen(self) -> Self:
-        """Return a copy, parts and all, that nothing changes any more."""
+        """Return a deep copy that cannot be changed."""
         return self if self._is_frozen else _freeze(copy.deepcopy(self))
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _shown(value: object) -> Any:
 def setting(
     default: object, check: Callable[[str, object], object], variable: str | None = None
 ) -> Any:
-    """Declare a field of ``Settings``: its default or how to make it, its check, its variable.
+    """Declare a field of ``Settings``: its default or a factory, its check, its variable.
 
     The environment is read when the settings are made; an empty variable counts as unset.
     """
@@ -130,12 +130,12 @@ def setting(
             return default() if callable(default) else default
         value: object = text
         if isinstance(default, int):
-            with suppress(ValueError):  # what is no number is refused below, as it was written
+            with suppress(ValueError):  # the check below refuses what is not a number
                 value = int(text)
         try:
             return check(f"the environment variable {variable}", value)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error}; or unset it, for the default") from None
+            raise ConfigurationError(f"{error}; unset it to use the default") from None
 
     return field(default_factory=first_value, metadata={"check": check})
 
@@ -144,7 +144,7 @@ def setting(
 
 
 def refused(name: str, value: object, wanted: str) -> ConfigurationError:
-    """Return the error that says what was given, and what should be."""
+    """Return the error for a value: what it is, and what it must be."""
     shown = repr(value)
     if len(shown) > _LONGEST_SHOWN:
         shown = shown[: _LONGEST_SHOWN - 3] + "..."
@@ -183,7 +183,7 @@ def positive(name: str, value: object) -> float:
 def _is_finite(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) <= sys.float_info.max  # unlike math.isfinite, at ease with long integers
+    return abs(value) <= sys.float_info.max  # math.isfinite fails for long integers
 
 
 def optional(check: Callable[[str, object], PartT]) -> Callable[[str, object], PartT | None]:
@@ -192,7 +192,7 @@ def optional(check: Callable[[str, object], PartT]) -> Callable[[str, object], P
 
 
 def flag(name: str, value: object) -> bool:
-    """Accept True and False, and nothing that merely resembles them."""
+    """Accept True and False alone."""
     if not isinstance(value, bool):
         raise refused(name, value, "True or False")
     return value
@@ -230,7 +230,7 @@ def log_level(name: str, value: object) -> str:
 
 
 def project_key(name: str, value: object) -> str:
-    """Accept what can be the key of a Jira project."""
+    """Accept the key of a Jira project."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,254}", value):
         raise refused(name, value, "the key of a Jira project, like MD")
     return value
@@ -239,25 +239,25 @@ def project_key(name: str, value: object) -> str:
 def address(name: str, value: object) -> str:
     """Accept an http address without user, password or query; empty means none."""
     wanted = "an address like https://jira.example.com, or empty for none"
-    if isinstance(value, str) and "@" in value:  # not repeated: it may hold a password
+    if isinstance(value, str) and "@" in value:  # not shown: it may contain a password
         raise ConfigurationError(
-            f"{name} holds a user or a password, and must be {wanted};"
-            " who logs in is said by JIRA_EMAIL and JIRA_API_TOKEN"
+            f"{name} contains a user or a password, and must be {wanted};"
+            " set the credentials by JIRA_EMAIL and JIRA_API_TOKEN"
         )
-    if not isinstance(value, str) or (value and not _ADDRESS.fullmatch(value)):
+    if not isinstance(value, str) or (value and not re.fullmatch(_ADDRESS, value)):
         raise refused(name, value, wanted)
     return value.rstrip("/")
 
 
 def email(name: str, value: object) -> str | None:
-    """Accept what looks like an e-mail address, or None."""
+    """Accept an e-mail address, or None."""
     if value is None or (isinstance(value, str) and re.fullmatch(r"[^@\s]+@[^@\s]+", value)):
         return value
     raise refused(name, value, "an e-mail address, or None")
 
 
 def secret(name: str, value: object) -> Secret | None:
-    """Accept a text that is not blank, or None; never repeat it."""
+    """Accept a text that is not blank, or None; no message shows it."""
     match value:
         case None | Secret():
             return value

@@ -1,4 +1,4 @@
-"""Errors whose tracebacks show the user's lines: those of ours are taken out."""
+"""Tracebacks that show the user's code: the frames of this package and of asyncio are removed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
-_OURS = ("maestro_hive", "asyncio")
-#: A chain of causes longer than this is not a user's.
-_LONGEST_CHAIN = 50
+_HIDDEN = ("maestro_hive", "asyncio")
+#: How many causes of an error are treated.
+_MAX_CHAIN = 50
 
 
 def with_own_lines(error: ErrorT) -> ErrorT:
-    """Return the error; what is left of its traceback, and of its causes', is the user's code."""
+    """Return the error with only the user's frames in its traceback and in those of its causes."""
     _point_at_cause(error)
     each: BaseException | None = error
-    for _ in range(_LONGEST_CHAIN):
+    for _ in range(_MAX_CHAIN):
         if each is None:
             break
         each.__traceback__ = _own_lines(each.__traceback__)
@@ -32,7 +32,7 @@ def with_own_lines(error: ErrorT) -> ErrorT:
 
 
 def _point_at_cause(error: BaseException) -> None:
-    """Let a call for help come straight from what the step raised: level 1 only handed it on."""
+    """Make the exception of the step the direct cause of ``HelpNeeded``, without level 1 in between."""
     cause = error.__cause__
     if not isinstance(error, HelpNeeded) or not isinstance(cause, UnrecoverableError):
         return
@@ -45,7 +45,7 @@ def _own_lines(trace: TracebackType | None) -> TracebackType | None:
     first = last = None
     while trace is not None:
         following = trace.tb_next
-        if not _is_ours(trace):
+        if not _is_hidden(trace):
             if last is None:
                 first = trace
             else:
@@ -57,6 +57,6 @@ def _own_lines(trace: TracebackType | None) -> TracebackType | None:
     return first
 
 
-def _is_ours(trace: TracebackType) -> bool:
+def _is_hidden(trace: TracebackType) -> bool:
     name = str(trace.tb_frame.f_globals.get("__name__", ""))
-    return name.partition(".")[0] in _OURS
+    return name.partition(".")[0] in _HIDDEN

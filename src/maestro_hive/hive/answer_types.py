@@ -1,6 +1,6 @@
-"""The type that an answer must have, as plain JSON: who answers need not have the class.
+"""The type of an answer, as a shape in plain JSON: to answer, its Python class is not needed.
 
-A shape is written in words of JSON Schema, the few that are needed:
+A shape is a small subset of JSON Schema:
 
 ``{}`` anything · ``{"type": "boolean" | "integer" | "number" | "string" | "null"}``
 ``{"type": "array", "items": shape}`` · ``{"type": "object", "additionalProperties": shape}``
@@ -47,7 +47,7 @@ _YES_OR_NO = {
 
 
 class ShapeError(ConfigurationError):
-    """A value is not what was asked for; ``path`` says where."""
+    """A value does not have the required shape; ``path`` is the place."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path} {problem}")
@@ -55,11 +55,11 @@ class ShapeError(ConfigurationError):
         self.problem = problem
 
 
-# --- a type's shape ------------------------------------------------------------------------------
+# --- from a type to its shape ---------------------------------------------------------------------
 
 
 class _Field(NamedTuple):
-    """What a class with fields is given under one name."""
+    """One field of a class."""
 
     name: str
     type: Any
@@ -67,7 +67,7 @@ class _Field(NamedTuple):
 
 
 def shape_of(expected: Any) -> Json:
-    """Return the shape of a type; None, ``Any`` and ``object`` stand for anything."""
+    """Return the shape of a type; None, ``Any`` and ``object`` allow anything."""
     return {} if expected is None else _shape_of(expected, ())
 
 
@@ -110,7 +110,7 @@ def _bare(expected: Any) -> Any:
 def _no_shape(expected: Any) -> ConfigurationError:
     name = getattr(expected, "__qualname__", None) if isinstance(expected, type) else None
     return ConfigurationError(
-        f"an answer cannot be asked for as {name or repr(expected)}; use bool, int, float, str,"
+        f"an answer cannot have the type {name or repr(expected)}; use bool, int, float, str,"
         " list, dict, None, a Literal, an Enum, a dataclass, a pydantic model, or a union, list[…]"
         " or dict[str, …] of those"
     )
@@ -119,14 +119,14 @@ def _no_shape(expected: Any) -> ConfigurationError:
 def _shape_of_enum(expected: type[Enum]) -> Json:
     names = list(expected.__members__)
     values = [expected[name].value for name in names]
-    kept = all(isinstance(value, str | int) for value in values)
-    return {"enum": names, "values": values} if kept else {"enum": names}
+    plain = all(isinstance(value, str | int) for value in values)
+    return {"enum": names, "values": values} if plain else {"enum": names}
 
 
 def _shape_of_class(expected: Any, around: tuple[Any, ...]) -> Json:
     if expected in around:
         raise ConfigurationError(
-            f"an answer cannot be asked for as {expected.__qualname__}: it contains itself"
+            f"an answer cannot have the type {expected.__qualname__}: it contains itself"
         )
     fields = list(_fields(expected))
     return {
@@ -144,7 +144,7 @@ def _has_fields(expected: Any) -> bool:
 
 
 def _is_model(expected: Any) -> bool:
-    """Tell a pydantic model by what it offers; pydantic itself is never imported here."""
+    """Return whether it is a pydantic model, by its attributes: pydantic is not imported here."""
     return isinstance(getattr(expected, "model_fields", None), Mapping)
 
 
@@ -152,8 +152,8 @@ def _fields(expected: Any) -> Iterator[_Field]:
     if _is_model(expected):
         for name, field in expected.model_fields.items():
             alias = field.validation_alias or field.alias
-            given = alias if isinstance(alias, str) else name
-            yield _Field(given, field.annotation, field.is_required())
+            own = alias if isinstance(alias, str) else name
+            yield _Field(own, field.annotation, field.is_required())
         return
     hints = _hints(expected)
     for field in dataclasses.fields(expected):
@@ -168,7 +168,7 @@ def _hints(expected: Any) -> dict[str, Any]:
         return typing.get_type_hints(expected)
     except (NameError, TypeError) as error:
         raise ConfigurationError(
-            f"an answer cannot be asked for as {expected.__qualname__}: {error}; define the types"
+            f"an answer cannot have the type {expected.__qualname__}: {error}; define the types"
             " of its fields at the top of their module"
         ) from error
 
@@ -199,7 +199,7 @@ def _check_any(shape: Json, value: Json, path: str) -> None:
         return
     of_its_kind = [option for option in shape["anyOf"] if _is_kind(option, value)]
     if len(of_its_kind) == 1:
-        check(of_its_kind[0], value, path)  # which says what is wrong inside
+        check(of_its_kind[0], value, path)  # its error is more precise
     raise _wrong(shape, value, path)
 
 
@@ -220,7 +220,7 @@ def _check_members(shape: Json, value: dict[str, Json], path: str) -> None:
             check(fields[name], item, path + member(name))
         elif others is False:
             known = ", ".join(fields) or "none"
-            raise ShapeError(path + member(name), f"is not asked for; the fields are: {known}")
+            raise ShapeError(path + member(name), f"is not a field; the fields are: {known}")
         elif others is not True:
             check(others, item, path + member(name))
 
@@ -268,11 +268,11 @@ _IS: dict[str, Callable[[Json], bool]] = {
 }
 
 
-# --- for people ----------------------------------------------------------------------------------
+# --- as text -------------------------------------------------------------------------------------
 
 
 def describe(shape: Json) -> str:
-    """Say in words what has the shape: ``yes or no``, ``one of: approve, reject``."""
+    """Return the shape as a phrase: ``yes or no``, ``one of: approve, reject``."""
     if not shape:
         return "anything"
     if "anyOf" in shape:
@@ -308,7 +308,7 @@ def _as_typed(choice: Json) -> str:
 
 
 def parse_words(shape: Json, text: str, path: str = "answer") -> Json:
-    """Return the value that somebody typed: plain words where they are enough, else JSON."""
+    """Return the value of a typed text: a plain word where the shape allows one, else JSON."""
     value = _read(shape or {}, text, path)
     check(shape, value, path)
     return value
@@ -333,8 +333,8 @@ def _read_word(shape: Json, word: str, path: str) -> Json:
     try:
         return parse(word.encode(), path)
     except (DecodeError, UnicodeEncodeError) as error:
-        looks_like_json = word.startswith(("{", "[", '"'))
-        if kind is None and not looks_like_json:
+        is_json = word.startswith(("{", "[", '"'))
+        if kind is None and not is_json:
             return word
         if kind in {None, "array", "object"}:
             problem = f"must be {describe(shape)}, written as JSON: {error}"
@@ -343,7 +343,7 @@ def _read_word(shape: Json, word: str, path: str) -> Json:
 
 
 def _read_any(shape: Json, text: str, path: str) -> Json:
-    """Read it as the first option that fits; as text only where nothing else does."""
+    """Return the value by the first option that fits; as text only if no other does."""
     for option in sorted(shape["anyOf"], key=lambda option: option == {"type": "string"}):
         try:
             return parse_words(option, text, path)
@@ -353,21 +353,21 @@ def _read_any(shape: Json, text: str, path: str) -> Json:
 
 
 def _read_choice(shape: Json, word: str, path: str) -> Json:
-    """Return the choice that is meant; the value of an enum's member stands for its name."""
+    """Return the choice of that name; a member of an enum can be given by its value too."""
     names = shape["enum"]
-    meant = [*zip(names, names, strict=True), *zip(shape.get("values", ()), names, strict=False)]
-    for alike in (str, str.lower):
-        for typed, choice in meant:
-            if alike(_as_typed(typed)) == alike(word):
+    options = [*zip(names, names, strict=True), *zip(shape.get("values", ()), names, strict=False)]
+    for form in (str, str.lower):
+        for typed, choice in options:
+            if form(_as_typed(typed)) == form(word):
                 return choice
     raise _wrong(shape, word, path)
 
 
-# --- and back ------------------------------------------------------------------------------------
+# --- from a value to the type --------------------------------------------------------------------
 
 
 def build(expected: Any, value: Json, path: str = "answer") -> Any:
-    """Return the value as the type that was asked for."""
+    """Return the value as an instance of the type."""
     check(shape_of(expected), value, path)
     return _built(expected, value, path)
 
@@ -376,7 +376,7 @@ def _built(expected: Any, value: Json, path: str) -> Any:
     expected = _bare(expected)
     origin, inside = get_origin(expected), get_args(expected)
     if origin in (Union, types.UnionType):
-        # A whole number stays one where that is asked for, too.
+        # A whole number becomes a float only where int is not an option.
         options = sorted(inside, key=lambda option: option is float)
         fitting = next(option for option in options if _fits(_shape_of(option, ()), value))
         return _built(fitting, value, path)

@@ -1,7 +1,7 @@
-"""Run control: what is asked of a run from outside. Answer, retry, cancel, fork.
+"""Run control: answer, retry, cancel and fork a run from outside.
 
-All of it is durable when it returns, and needs the store alone: so the command line can do what a
-program can, without its code.
+Each function is durable when it returns, and needs the store alone, so the command line can do the
+same as a program, without the program's code.
 """
 
 from __future__ import annotations
@@ -18,14 +18,10 @@ from maestro_hive.hive.runner import active_here
 from maestro_hive.hive.runs import find_run, read_run
 from maestro_hive.hive.waits import fitting
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import (
-    ConfigurationError,
-    CorruptionError,
-    RunLeasedError,
-)
+from maestro_hive.kernel.errors import ConfigurationError, CorruptionError, RunLeasedError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import effective_entries, facts_of, find_step, fold
-from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
+from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.maestro.state.views import OVER, open_waits, run_status
 
@@ -48,8 +44,8 @@ def answer(
 ) -> None:
     """Answer a question of a run; with ``early``, also one that it has not asked yet.
 
-    A question takes one answer. One that is not of the kind that was asked for is refused here,
-    where it can be corrected.
+    A question takes one answer. An answer without the required shape is refused here, where it can
+    be corrected.
     """
     question = find_question(store, run_id, name, early=early)
     _post(store, run_id, question, Answer(name=name, value=fitting(question, name, value), by=by))
@@ -58,7 +54,7 @@ def answer(
 def answer_in_words(
     store: Store, run_id: str, name: str, text: str, *, by: str | None = None, early: bool = False
 ) -> None:
-    """Answer as it is typed: ``yes`` is a text to one question, and true to another."""
+    """Answer a question by a typed text: the question's type decides what ``yes`` means."""
     question = find_question(store, run_id, name, early=early)
     if question is None:
         _post(store, run_id, None, Answer(name=name, value=text, by=by, as_text=True))
@@ -69,32 +65,32 @@ def answer_in_words(
 
 
 def _post(store: Store, run_id: str, question: Entry | None, given: Answer) -> None:
-    asked = question.identity if question is not None else None
-    message = replace(given, question=asked.hex() if asked is not None else None)
+    identity = question.identity if question is not None else None
+    message = replace(given, question=identity.hex() if identity is not None else None)
     Inbox(store).answer(run_id, message)
 
 
 def find_question(store: Store, run_id: str, name: str, *, early: bool) -> Entry | None:
-    """Return what a run asks under this name; None if nothing yet, and that is ``early`` enough."""
+    """Return the open question of this name; None if there is none yet and ``early`` allows it."""
     state = read_run(store, run_id)
     if state.ended is not None:
         raise ConfigurationError(
-            f"run {run_id!r} is over ({run_status(state)}), and waits for no answer"
+            f"run {run_id!r} has ended ({run_status(state)}), and takes no answer"
         )
     answered = {each.question for each in Inbox(store).messages(run_id).answers}
-    asked = [each for each in open_waits(state) if facts_of(each).get("name") == name]
-    left = [each for each in asked if each.identity and each.identity.hex() not in answered]
-    if left or (early and not asked):
+    questions = [each for each in open_waits(state) if facts_of(each).get("name") == name]
+    left = [each for each in questions if each.identity and each.identity.hex() not in answered]
+    if left or (early and not questions):
         return left[0] if left else None
-    if asked:
-        return asked[0]  # has its answer, and posting another is an error
+    if questions:
+        return questions[0]  # it has an answer: posting another one is an error
     raise ConfigurationError(
-        f"run {run_id!r} does not wait for {name!r}{_what_instead(state)};"
-        " an answer for later is given with early (--early)"
+        f"run {run_id!r} does not wait for {name!r}{_open_questions(state)};"
+        " to answer before the question is asked, use early=True (--early)"
     )
 
 
-def _what_instead(state: RunState) -> str:
+def _open_questions(state: RunState) -> str:
     names = [str(facts_of(each).get("name")) for each in open_waits(state)]
     return f"; it waits for {', '.join(map(repr, names))}" if names else ", nor for anything else"
 
@@ -103,24 +99,24 @@ def _what_instead(state: RunState) -> str:
 
 
 def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
-    """Let what failed be tried again, in the run and its children, or one step alone.
+    """Clear the recorded failures of a run and its children, or of one step alone.
 
-    What is completed stays completed, and with ``step`` (a name, ``name#2`` or a number) so does
-    the recorded failure of every other step. The run goes on when it is resumed.
+    Completed steps stay completed. With ``step`` (a name, ``name#2`` or a number), the failures of
+    all other steps stay recorded. The run continues when it is resumed.
     """
     find_run(store, run_id)
     with _leased(store, run_id) as run:
         state = run.state
         if run_status(state) == runs.SUCCESS:
-            raise ConfigurationError(f"run {run_id!r} has succeeded: there is nothing to retry")
+            raise ConfigurationError(f"run {run_id!r} has succeeded, so there is nothing to retry")
         facts: dict[str, Any] = {}
         identity = None
         if step is not None:
             identity = _failed_step(state, run_id, step)
-            facts["run"] = True  # a run that ended over this step is open again
+            facts["run"] = True  # the end of the run is cleared too
         for child in state.children.values() if identity is None else ():
             _retry_child(store, str(facts_of(child).get("run_id")))
-        Inbox(store).clear(run_id, runs.FAILED)  # and with it a request to cancel
+        Inbox(store).clear(run_id, runs.FAILED)  # a request to cancel is cleared too
         retried = NewEntry(
             EntryKind.RETRIED,
             facts=codec.dump_canonical(facts) if facts else None,
@@ -133,7 +129,7 @@ def _failed_step(state: RunState, run_id: str, wanted: str | int) -> bytes | Non
     found = step_of(state, run_id, wanted)
     if found.completed is not None:
         raise ConfigurationError(
-            f"step {wanted!r} of run {run_id!r} is completed: there is nothing to retry"
+            f"step {wanted!r} of run {run_id!r} is completed, so there is nothing to retry"
         )
     return found.identity
 
@@ -157,9 +153,10 @@ def step_of(state: RunState, run_id: str, wanted: str | int) -> StepState:
 
 
 def cancel(store: Store, run_id: str, reason: str = "") -> bool:
-    """End a run and what it started; False if it is over already.
+    """Cancel a run and its children; return False if it has ended already.
 
-    A process that executes it gets a message, and records it; otherwise it is recorded here.
+    If a process executes the run, it gets a message and records the end; otherwise it is recorded
+    here.
     """
     if active_here(store, run_id) is not None:
         Inbox(store).cancel(run_id, reason)
@@ -169,15 +166,14 @@ def cancel(store: Store, run_id: str, reason: str = "") -> bool:
         return False
     if not record.workflow and read_run(store, run_id).started is None:
         raise ConfigurationError(
-            f"run {run_id!r} was not started by a workflow: stop the program that executes it"
+            f"run {run_id!r} was not started by a workflow; stop the program that executes it"
         )
     try:
         with _leased(store, run_id) as run:
-            if run.state.ended is not None:  # it ended just now
+            if run.state.ended is not None:  # it ended meanwhile
                 return False
-            for child in (
-                run.state.children.values()
-            ):  # first: after a kill in here it can be requested again
+            # The children first: after a kill in between, the same request cancels the rest.
+            for child in run.state.children.values():
                 _cancel_child(store, str(facts_of(child).get("run_id")), reason)
             ended = runs.ended(runs.CANCELLED, reason=reason or None)
             run.append(ended, runs.CANCELLED)
@@ -197,15 +193,15 @@ def _cancel_child(store: Store, run_id: str, reason: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _LeasedRun:
-    """A run whose lease was taken to write to it, and its state."""
+    """A run that this process has leased in order to write to it, and its state."""
 
     store: Store
-    hold: RunLease
+    lease: RunLease
     state: RunState
 
     def append(self, entry: NewEntry, status: str | None) -> None:
-        """Record an entry, durably."""
-        (written,) = self.store.append([Append(self.hold, [entry], status)])
+        """Record an entry; it is durable on return."""
+        (written,) = self.store.append([Append(self.lease, [entry], status)])
         if isinstance(written, Exception):
             raise written
 
@@ -213,21 +209,21 @@ class _LeasedRun:
 @contextmanager
 def _leased(store: Store, run_id: str) -> Iterator[_LeasedRun]:
     """Lease a run that no process executes; ``RunLeasedError`` names the one that does."""
-    hold = store.acquire_run(run_id)
+    lease = store.acquire_run(run_id)
     try:
-        if hold.users > 1:
-            holder = hold.lease.holder
+        if lease.users > 1:
+            holder = lease.lease.holder
             raise RunLeasedError(run_id, host=holder.host, pid=holder.pid, since=holder.since)
-        yield _LeasedRun(store, hold, fold(store.entries(hold.run), store.load))
+        yield _LeasedRun(store, lease, fold(store.entries(lease.run), store.load))
     finally:
-        store.release_run(hold)
+        store.release_run(lease)
 
 
 # --- fork ---------------------------------------------------------------------------------------
 
 
-#: What belongs to a persona, and is taken as it was before the step that is executed again.
-_NOTES = (EntryKind.MEMORY_SAVED, EntryKind.HISTORY_APPENDED)
+#: The entries of a persona's memory, copied as they were before the step that is executed again.
+_MEMORY = (EntryKind.MEMORY_SAVED, EntryKind.HISTORY_APPENDED)
 
 
 def fork(
@@ -238,19 +234,19 @@ def fork(
     changed: dict[str, Any] | None = None,
     new_id: str | None = None,
 ) -> str:
-    """Start a new run with what another has completed, and return its name; nothing is executed yet.
+    """Create a run with the completed steps of another one, and return its id; it is not executed yet.
 
     The step ``from_step`` is executed again. Steps before it stay completed, and those after it too:
     they run again exactly when their input changes. ``changed`` replaces arguments of the workflow
     by name. Questions after the step are asked again, and children that have not succeeded start
-    again. Tokens that the other run spent are not counted again.
+    again. The tokens of the other run are not counted.
     """
     record = find_run(store, run_id)
     source = store.entries(record.id)
     state = fold(source, store.load)
     if state.started is None:
         raise ConfigurationError(
-            f"run {run_id!r} was not started by a workflow, so there is nothing to fork it with"
+            f"run {run_id!r} was not started by a workflow, so it cannot be forked"
         )
     first_new = None if from_step is None else step_of(state, run_id, from_step)
     given = _changed_input(run_id, state.started, store, changed or {})
@@ -262,36 +258,36 @@ def fork(
         from_step=None if first_new is None else first_new.name or first_new.number,
     )
     copied = [first, *_copied(store, state, source, first_new)]
-    if _is_there(store, name):
-        raise ConfigurationError(f"there is a run {name!r} already; fork to another name")
-    hold = store.acquire_run(name, record.workflow)
+    if _exists(store, name):
+        raise ConfigurationError(f"there is a run {name!r} already; give the fork another id")
+    lease = store.acquire_run(name, record.workflow)
     try:
-        if hold.seq or hold.users > 1:
-            raise ConfigurationError(f"there is a run {name!r} already; fork to another name")
-        (written,) = store.append([Append(hold, copied, "pending")])
+        if lease.seq or lease.users > 1:
+            raise ConfigurationError(f"there is a run {name!r} already; give the fork another id")
+        (written,) = store.append([Append(lease, copied, "pending")])
         if isinstance(written, Exception):
             raise written
     finally:
-        store.release_run(hold)
+        store.release_run(lease)
     return name
 
 
-def _is_there(store: Store, run_id: str) -> bool:
-    """Return whether a run has entries; a kill may have left a name without any."""
+def _exists(store: Store, run_id: str) -> bool:
+    """Return whether a run has entries; after a kill, a run may be listed without any."""
     record = store.run(run_id)
     return record is not None and bool(store.entries(record.id))
 
 
 def _changed_input(run_id: str, started: Entry, store: Store, changed: dict[str, Any]) -> Input:
-    """Return a run's input with some arguments replaced, by the names its workflow has for them.
+    """Return a run's input with some arguments replaced, by the workflow's parameter names.
 
-    As plain JSON: a fork needs no classes of the others.
+    On plain JSON: a fork does not need the classes of the other arguments.
     """
     workflow, names = str(facts_of(started).get("workflow", "")), runs.parameters_of(started)
     data = store.load(started)
     tree = codec.parse(data or b"{}", "input", depth=codec.DOCUMENT_DEPTH)
     if not isinstance(tree, dict) or not {"args", "kwargs"} <= tree.keys():
-        raise CorruptionError(f"run {run_id!r} does not say what it was called with")
+        raise CorruptionError(f"run {run_id!r} has no recorded input")
     settable = [name for name in names if not name.startswith("*")]
     unknown = sorted(changed.keys() - set(settable))
     if unknown and not any(name.startswith("**") for name in names):
@@ -312,7 +308,7 @@ def _changed_input(run_id: str, started: Entry, store: Store, changed: dict[str,
 def _copied(
     store: Store, state: RunState, source: list[Entry], first_new: StepState | None
 ) -> Iterator[NewEntry]:
-    """Yield what the fork takes over: what is completed whole, the rest up to the new step."""
+    """Yield the entries to copy: those of completed steps, and others up to the step to execute again."""
     end = first_new.started.seq if first_new is not None else state.seq + 1
     completed = {
         step.number
@@ -331,9 +327,9 @@ def _copied(
             case EntryKind.CHILD_STARTED:
                 wanted = _has_succeeded(store, str(facts_of(entry).get("run_id")))
             case EntryKind.WAIT_STARTED | EntryKind.WAIT_ENDED:
-                wanted = entry.identity in over  # what is still asked is asked again
+                wanted = entry.identity in over  # an open question is asked again
             case _:
-                wanted = entry.kind in _NOTES and entry.seq < end
+                wanted = entry.kind in _MEMORY and entry.seq < end
         if wanted:
             yield _copy_of(store, entry)
 

@@ -1,4 +1,4 @@
-"""The steps and workflows that are defined on a hive."""
+"""The steps and workflows that are defined on a ``Hive``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class StepDecorator(Protocol):
-    """What ``hive.step(…)`` returns: makes a step of an async function, or of a plain one."""
+    """The type of what ``hive.step(…)`` returns: makes a step of a function, async or not."""
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> StepFunction[P, R]: ...
@@ -28,7 +28,7 @@ class StepDecorator(Protocol):
 
 
 class WorkflowDecorator(Protocol):
-    """What ``hive.workflow(…)`` returns: makes a workflow of an async function."""
+    """The type of what ``hive.workflow(…)`` returns: makes a workflow of an async function."""
 
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> WorkflowFunction[P, R]:
         """Make the workflow."""
@@ -36,7 +36,7 @@ class WorkflowDecorator(Protocol):
 
 
 class Definitions:
-    """What ``@hive.step`` and ``@hive.workflow`` made, by name."""
+    """The steps and workflows of a hive, by name."""
 
     def __init__(self) -> None:
         self._workflows: dict[str, WorkflowFunction[..., Any]] = {}
@@ -48,18 +48,18 @@ class Definitions:
     def step(self, function: Callable[P, R], /) -> StepFunction[P, R]: ...
     @overload
     def step(self, **options: Unpack[StepOptions]) -> StepDecorator: ...
-    def step(  # type: ignore[misc]  # it takes what the overloads take
+    def step(  # type: ignore[misc]  # the overloads are narrower
         self, function: Callable[..., Any] | None = None, /, **options: Any
     ) -> Any:
         """Make a durable step of a function, async or not.
 
-        ``persona`` does the work: memory, history and tokens are its own, and so is the breaker
-        unless ``breaker`` names one to share, such as the provider's. ``max_attempts``,
-        ``timeout`` (seconds for one attempt) and ``retry_on`` (errors, or a function that answers
-        yes, no, or seconds) override the configuration. ``max_concurrency`` and ``rate``
-        ("60/min") hold for all processes on the folder together. ``key`` gives the identity by
-        hand: a text such as "invoice-{number}", or a function of the arguments. ``on_ambiguous``
-        says what happens to an attempt that started and whose end was never recorded: "rerun",
+        ``persona`` is who does the work, with a memory, a history and a token budget; also with a
+        breaker, unless ``breaker`` names one to share, such as the provider's. ``max_attempts``,
+        ``timeout`` (seconds for one attempt) and ``retry_on`` (errors, or a function that returns
+        True, False or seconds) override the configuration. ``max_concurrency`` and ``rate``
+        ("60/min") are limits for all processes on the state folder together. ``key`` sets the identity
+        explicitly: a text such as "invoice-{number}", or a function of the arguments. ``on_ambiguous``
+        decides what happens after an attempt whose end was never recorded: "rerun",
         "ask" or "fail". ``store_input=False`` stores only the digest of the input. ``budget``
         limits the tokens of the persona.
         """
@@ -92,7 +92,7 @@ class Definitions:
     def workflow(
         self, function: Callable[..., Any] | None = None, *, name: str | None = None
     ) -> Any:
-        """Make a workflow of an async function; its runs are found again by its name."""
+        """Make a workflow of an async function; its runs are resumed by its name."""
 
         def decorate(function: Callable[..., Any]) -> WorkflowFunction[..., Any]:
             _check_function("workflow", function)
@@ -114,8 +114,8 @@ class Definitions:
             known = self._workflows.setdefault(workflow.name, workflow)
             if known is not workflow:
                 raise ConfigurationError(
-                    f"this Hive has another workflow {workflow.name!r} than the one to be run,"
-                    " which was defined on another Hive"
+                    f"this Hive has another workflow {workflow.name!r}; the one to run was defined on"
+                    " another Hive"
                 )
             return workflow
         raise ConfigurationError(
@@ -127,21 +127,21 @@ def _check_function(what: str, function: object) -> None:
     if isinstance(function, StepFunction | WorkflowFunction):
         raise ConfigurationError(f"{function!r} cannot be made a {what} as well")
     if not callable(function) or isinstance(function, type):
-        raise ConfigurationError(f"a {what} is made of a function, not of {function!r}")
+        raise ConfigurationError(f"a {what} must be a function, not {function!r}")
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise ConfigurationError(
-            f"{_shown(function)} yields, and a {what} returns: let it return a list"
+            f"{_shown(function)} is a generator, and a {what} must return: return a list"
         )
     first = next(iter(inspect.signature(function).parameters), None)
     if first in ("self", "cls"):
         raise ConfigurationError(
-            f"{_shown(function)} is a method, and a {what} is made of a function: an object cannot"
-            f" be identified after a restart. Put the {what} beside the class"
+            f"{_shown(function)} is a method, and a {what} must be a function: an object cannot be"
+            f" identified after a restart. Define the {what} outside of the class"
         )
 
 
 def _origin(function: Callable[..., Any]) -> tuple[str, str]:
-    """Return where a function is defined; one that is defined again there is the same."""
+    """Return where a function is defined; one that is defined again there replaces the first."""
     return getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
 
 

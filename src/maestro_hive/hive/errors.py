@@ -1,13 +1,13 @@
-"""How a run can end badly, or not be run at all.
+"""The errors of runs: failed, cancelled, or not executable as requested.
 
-MaestroError                     (``kernel.errors``: the root of all of ours)
+MaestroError                     (``kernel.errors``: the root of all errors of this package)
 ├── RunFailedError               the workflow raised; the run stays failed until it is retried
-├── RunCancelledError            somebody cancelled it
-├── RunInactiveError                 it is not over, and no process executes it
-├── UnknownRunError              there is no run of that name
+├── RunCancelledError            it was cancelled
+├── RunInactiveError             it has not ended, and no process executes it
+├── UnknownRunError              there is no run with that id
 └── ConfigurationError
     ├── RunMismatchError         the run belongs to another workflow, or to other arguments
-    └── OutsideRunError          a step, a sleep or a wait that is in no run
+    └── OutsideRunError          a step, a sleep or a wait outside of a run
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ if TYPE_CHECKING:
 
 
 class RunFailedError(MaestroError):
-    """A run failed. ``__cause__`` is what its workflow raised, in the process that saw it."""
+    """A run failed. ``__cause__`` is what its workflow raised, in the process that executed it."""
 
     def __init__(self, run_id: str, error: Mapping[str, Any]) -> None:
         self.run_id = run_id
         self.error_type = str(error.get("type", "Exception"))
         self.error_message = str(error.get("message", ""))
-        #: The lines that led to it, as they were printed then.
+        #: The traceback, as it was recorded.
         self.error_traceback = str(error.get("traceback", ""))
         super().__init__(
-            f"run {run_id!r} failed: {self.error_type}: {self.error_message}; mend the cause, then"
-            f" `maestro retry {run_id}` or hive.retry({run_id!r}) lets it be tried again"
+            f"run {run_id!r} failed: {self.error_type}: {self.error_message}; fix the cause, then"
+            f" retry it by `maestro retry {run_id}` or hive.retry({run_id!r})"
         )
 
 
 class RunCancelledError(MaestroError):
-    """A run was cancelled, for good unless it is retried."""
+    """A run was cancelled, and stays so until it is retried."""
 
     def __init__(self, run_id: str, reason: str = "") -> None:
         because = f" ({reason})" if reason else ""
         super().__init__(
-            f"run {run_id!r} was cancelled{because}; `maestro retry {run_id}` or"
-            f" hive.retry({run_id!r}) lets it go on"
+            f"run {run_id!r} was cancelled{because}; to resume it anyway, retry it by"
+            f" `maestro retry {run_id}` or hive.retry({run_id!r})"
         )
         self.run_id = run_id
         self.reason = reason
 
 
 class RunInactiveError(MaestroError):
-    """A run is not over, and no process executes it, so waiting for its result is pointless."""
+    """A run has not ended, and no process executes it, so its result would never come."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            f"run {run_id!r} is not over, and no process executes it;"
-            f" `await hive.resume({run_id!r})` goes on with it"
+            f"run {run_id!r} has not ended, and no process executes it;"
+            f" resume it by `await hive.resume({run_id!r})`"
         )
         self.run_id = run_id
 
 
 class UnknownRunError(MaestroError):
-    """There is no run of that name."""
+    """There is no run with that id."""
 
     def __init__(self, run_id: str, location: str) -> None:
         super().__init__(f"there is no run {run_id!r} in {location}; `maestro runs` lists them")
@@ -68,8 +68,8 @@ class UnknownRunError(MaestroError):
 
 
 class RunMismatchError(ConfigurationError):
-    """A run was begun as something else than what is now asked of it."""
+    """A run was started with another workflow or with other arguments than it is now called with."""
 
 
 class OutsideRunError(ConfigurationError):
-    """Something that belongs in a workflow was called where no run is under way."""
+    """A function that needs a run was called outside of a workflow."""

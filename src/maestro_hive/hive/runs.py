@@ -1,4 +1,4 @@
-"""What is recorded of a workflow's run beside its steps, and runs as anybody may read them."""
+"""The entries of a run other than those of its steps, and runs as listings show them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from maestro_hive.hive.errors import RunCancelledError, RunFailedError, UnknownR
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import facts_of, fold
-from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
+from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.views import OVER, STOPPED, effective_status
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.records import Entry, RunRecord
     from maestro_hive.maestro.state.store import Store
 
-_LONGEST_NAME = 128
+_MAX_ID = 128
 SUCCESS, FAILED, CANCELLED = "success", "failed", "cancelled"
 RUNNING, WAITING = "running", "waiting"
-#: What a wait is for.
+#: The kinds of waits.
 SLEEP, ANSWER = "sleep", "answer"
 
 
 class Input(NamedTuple):
-    """What a workflow is called with, and what identifies that call."""
+    """The input of a workflow: its arguments, encoded, and the identity of the call."""
 
     workflow: str
     args: tuple[Any, ...]
@@ -47,7 +47,7 @@ def make_input(
     kwargs: dict[str, Any],
     parameters: tuple[str, ...] = (),
 ) -> Input:
-    """Return a workflow's input; it must have a form in JSON, since a resumed run is given it."""
+    """Return a workflow's input; raise if it cannot be encoded: a resumed run is called with it."""
     call = codec.encode_call(args, kwargs, f"the input of {workflow}")
     return input_of(workflow, call, parameters)._replace(args=args, kwargs=kwargs)
 
@@ -59,7 +59,7 @@ def input_of(workflow: str, call: EncodedCall, parameters: tuple[str, ...]) -> I
 
 
 def identity_of(*parts: str | bytes) -> bytes:
-    """Return what identifies one thing in a run."""
+    """Return the identity of a part of a run: the digest of these parts."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -68,7 +68,7 @@ def identity_of(*parts: str | bytes) -> bytes:
 
 
 def started(given: Input, **facts: Any) -> NewEntry:
-    """Return the first entry of a run: what it is called with."""
+    """Return the first entry of a run, with its input."""
     known = {"workflow": given.workflow, "parameters": list(given.parameters)}
     made = codec.dump_canonical({**known, **_without_none(facts)})
     return NewEntry(EntryKind.RUN_STARTED, facts=made, value=given.encoded, identity=given.identity)
@@ -78,7 +78,7 @@ def read_input(entry: Entry, load: Callable[[Entry], bytes | None]) -> Input:
     """Return the input that a run was started with."""
     data, workflow = load(entry), str(facts_of(entry).get("workflow", ""))
     if data is None or entry.sha256 is None or entry.identity is None:
-        raise CorruptionError(f"a run of {workflow} does not say what it was called with")
+        raise CorruptionError(f"a run of {workflow} has no recorded input")
     given = codec.decode(data, "input")
     encoded = codec.Encoded(data, entry.sha256)
     args, kwargs, names = tuple(given["args"]), given["kwargs"], parameters_of(entry)
@@ -86,7 +86,7 @@ def read_input(entry: Entry, load: Callable[[Entry], bytes | None]) -> Input:
 
 
 def parameters_of(entry: Entry) -> tuple[str, ...]:
-    """Return the names of the parameters of the workflow that began a run."""
+    """Return the names of the parameters of the workflow that a run was started with."""
     return tuple(facts_of(entry).get("parameters", ()))
 
 
@@ -97,7 +97,7 @@ def ended(
     error: dict[str, Any] | None = None,
     reason: str | None = None,
 ) -> NewEntry:
-    """Return the last entry of a run: how it ended."""
+    """Return the last entry of a run, with its outcome."""
     facts = _without_none({"status": status, "error": error, "reason": reason})
     return NewEntry(
         EntryKind.RUN_ENDED, facts=codec.dump_canonical(facts), value=value, family="result"
@@ -105,20 +105,20 @@ def ended(
 
 
 def wait_started(identity: bytes, name: str, what: str, **facts: Any) -> NewEntry:
-    """Return what is recorded when a workflow begins to wait."""
+    """Return the entry of the start of a wait."""
     made = _without_none({"name": name, "what": what, **facts})
     return NewEntry(EntryKind.WAIT_STARTED, facts=codec.dump_canonical(made), identity=identity)
 
 
 def asks_a_person(entry: NewEntry) -> bool:
-    """Return whether this wait is over only when somebody answers."""
+    """Return whether this entry starts a wait for an answer."""
     return bool(entry.facts) and codec.parse(entry.facts or b"{}").get("what") == ANSWER
 
 
 def wait_ended(
     identity: bytes, name: str, how: str, value: Encoded | None = None, **facts: Any
 ) -> NewEntry:
-    """Return what is recorded when a wait is over."""
+    """Return the entry of the end of a wait."""
     made = _without_none({"name": name, "how": how, **facts})
     return NewEntry(
         EntryKind.WAIT_ENDED, facts=codec.dump_canonical(made), value=value, identity=identity
@@ -126,14 +126,14 @@ def wait_ended(
 
 
 def child_id(parent: str, workflow: str, identity: bytes) -> str:
-    """Return a child's name, which no child of another parent has."""
+    """Return a child's run id; it differs from those of all other parents' children."""
     own = hashlib.sha256(parent.encode() + b"/" + identity).hexdigest()
     name = f"{parent}.{workflow}-{own[:16]}"
-    return name if len(name) <= _LONGEST_NAME else f"{parent[:80]}.{own[:32]}"
+    return name if len(name) <= _MAX_ID else f"{parent[:80]}.{own[:32]}"
 
 
 def child_started(identity: bytes, run_id: str, workflow: str) -> NewEntry:
-    """Return what is recorded when a workflow starts another as its child."""
+    """Return the entry of the start of a child."""
     facts = codec.dump_canonical({"run_id": run_id, "workflow": workflow})
     return NewEntry(EntryKind.CHILD_STARTED, facts=facts, identity=identity)
 
@@ -154,7 +154,7 @@ class RunInfo:
 
     run_id: str
     workflow: str
-    #: pending, running, waiting, success, failed, cancelled, or stopped: nobody executes it.
+    #: pending, running, waiting, success, failed, cancelled, or stopped: no process executes it.
     status: str
     created_at: datetime
     updated_at: datetime
@@ -169,7 +169,7 @@ def find_run(store: Store, run_id: str) -> RunRecord:
 
 
 def read_run(store: Store, run_id: str) -> RunState:
-    """Return what a run's entries add up to; raise if there is no such run."""
+    """Return a run's state, folded from its entries; raise if there is no such run."""
     return fold(store.entries(find_run(store, run_id).id), store.load)
 
 
@@ -179,15 +179,17 @@ def list_runs(
     """Return runs, newest first."""
     if status is not None and status not in STATUSES:
         raise ConfigurationError(
-            f"no run is ever {status!r}; where runs stand is said by {', '.join(STATUSES)}"
+            f"{status!r} is not a status of a run; the statuses are {', '.join(STATUSES)}"
         )
     if limit is not None and limit < 0:
         raise ConfigurationError(f"the limit is {limit}, and must be 0 or more")
     leased = store.run_leases()
-    # Whether a run is running or stopped is not recorded: that filter is applied here.
-    derived = status in ("running", STOPPED, *OVER, WAITING)
-    asked = None if derived else limit
-    records = store.runs(workflow=workflow, limit=limit if status is None else asked)
+    # A run that a process executes is shown as running, whatever was recorded last; without one, a
+    # run recorded as running is shown as stopped.
+    recorded = {RUNNING: None, STOPPED: RUNNING}.get(status, status) if status else None
+    records = store.runs(
+        status=recorded, workflow=workflow, limit=limit if status is None else None
+    )
     shown = (_info(record, record.name in leased) for record in records)
     found = [info for info in shown if status in (None, info.status)]
     return found if limit is None else found[:limit]
@@ -209,7 +211,7 @@ def _info(record: RunRecord, is_leased: bool) -> RunInfo:
 
 
 def ended_state(store: Store, run_id: str) -> RunState | None:
-    """Return a run's state if it is over; None if it is not, or if there is no such run."""
+    """Return a run's state if it has ended; None if it has not, or if there is no such run."""
     record = store.run(run_id)
     if record is None or record.status not in OVER:
         return None
@@ -231,7 +233,7 @@ def outcome(run_id: str, ended: Entry, load: Callable[[Entry], bytes | None]) ->
 
 
 def failure(run_id: str, error: dict[str, Any]) -> RunFailedError:
-    """Return a failure as it was recorded, with the lines that led to it."""
+    """Return a failure as it was recorded, with its traceback as a note."""
     failed = RunFailedError(run_id, error)
     if failed.error_traceback:
         failed.add_note(f"It failed at:\n{failed.error_traceback}")

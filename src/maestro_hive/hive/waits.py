@@ -1,4 +1,4 @@
-"""Waits of a workflow that outlive its process: a sleep, and a question to a person."""
+"""Durable waits of a workflow: a sleep, and a question to a person."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine import settings
-from maestro_hive.engine.waits import Wait
 from maestro_hive.hive import answer_types, runs
 from maestro_hive.hive.active_run import active_run
 from maestro_hive.hive.answer_types import ShapeError
+from maestro_hive.kernel.clock import Wait
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.codec import Model
 from maestro_hive.maestro.state.projections import facts_of
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_A_MOMENT = 0.01
+#: How often it is checked whether an answer that is being recorded has been.
+_CHECK_SECONDS = 0.01
 
 
 async def sleep(seconds: float) -> None:
-    """Return when so many seconds are over, those before a restart included."""
+    """Return after so many seconds, counted since the first start of the wait."""
     run = active_run("hive.sleep()")
     given: object = seconds
     is_over = isinstance(given, int | float) and given < 0  # as in sleep(deadline - now)
@@ -41,12 +42,12 @@ async def sleep(seconds: float) -> None:
         return
     started = state.waits.get(identity)
     if started is None:
-        wait = Wait.begin(clock, length)
-        new = runs.wait_started(identity, "sleep", runs.SLEEP, wait=wait.to_facts())
+        wait = Wait.start(clock, length)
+        new = runs.wait_started(identity, "sleep", runs.SLEEP, wait=wait.to_json())
         await run.record(new)
     else:
-        wait = Wait.from_facts(facts_of(started)["wait"])
-    await run.owning(lambda: wait.over(clock))
+        wait = Wait.from_json(facts_of(started)["wait"])
+    await run.owning(lambda: wait.finished(clock))
     await run.record(runs.wait_ended(identity, "sleep", "over"), sync=False)
 
 
@@ -55,7 +56,7 @@ async def wait_for(name: str, within: float | None, expected: Any) -> Any:
     run = active_run("hive.wait_for()")
     question: object = name
     if not isinstance(question, str) or not question:
-        raise settings.refused("the name of what is waited for", name, "a text that is not empty")
+        raise settings.refused("the name of the question", name, "a text that is not empty")
     shape = answer_types.shape_of(expected)
     limit = None if within is None else settings.number(0)("the timeout", within)
     identity = run.numbered("wait", name)
@@ -74,7 +75,7 @@ def _value(run: ActiveRun, ended: Entry) -> Any:
 
 
 def _still_fits(run: ActiveRun, ended: Entry, shape: Json) -> bool:
-    """Return whether a recorded answer is what the workflow asks for now: its code may have changed."""
+    """Return whether a recorded answer has the shape that the workflow, as it is now, requires."""
     if facts_of(ended).get("how") == "timeout":
         return True
     try:
@@ -87,23 +88,23 @@ def _still_fits(run: ActiveRun, ended: Entry, shape: Json) -> bool:
 async def _ask(
     run: ActiveRun, identity: bytes, name: str, limit: float | None, shape: Any
 ) -> Wait | None:
-    """Record the question, unless it was asked like that; return how long to wait at most."""
+    """Record the question, unless it is recorded; return the time limit."""
     started = run.run.state.waits.get(identity)
-    wait = None if limit is None else Wait.begin(run.run.store.clock, float(limit))
+    wait = None if limit is None else Wait.start(run.run.store.clock, float(limit))
     if started is not None and identity in run.run.state.questions:
         recorded = facts_of(started).get("wait")
-        wait = None if recorded is None else Wait.from_facts(recorded)
+        wait = None if recorded is None else Wait.from_json(recorded)
         if facts_of(started).get("shape") == shape:
             return wait
-    told = None if wait is None else wait.to_facts()
-    await run.record(runs.wait_started(identity, name, runs.ANSWER, wait=told, shape=shape))
+    limit_facts = None if wait is None else wait.to_json()
+    await run.record(runs.wait_started(identity, name, runs.ANSWER, wait=limit_facts, shape=shape))
     return wait
 
 
 async def _answered(run: ActiveRun, identity: bytes, name: str, wait: Wait | None) -> Entry:
-    """Return the entry that says how the wait ended; an answer is recorded when it is delivered."""
+    """Return the entry of the wait's end; an answer is recorded when it is delivered."""
     arrived = run.listen(identity)
-    timer = asyncio.create_task(wait.over(run.run.store.clock)) if wait is not None else None
+    timer = asyncio.create_task(wait.finished(run.run.store.clock)) if wait is not None else None
     run.check_inbox()
     try:
         waited = {arrived, timer} if timer else {arrived}
@@ -112,9 +113,9 @@ async def _answered(run: ActiveRun, identity: bytes, name: str, wait: Wait | Non
             if run.claim(identity):
                 await run.record(runs.wait_ended(identity, name, "timeout"))
                 break
-            await asyncio.sleep(_A_MOMENT)  # an answer is being recorded, in the last moment
+            await asyncio.sleep(_CHECK_SECONDS)  # an answer is being recorded
         else:
-            arrived.result()  # or the error that prevented it
+            arrived.result()  # raises the error that prevented its record
     finally:
         run.stop_listening(identity)
         if timer is not None:
@@ -126,7 +127,7 @@ async def _answered(run: ActiveRun, identity: bytes, name: str, wait: Wait | Non
 
 
 async def deliver(run: ActiveRun, inbox: Inbox, answers: list[Answer]) -> None:
-    """Record the answers that a run waits for, and remove those messages."""
+    """Record the answers that a run waits for, and remove their messages."""
     for answer in answers:
         identity = _question_of(run, answer)
         if identity is not None and run.claim(identity):
@@ -134,17 +135,17 @@ async def deliver(run: ActiveRun, inbox: Inbox, answers: list[Answer]) -> None:
             inbox.remove(run.run_id, answer.id)
         elif _is_too_late(run, answer):
             inbox.remove(run.run_id, answer.id)
-        # Otherwise it may be asked later, or is being settled just now.
+        # Otherwise its question may come later, or is just being answered.
 
 
 async def _record_answer(run: ActiveRun, identity: bytes, answer: Answer) -> None:
-    """Record an answer, and only then let the workflow have it."""
+    """Record an answer, and only then return it to the workflow."""
     try:
         tree = _fitted(run, identity, answer)
         value = codec.encoded(codec.dump(tree))
-        told = {"answer": answer.id, "by": answer.by}
-        await run.record(runs.wait_ended(identity, answer.name, "answered", value, **told))
-    except ShapeError as error:  # it came before its question
+        facts = {"answer": answer.id, "by": answer.by}
+        await run.record(runs.wait_ended(identity, answer.name, "answered", value, **facts))
+    except ShapeError as error:  # it was posted before its question was known
         logger.warning("run %s still waits: %s", run.run_id, error)
         run.give_up_claim(identity)
     except BaseException:
@@ -155,16 +156,16 @@ async def _record_answer(run: ActiveRun, identity: bytes, answer: Answer) -> Non
 
 
 def _question_of(run: ActiveRun, answer: Answer) -> bytes | None:
-    """Return which of the open questions a message answers."""
-    for identity, asked in run.run.state.questions.items():
-        is_it = answer.question in (None, identity.hex())
-        if is_it and facts_of(asked).get("name") == answer.name and run.listens(identity):
+    """Return the identity of the open question that a message answers."""
+    for identity, question in run.run.state.questions.items():
+        matches = answer.question in (None, identity.hex())
+        if matches and facts_of(question).get("name") == answer.name and run.listens(identity):
             return identity
     return None
 
 
 def _is_too_late(run: ActiveRun, answer: Answer) -> bool:
-    """Return whether a message's question is over: answered, perhaps by it, or timed out."""
+    """Return whether a message's question has ended: answered, perhaps by it, or timed out."""
     if answer.question is None:
         taken = (facts_of(entry).get("answer") for entry in run.run.state.answers.values())
         return answer.id in taken
@@ -172,7 +173,7 @@ def _is_too_late(run: ActiveRun, answer: Answer) -> bool:
 
 
 def _fitted(run: ActiveRun, identity: bytes, answer: Answer) -> Json:
-    """Return what an answer says to this question; raise if it is not of the right kind."""
+    """Return the value of an answer to this question; raise if it has not the required shape."""
     question = run.run.state.waits[identity]
     if answer.as_text:
         shape = facts_of(question).get("shape") or {}
@@ -181,9 +182,9 @@ def _fitted(run: ActiveRun, identity: bytes, answer: Answer) -> Json:
 
 
 def fitting(question: Entry | None, name: str, value: Any) -> Json:
-    """Return an answer as it is posted; raise if it is not what was asked for.
+    """Return an answer as it is posted; raise if it has not the required shape.
 
-    What was not asked yet is checked when it is.
+    Without a question, it is checked when the question is asked.
     """
     shape = facts_of(question).get("shape") if question is not None else None
     path = f"the answer to {name!r}"
@@ -196,7 +197,7 @@ def fitting(question: Entry | None, name: str, value: Any) -> Json:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as it is answered by those who do not have its class."""
+    """Return a value as plain data, as it is given without its class."""
     if isinstance(value, Enum):
         return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Execution that survives: two levels of retry, a shared breaker, and the state of a run."""
+"""Durable execution by classes: two levels of retry, a shared breaker, and the state of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The executor of older callers, over ``PersonaExecutor``; three import paths lead here."""
+"""``IterativeExecutor``, for older programs: a façade over ``PersonaExecutor``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterativeResult:
-    """What came of it: the output, or one error for each iteration that failed."""
+    """The outcome: the output, and one error for each iteration that failed."""
 
     success: bool
     output: Any = None
@@ -33,10 +33,10 @@ class IterativeResult:
 
 
 class IterativeExecutor:
-    """Does what a requirement asks for, again and again until it succeeds.
+    """Calls a requirement, repeatedly, until it succeeds.
 
-    A requirement is a function to call, or anything a ``worker`` can be called with. An output is
-    also written to ``output_dir``: a text as ``output.txt``, anything else as ``output.json``.
+    A requirement is a function, or any value that ``worker`` is called with. The output is also
+    written to ``output_dir``: a text as ``output.txt``, anything else as ``output.json``.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class IterativeExecutor:
         worker: Callable[..., Any] | None = None,
     ) -> None:
         warnings.warn(
-            "IterativeExecutor is the way of older programs, and keeps nothing when it is killed;"
-            " use maestro_hive.unified_execution.PersonaExecutor with a workflow_id",
+            "IterativeExecutor is deprecated: its progress is lost when the process is killed; use"
+            " maestro_hive.unified_execution.PersonaExecutor with a workflow_id",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -57,7 +57,7 @@ class IterativeExecutor:
         self._worker = worker
 
     def execute(self, requirement: Any = None, **arguments: Any) -> IterativeResult:
-        """Return what came of it; from inside an event loop too, which then stands still."""
+        """Return the outcome; called in an event loop, it blocks that loop."""
         work = self.execute_async(requirement, **arguments)
         try:
             asyncio.get_running_loop()
@@ -66,7 +66,7 @@ class IterativeExecutor:
         return threads.run(lambda: asyncio.run(work)).result()
 
     async def execute_async(self, requirement: Any = None, **arguments: Any) -> IterativeResult:
-        """Return what came of it, letting others run meanwhile."""
+        """Return the outcome, without blocking the event loop."""
         task, given = self._task(requirement)
         executor = PersonaExecutor(persona_id="iterative").options(max_attempts=self.max_iterations)
         try:
@@ -88,8 +88,8 @@ class IterativeExecutor:
         if callable(requirement):
             return requirement, ()
         raise ConfigurationError(
-            f"nobody is there to do {requirement!r}: give a function as the requirement, or a"
-            " worker= that is called with it"
+            f"the requirement {requirement!r} is not a function; pass a function, or a worker= that"
+            " is called with the requirement"
         )
 
     def _write(self, output: Any) -> None:

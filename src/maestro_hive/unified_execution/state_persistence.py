@@ -43,10 +43,10 @@ from maestro_hive.maestro.state.views import (
 )
 from maestro_hive.unified_execution.execution_state import (
     ExecutionState,
+    SharedState,
     StateCorruptionError,
     check_fields,
 )
-from maestro_hive.unified_execution.shown_state import ShownState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +94,7 @@ class StatePersistence:
         self._is_shut = False
         self._run = open_run(self.config.state, self.workflow_id, workflow)
         self._mutex = self._run.mutex
-        self._shown = ShownState(self.workflow_id)
+        self._shared = SharedState(self.workflow_id)
         try:
             if auto_restore:
                 self._run.load()
@@ -121,12 +121,12 @@ class StatePersistence:
     def state(self) -> ExecutionState:
         """The state as it is. What you change in it is recorded at the next checkpoint."""
         with self._mutex:
-            self._absorb_edits()
+            self._record_edits()
             self._run.catch_up()
-            return self._shown.refreshed(self._run)
+            return self._shared.refreshed(self._run)
 
-    def _absorb_edits(self) -> None:
-        self._shown.absorb(self._current_fields, self._set_fields)
+    def _record_edits(self) -> None:
+        self._shared.record_edits(self._current_fields, self._set_fields)
 
     def _current_fields(self) -> dict[str, Any]:
         self._run.catch_up()
@@ -230,7 +230,7 @@ class StatePersistence:
         """Write the whole run as a checkpoint and as ``execution_state.json``; return its id."""
         with self._mutex:
             self._check_open()
-            self._absorb_edits()
+            self._record_edits()
             if self._run.fresh:
                 self._run.append(())
             clock = self._run.store.clock
@@ -250,7 +250,7 @@ class StatePersistence:
                 return False
             except DocumentCorruptError as error:
                 raise StateCorruptionError(str(error)) from error
-            self._shown.forget()
+            self._shared.forget()
             self._run.restore(found)
             return True
 
@@ -258,7 +258,7 @@ class StatePersistence:
         """Resume from the journal, or without one from the newest good copy; False if neither."""
         with self._mutex:
             self._check_open()
-            self._shown.outdate()
+            self._shared.outdate()
             return self._run.load()
 
     def list_checkpoints(self) -> list[str]:
@@ -277,7 +277,7 @@ class StatePersistence:
             if self._is_shut:
                 return
             try:
-                self._absorb_edits()
+                self._record_edits()
                 if self._run.state.seq:
                     self._run.write_copy()
             finally:
