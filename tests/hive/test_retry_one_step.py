@@ -11,6 +11,7 @@ from maestro_hive import Hive
 from maestro_hive.engine.config import ExecutionConfig, Level1Config, Level2Config
 from maestro_hive.hive import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.maestro.state.events import WaitStarted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,8 +135,10 @@ def test_a_step_is_retried_while_the_run_waits_for_an_answer(tmp_path: Path) -> 
 
     async def until_waiting() -> None:
         running = asyncio.create_task(hive.run(ask, run_id="r"))
-        while hive.runs(limit=1) == [] or hive.runs(limit=1)[0].status != "waiting":
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        async for event in hive.events("r"):
+            if isinstance(event, WaitStarted):
+                break
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
