@@ -54,7 +54,7 @@ _CONCURRENT = """
     @hive.step(persona="worker")
     async def work(number, step):
         say("started", number, step)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # long enough for a kill to come in between
         return step
 
     @hive.workflow

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from maestro_hive.engine.config import StateConfig
+    from maestro_hive.engine.config import StateConfig, StateFolders
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.store import Store
 
@@ -110,6 +110,14 @@ class RunCopies:
         if not isinstance(run, dict) or run.get("workflow_id") != self._run_id:
             raise DocumentCorruptError(source, f"it is not a copy of run {self._run_id!r}")
         return read_run(source, run)
+
+
+def has_copies(folders: StateFolders, run_id: str) -> bool:
+    """Return whether there may be a copy of a run: a cheap question, asked for every new run."""
+    if not folders.persistent:
+        return False
+    files.check_identifier(run_id, "workflow id")
+    return (folders.state / "runs" / run_id).exists() or (folders.checkpoints / run_id).exists()
 
 
 # --- in the background -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maestro_hive.engine.copies import RunCopies, copier
+from maestro_hive.engine.copies import RunCopies, copier, has_copies
 from maestro_hive.engine.shared import find_shared, forget_shared, shared
 from maestro_hive.kernel.errors import FencedError, StorageError
 from maestro_hive.maestro.state.projections import RunState, fold
@@ -92,6 +92,7 @@ class OpenRun:
         workflow: str = "",
         entries: Sequence[NewEntry] = (),
         status: str | None = None,
+        busy_timeout: float | None = None,
     ) -> bool:
         """Become a user of the run; False if another process has taken it over meanwhile."""
         with self.mutex:
@@ -99,7 +100,7 @@ class OpenRun:
                 return False
             if not self.users:
                 self._lease = self.store.acquire_run(
-                    self.run_id, workflow, entries=entries, status=status
+                    self.run_id, workflow, entries, status, busy_timeout
                 )
                 self._config = config
                 self._schedule_first_copy()
@@ -373,17 +374,21 @@ def open_run(
     workflow: str = "",
     entries: Sequence[NewEntry] = (),
     status: str | None = None,
+    busy_timeout: float | None = None,
 ) -> OpenRun:
     """Return the run, leased by this process; everybody here who opens it gets the same.
 
-    ``entries`` and ``status`` are recorded if the run has no entries yet.
+    ``entries`` and ``status`` are recorded if the run is new: it has no entries yet, and there is
+    no copy to restore. ``StoreBusyError`` if that takes longer than ``busy_timeout`` seconds.
     """
     folders = config.resolve()
+    if entries and has_copies(folders, run_id):
+        entries, status = (), None
     store = open_store(folders.state, persistent=folders.persistent)
     try:
         while True:
             run = shared(store, OpenRun, run_id, OpenRun)
-            if run.open(config, workflow, entries, status):
+            if run.open(config, workflow, entries, status, busy_timeout):
                 break
             forget_shared(store, OpenRun, run_id, run)
     except BaseException:

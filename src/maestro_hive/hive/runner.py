@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from maestro_hive.engine import values
 from maestro_hive.engine.copies import copier
@@ -32,11 +32,14 @@ from maestro_hive.kernel.errors import (
     NewerFormatError,
     RunLeasedError,
     StorageError,
+    StoreBusyError,
 )
 from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state.projections import facts_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from maestro_hive.hive.active_run import RunContext, Workflow
     from maestro_hive.hive.inbox import InboxWatcher
     from maestro_hive.hive.runs import Input
@@ -44,6 +47,12 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.records import Entry, NewEntry
     from maestro_hive.maestro.state.store import Store
 
+ResultT = TypeVar("ResultT")
+
+#: How long the loop waits for another process that is writing; then a thread waits instead.
+_BUSY_TIMEOUT = 0.005
+#: A run with more entries than these is folded in a thread.
+_FEW_ENTRIES = 500
 #: How often a run that another task here gave up in the middle is resumed.
 _TAKE_OVERS = 100
 
@@ -56,6 +65,7 @@ _NO_END = (
     NewerFormatError,
     RunLeasedError,
     StorageError,
+    StoreBusyError,
 )
 
 
@@ -179,22 +189,24 @@ class Runner:
 
     async def _opened(self, run_id: str, workflow: str, first: NewEntry) -> OpenRun:
         """Open a run: here if that is quick, else in a thread."""
-
-        def opened() -> OpenRun:
-            run = open_run(self._context.config.state, run_id, workflow, (first,), runs.RUNNING)
+        config = self._context.config.state
+        opened = partial(open_run, config, run_id, workflow, (first,), runs.RUNNING)
+        if self._store.syncs_fast():
             try:
-                run.load()
-            except BaseException:
-                run.close()
-                raise
-            return run
-
-        opening = asyncio.wrap_future(threads.run(opened))
+                run = opened(_BUSY_TIMEOUT)
+            except StoreBusyError:
+                run = await _in_thread(opened, OpenRun.close)
+        else:
+            run = await _in_thread(opened, OpenRun.close)
         try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_late)
+            if run.lease.seq <= _FEW_ENTRIES:
+                run.load()
+            else:
+                await _in_thread(run.load)
+        except BaseException:
+            run.close()
             raise
+        return run
 
     async def _resume(
         self,
@@ -336,6 +348,19 @@ def _short(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 
-def _close_late(opening: asyncio.Future[OpenRun]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+async def _in_thread(
+    call: Callable[[], ResultT], undo: Callable[[ResultT], object] | None = None
+) -> ResultT:
+    """Return what a call in a thread returns; if no task waits for it any more, it is undone."""
+    result = threads.run(call)
+    try:
+        return await asyncio.wrap_future(result)
+    except asyncio.CancelledError:
+        if undo is not None:
+            result.add_done_callback(partial(_undo, undo))
+        raise
+
+
+def _undo(undo: Callable[[ResultT], object], done: Future[ResultT]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        undo(done.result())

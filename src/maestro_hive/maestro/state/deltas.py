@@ -1,21 +1,24 @@
-"""What was added: a text told as pieces of an older one and the little that is new.
+"""Differences: a text as copies of parts of an older one and the little that is new.
 
 A list of messages that grows by one is nearly the same bytes again. ``difference`` finds the
-pieces that can be copied; ``Pieces`` follows a chain of such differences back to whole texts
+parts that can be copied; ``Pieces`` follows a chain of such differences back to whole texts
 without building anything in between.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 from maestro_hive.maestro.state.codec import MAX_BYTES
 
 #: Shorter runs than this are not worth a copy instruction.
 _ANCHOR = 48
-#: How far ahead of a difference the texts are searched for common ground again.
+#: How far ahead of a difference an equal part is searched again, and how far in the older text.
 _PROBES = (0, 16, 64, 256, 1024, 4096)
-_WINDOW = 1 << 20
+_WINDOWS = (1 << 12, 1 << 20)
+#: How many bytes are searched in vain at most, as a multiple of the text: then the rest is new.
+_EFFORT = 8
 
 
 class Copy(NamedTuple):
@@ -34,6 +37,7 @@ def difference(old: bytes, new: bytes) -> list[Instruction]:
     tail = _common_suffix(old, new)
     old_end, new_end = len(old) - tail, len(new) - tail
     at_old = at_new = literal = 0
+    search = _Search(old, old_end, new, new_end)
     while at_new < new_end:
         length = _common_prefix(old, at_old, old_end, new, at_new, new_end)
         length = _whole_characters(new, at_new, length)
@@ -42,10 +46,10 @@ def difference(old: bytes, new: bytes) -> list[Instruction]:
             found.append(Copy(at_old, length))
             at_old, at_new = at_old + length, at_new + length
             literal = at_new
-        meeting = _next_meeting(old, at_old, old_end, new, at_new, new_end)
-        if meeting is None:
+        found_again = search.next_equal(at_old, at_new)
+        if found_again is None:
             break
-        at_old, at_new = meeting
+        at_old, at_new = found_again
     _add_literal(found, new, literal, new_end)
     if tail:
         found.append(Copy(old_end, tail))
@@ -58,7 +62,7 @@ def size(instructions: list[Instruction]) -> int:
 
 
 def literal_size(instructions: list[Instruction]) -> int:
-    """How many bytes are new."""
+    """Return how many bytes are new."""
     return sum(len(step) for step in instructions if isinstance(step, bytes))
 
 
@@ -67,25 +71,41 @@ def _add_literal(found: list[Instruction], new: bytes, start: int, end: int) -> 
         found.append(new[start:end])
 
 
-def _next_meeting(
-    old: bytes, at_old: int, old_end: int, new: bytes, at_new: int, new_end: int
-) -> tuple[int, int] | None:
-    """Find where the texts run together again, looking a few distances ahead."""
-    for ahead in _PROBES:
-        start = at_new + ahead
-        if start + _ANCHOR > new_end:
-            return None
-        if new[start] & 0xC0 == 0x80:
-            continue
-        anchor = new[start : start + _ANCHOR]
-        met = old.find(anchor, at_old, min(old_end, at_old + _WINDOW))
-        if met >= 0:
-            return met, start
-    return None
+class _Search:
+    """Finds where two texts are equal again, with a limited effort."""
+
+    def __init__(self, old: bytes, old_end: int, new: bytes, new_end: int) -> None:
+        self._old, self._old_end = old, old_end
+        self._new, self._new_end = new, new_end
+        self._left = _EFFORT * (len(new) + _WINDOWS[-1])
+
+    def next_equal(self, at_old: int, at_new: int) -> tuple[int, int] | None:
+        """Return the next positions of an equal part, trying a few distances."""
+        for window, ahead in product(_WINDOWS, _PROBES):
+            end = min(self._old_end, at_old + window)
+            start = self._character(at_new + ahead)
+            if self._left <= 0:
+                return None
+            if start + _ANCHOR > self._new_end:
+                continue
+            found = self._old.find(self._new[start : start + _ANCHOR], at_old, end)
+            if found >= 0:
+                return found, start
+            self._left -= end - at_old
+        return None
+
+    def _character(self, at: int) -> int:
+        """Return where the next character begins."""
+        while at < self._new_end and self._new[at] & 0xC0 == 0x80:
+            at += 1
+        return at
 
 
 def _common_prefix(old: bytes, i: int, i_end: int, new: bytes, j: int, j_end: int) -> int:
-    """Length of the common beginning of old[i:i_end] and new[j:j_end], by comparing blocks."""
+    """Return how long old[i:i_end] and new[j:j_end] are equal from their start, by blocks.
+
+    Slices are copied, and still faster than views: these are compared item by item.
+    """
     limit = min(i_end - i, j_end - j)
     same, block = 0, 64
     while same < limit:
@@ -162,9 +182,9 @@ def _instruction(step: object) -> Instruction:
 
 
 class Pieces:
-    """A text being put together from a chain of differences, newest first.
+    """A text that is put together from a chain of differences, newest first.
 
-    New bytes go straight to their place; for the rest only the ranges still wanted are kept. So
+    New bytes are written to their place at once; of the rest only the missing ranges are known. So
     the cost is the number of links, not the number of links times the size.
     """
 
@@ -172,16 +192,16 @@ class Pieces:
         if size > MAX_BYTES:
             raise ValueError(f"a difference makes {size:,} bytes; the limit is {MAX_BYTES:,}")
         self._text = bytearray(size)
-        self._wanted = [(0, 0, size)] if size else []
+        self._missing = [(0, 0, size)] if size else []
 
     def apply(self, instructions: list[Instruction]) -> None:
-        """Replace what is wanted of this link by what it is made of."""
-        wanted: list[tuple[int, int, int]] = []
-        for target, start, length in self._wanted:
-            filled = self._fill(instructions, target, start, start + length, wanted)
+        """Replace what is missing of this link by what it is made of."""
+        missing: list[tuple[int, int, int]] = []
+        for target, start, length in self._missing:
+            filled = self._fill(instructions, target, start, start + length, missing)
             if filled != length:
-                raise ValueError("a difference is shorter than the text it stands for")
-        self._wanted = wanted
+                raise ValueError("a difference is shorter than the text it describes")
+        self._missing = missing
 
     def _fill(
         self,
@@ -189,7 +209,7 @@ class Pieces:
         target: int,
         start: int,
         end: int,
-        wanted: list[tuple[int, int, int]],
+        missing: list[tuple[int, int, int]],
     ) -> int:
         filled = at = 0
         for step in instructions:
@@ -200,14 +220,14 @@ class Pieces:
                 if isinstance(step, bytes):
                     self._text[place : place + high - low] = step[low - at : high - at]
                 else:
-                    wanted.append((place, step.start + low - at, high - low))
+                    missing.append((place, step.start + low - at, high - low))
                 filled += high - low
             at += size
         return filled
 
     def finish(self, whole: bytes) -> bytes:
-        """Take the ranges still wanted from the whole text at the chain's end."""
-        for target, start, length in self._wanted:
+        """Take the missing ranges from the whole text at the end of the chain."""
+        for target, start, length in self._missing:
             if start + length > len(whole):
                 raise ValueError("a difference reaches beyond the text it builds on")
             self._text[target : target + length] = whole[start : start + length]

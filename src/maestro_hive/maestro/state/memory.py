@@ -110,6 +110,7 @@ class MemoryStore:
         workflow: str = "",
         entries: Sequence[NewEntry] = (),
         status: str | None = None,
+        busy_timeout: float | None = None,
     ) -> RunLease:
         """Take a run's lease for this store."""
         files.check_identifier(name, "run id")

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from maestro_hive.maestro.state.records import NewEntry
 
+#: Writing more than this takes too long for an event loop.
+_LARGE_BYTES = 256 * 1024
 #: How long the loop is blocked by another process that writes; then a thread waits instead.
 _BUSY_TIMEOUT = 0.005
 #: A task that records alone lets the loop run after so many seconds, not each time: one turn of a
@@ -60,6 +62,7 @@ def recorder_for(store: Store) -> Recorder:
 class _Waiting(NamedTuple):
     append: Append
     sync: bool
+    large: bool
     task: asyncio.Task[Any] | None
     done: asyncio.Future[int]
 
@@ -116,7 +119,14 @@ class Recorder:
         elif task is not self._first:
             self._crowded = True
         store = self.store
-        if self._alone and not self._crowded and not self._waiting and store.syncs_fast():
+        large = _is_large(entries)
+        if (
+            self._alone
+            and not self._crowded
+            and not self._waiting
+            and not large
+            and store.syncs_fast()
+        ):
             try:
                 (outcome,) = store.append((append,), sync=sync, busy_timeout=_BUSY_TIMEOUT)
             except StoreBusyError:
@@ -128,7 +138,7 @@ class Recorder:
                 if pause:
                     self._paused = now
                 return _Written(outcome, pause=pause)
-        waiting = _Waiting(append, sync, task, self.loop.create_future())
+        waiting = _Waiting(append, sync, large, task, self.loop.create_future())
         self._waiting.append(waiting)
         return waiting.done
 
@@ -143,6 +153,8 @@ class Recorder:
         batch = self._next_batch() if self._waiting else []
         if not batch:
             self._scheduled = False
+        elif any(waiting.large for waiting in batch):
+            self._flush_in_thread(batch)
         elif self.store.syncs_fast() or self._in_thread >= _MEASURE_EVERY:
             self._in_thread = 0
             outcomes = self._write(batch, _BUSY_TIMEOUT)
@@ -201,6 +213,14 @@ class Recorder:
                 done.set_exception(outcome)
             else:
                 done.set_result(outcome)
+
+
+def _is_large(entries: Sequence[NewEntry]) -> bool:
+    for entry in entries:
+        value = entry.value
+        if value is not None and len(value[0]) > _LARGE_BYTES:
+            return True
+    return False
 
 
 class _Written:

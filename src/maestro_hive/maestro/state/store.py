@@ -231,11 +231,14 @@ class Store(Reader, Protocol):
         workflow: str = "",
         entries: Sequence[NewEntry] = (),
         status: str | None = None,
+        busy_timeout: float | None = None,
     ) -> RunLease:
         """Take the run's lease, creating the run if it is new.
 
         ``RunLeasedError`` if another process holds it. If the run has no entries yet, ``entries``
         are appended and ``status`` is set in the same transaction; otherwise both are ignored.
+        ``StoreBusyError`` if that takes longer than ``busy_timeout`` seconds: call it again from a
+        thread that may wait.
         """
         ...
 

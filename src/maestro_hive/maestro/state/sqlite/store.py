@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.clock import Clock, SystemClock, to_micros
-from maestro_hive.kernel.errors import FencedError, MaestroError, StorageError, StoreClosedError
+from maestro_hive.kernel.errors import (
+    FencedError,
+    MaestroError,
+    StorageError,
+    StoreBusyError,
+    StoreClosedError,
+)
 from maestro_hive.kernel.hooks import Hooks
 from maestro_hive.kernel.process import PerProcess, run_at_exit
 from maestro_hive.maestro.state.records import (
@@ -110,6 +116,7 @@ class SqliteStore(JournalReader):
         workflow: str = "",
         entries: Sequence[NewEntry] = (),
         status: str | None = None,
+        busy_timeout: float | None = None,
     ) -> RunLease:
         """Take a run's lease for this process."""
         files.check_identifier(name, "run id")
@@ -118,7 +125,7 @@ class SqliteStore(JournalReader):
             run = self._share_run(name, entries, status)
             if run is not None:
                 return run
-            run = self._take_run(name, workflow, entries, status)
+            run = self._take_run(name, workflow, entries, status, busy_timeout)
         self._maintenance.start()
         if run.seq and run.created and self.notifications:
             self.notifications.emit(EntriesAppended(run_id=name, first=1, seq=run.seq))
@@ -143,7 +150,12 @@ class SqliteStore(JournalReader):
         return bool(self._file.rows("SELECT 1 FROM leases WHERE id = ?", (run.lease.fence,)))
 
     def _take_run(
-        self, name: str, workflow: str, entries: Sequence[NewEntry], status: str | None
+        self,
+        name: str,
+        workflow: str,
+        entries: Sequence[NewEntry],
+        status: str | None,
+        busy_timeout: float | None,
     ) -> RunLease:
         now = to_micros(self.clock.now())
         first = status or "pending"
@@ -171,7 +183,7 @@ class SqliteStore(JournalReader):
                 run.seq = len(entries)
             return run
 
-        run = self._take(body)
+        run = self._take(body, busy_timeout)
         with self._file.mutex:
             self._run_leases[name] = run
         return run
@@ -296,24 +308,34 @@ class SqliteStore(JournalReader):
         self._maintenance.start()
         return lease
 
-    def _take(self, body: Callable[[apsw.Connection, bool], ResultT]) -> ResultT:
+    def _take(
+        self,
+        body: Callable[[apsw.Connection, bool], ResultT],
+        busy_timeout: float | None = None,
+    ) -> ResultT:
         """Take a lease; a holder that is late but lives is given a last chance to renew it.
 
         The write that delayed us may have delayed its renewal, too.
         """
         try:
-            return self._try_to_take(body, insist=False)
-        except HolderLateError:
+            return self._try_to_take(body, busy_timeout, insist=False)
+        except HolderLateError as late:
+            if busy_timeout is not None:
+                raise StoreBusyError(f"{self.folder}: a lease is about to expire") from late
             time.sleep(min(_GRACE_SECONDS, self._lease_seconds / 3))
-            return self._try_to_take(body, insist=True)
+            return self._try_to_take(body, busy_timeout, insist=True)
 
     def _try_to_take(
-        self, body: Callable[[apsw.Connection, bool], ResultT], *, insist: bool
+        self,
+        body: Callable[[apsw.Connection, bool], ResultT],
+        busy_timeout: float | None,
+        *,
+        insist: bool,
     ) -> ResultT:
         committed = False
         with self._file.locked():
             try:
-                taken = self._file.write(lambda db: body(db, insist))
+                taken = self._file.write(lambda db: body(db, insist), busy_timeout)
                 committed = True
             finally:
                 self._entries.settle(committed=committed)
