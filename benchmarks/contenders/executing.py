@@ -12,7 +12,8 @@ from benchmarks.contender import Contender, Figures, measured
 from maestro_hive import ExecutionConfig
 from maestro_hive.engine.config import StateConfig
 from maestro_hive.maestro.state.recorder import recorder_for
-from maestro_hive.maestro.state.stores import borrow_store, return_store
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def _execute(folder: Path, *, at_once: int, each: int, runs: int = 1) -> Figures
     """Let ``at_once`` tasks execute ``each`` steps, spread over ``runs`` runs."""
 
     async def main() -> Figures:
-        store = borrow_store(folder)  # the one that the executors use
+        store = open_store(folder)  # the one that the executors use
+        assert isinstance(store, SqliteStore)
         await steps.warm(store, recorder_for(store))
         await _warm(folder)
         with ExitStack() as opened:
@@ -56,7 +58,7 @@ def _execute(folder: Path, *, at_once: int, each: int, runs: int = 1) -> Figures
 
             with measured() as span:
                 await asyncio.gather(*(chain(number) for number in range(at_once)))
-        return_store(store)
+        close_store(store)
         return {"steps": at_once * each, "rate": at_once * each / span.seconds}
 
     return asyncio.run(main())

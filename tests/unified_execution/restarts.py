@@ -96,7 +96,7 @@ class Restarts:
             executor.close()
         self._executors.clear()
         if self._persistent:
-            opened.return_store(self._folder_store)
+            opened.close_store(self._folder_store)
 
 
 @pytest.fixture(params=[True, False], ids=["in a folder", "in memory"], name="restarts")

@@ -20,7 +20,7 @@ from maestro_hive.engine.errors import (
     HelpNeeded,
 )
 from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.maestro.state.stores import borrow_store, forget_memory_stores, return_store
+from maestro_hive.maestro.state.stores import close_store, forget_memory_stores, open_store
 from maestro_hive.testing import ManualClock, MemoryStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 from maestro_hive.unified_execution.safety_retry import (
@@ -184,8 +184,8 @@ def test_a_wrapper_that_was_made_and_not_used_opens_nothing(
 def test_the_journal_is_returned(quick: ExecutionConfig, how: str) -> None:
     wrapper = SafetyRetryWrapper(quick, workflow_id="run-1")
     run(wrapper, len, "draft", task_name="count")
-    store = borrow_store(quick.state.state_dir)
-    return_store(store)
+    store = open_store(quick.state.state_dir)
+    close_store(store)
     assert store.run("run-1") is not None
     if how == "close":
         wrapper.close()

@@ -19,7 +19,7 @@ SharedT = TypeVar("SharedT")
 class _Registry:
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        # Weakly on both sides: an object lives as long as somebody uses it, and refers to its store.
+        # Weakly on both sides: an object lives as long as it is used, and refers to its store.
         self.stores: weakref.WeakKeyDictionary[
             Store, weakref.WeakValueDictionary[tuple[type[Any], str], Any]
         ] = weakref.WeakKeyDictionary()

@@ -218,7 +218,7 @@ class Hive(Definitions):
         timeout: float | None = None,  # noqa: ASYNC109 - it outlives the process
         type: Any = None,  # noqa: A002 - that is what it is
     ) -> Any:
-        """Wait in a workflow until somebody answers: ``hive.answer``, or ``maestro answer``.
+        """Wait in a workflow until it is answered: ``hive.answer``, or ``maestro answer``.
 
         The answer is recorded. ``type`` says what it must be: an answer of another kind is refused
         where it is given. After ``timeout`` seconds, those before a restart included, TimeoutError.
@@ -284,7 +284,7 @@ class Hive(Definitions):
     ) -> AsyncIterator[RunEvent]:
         """Yield what happens in a run, from its beginning or after an event's ``seq``.
 
-        It goes on while somebody executes the run, here or elsewhere; without ``follow``, it ends
+        It goes on while a process executes the run, here or elsewhere; without ``follow``, it ends
         with what there is.
         """
         return _follow(self._open(), run_id, after, follow)

@@ -1,1 +1,1 @@
-"""What everything stands on: errors, time, files and news."""
+"""What every other package uses: errors, clocks, files, locks, threads and notifications."""

@@ -21,7 +21,7 @@ MaestroError
 ├── StaleDocumentError           a document has another version; the write was refused
 └── ExecutionException           raised by execution (see ``unified_execution.exceptions``)
 
-Facts are attributes; the message says what happened, to which thing, and what to do.
+Facts are attributes; a message states what happened, to which thing, and what to do.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class InvalidIdentifierError(MaestroError, ValueError):
             shown = shown[:77] + "..."
         super().__init__(
             f"{what} {shown} {reason}; use 1 to 128 letters, digits, '-', '_', '.' or ':',"
-            " beginning with a letter or digit"
+            " starting with a letter or digit"
         )
         self.what = what
         self.value = value

@@ -54,7 +54,7 @@ def make_private_folder(path: Path) -> Path:
     """Create ``path`` and what is missing above it, each folder 0700 and durably linked."""
     missing: list[Path] = []
     at = path
-    # Unlike Path's, these tell "not there" also from what may not be looked at or cannot be named.
+    # Unlike Path's, these return False also for what may not be read or cannot be named.
     while not os.path.exists(at):  # noqa: PTH110
         if os.path.islink(at):  # noqa: PTH114
             raise FolderError(at, "is a symbolic link that leads nowhere")
@@ -242,7 +242,7 @@ def read_whole(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file so that it is kept but not found again; return its new name."""
+    """Rename a damaged file so that it is no longer found; return its new name."""
     for number in range(1, 10_000):
         aside = path.with_name(f"{path.name}.damaged-{number}")
         if not os.path.lexists(aside):
@@ -269,7 +269,7 @@ def remove(path: Path) -> None:
 
 
 def is_link(path: Path) -> bool:
-    """Return whether ``path`` is a symbolic link; raise if the disk does not say."""
+    """Return whether ``path`` is a symbolic link; raise if that is unknown."""
     try:
         return path.is_symlink()
     except OSError as error:
@@ -277,7 +277,7 @@ def is_link(path: Path) -> bool:
 
 
 def reason_of(error: OSError | ValueError) -> str:
-    """Return what the system says of an error, without its number."""
+    """Return the system's text for an error, without its number."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
@@ -306,11 +306,11 @@ _SYNC_PARENTS = {"Mobile Documents": "iCloud Drive", "CloudStorage": "a cloud dr
 def refuse_shared_folder(folder: Path, mountinfo: str | None = None) -> None:
     """Raise if ``folder`` is on a network file system or in a folder that is synchronised.
 
-    SQLite's locks and shared memory do not hold there, and a half-copied journal is a lost one.
+    SQLite's locks and shared memory do not work there, and a half-copied journal is lost.
     """
     kind = _file_system_type(folder, mountinfo)
     if kind in _NETWORK_TYPES:
-        reason = f"is on a network file system ({kind}), where locks do not hold"
+        reason = f"is on a network file system ({kind}), where locks do not work"
         raise FolderError(folder, f"{reason}; choose a folder on a local disk")
     for parent in _upwards(folder):
         program = _SYNC_PARENTS.get(parent.name) if "Library" in parent.parts else None
@@ -324,7 +324,7 @@ def refuse_shared_folder(folder: Path, mountinfo: str | None = None) -> None:
 
 def _is_marked(marker: Path) -> bool:
     if marker.name == ".dropbox":  # a folder of this name holds the settings, in the user's home
-        return os.path.isfile(marker)  # noqa: PTH113 - Path's versions raise what the disk says
+        return os.path.isfile(marker)  # noqa: PTH113 - Path's versions raise the error of the disk
     return os.path.exists(marker)  # noqa: PTH110
 
 

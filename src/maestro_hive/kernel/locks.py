@@ -130,9 +130,9 @@ class SharedLock:
 
     def join(self) -> bool:
         """Share the lock; True if no other process does. Only one at a time may call this."""
-        alone = self._lock.try_acquire()
+        is_first = self._lock.try_acquire()
         self._lock.share()
-        return alone
+        return is_first
 
     def close(self) -> None:
         """Stop sharing it."""

@@ -1,4 +1,4 @@
-"""What belongs to this process alone: made when first used, and made again in a forked child.
+"""Values that belong to one process: made when first used, and made again in a forked child.
 
 A child of ``fork`` inherits every object of its parent, with locks that a thread of the parent may
 hold and with the right to files that are the parent's. So whatever is shared by the whole process

@@ -24,7 +24,7 @@ from maestro_hive.kernel.errors import (
     StorageError,
     StoreFailedError,
 )
-from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state import codec, state_manager
 from maestro_hive.maestro.state.records import Breaker, EntryKind, NewEntry
 from maestro_hive.maestro.state.shared_records import breakers
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
@@ -48,7 +48,7 @@ def no_managers_left() -> Iterator[None]:
     """Begin and end without any."""
     StateManager._instance = None
     yield
-    for manager in list(StateManager._by_folder.values()):
+    for manager in list(state_manager._managers().by_folder.values()):
         manager.shutdown()
     StateManager._instance = None
 

@@ -1,9 +1,9 @@
-"""Checkpoint files: names that sort, retention without reading, damaged ones set aside.
+"""Checkpoints: files with names that sort, retention without reading, damaged ones set aside.
 
-A file's name says all that retention needs: ``000003.00000012~never~before-deploy.json`` is the
-twelfth checkpoint of its run, made under fencing number 3, kept until it is pushed out, called
+A file's name has all that retention needs: ``000003.00000012~never~before-deploy.json`` is the
+twelfth checkpoint of its run, made under fencing number 3, without an expiry, with the id
 ``before-deploy``. The newest is the one whose name sorts last; a process that was taken over and
-wakes up late writes a lower fencing number, so its file does not pass for the newest.
+resumes late writes a lower fencing number, so its file is not the newest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from maestro_hive.kernel import errors, files
 from maestro_hive.kernel.clock import Clock, SystemClock
 from maestro_hive.kernel.errors import (
-    CodecError,
     DocumentCorruptError,
     FolderError,
     InvalidIdentifierError,
@@ -44,7 +43,7 @@ _NAME = re.compile(
 
 
 class CheckpointName(NamedTuple):
-    """What a checkpoint file's name says; it sorts like the checkpoints themselves."""
+    """The parts of a checkpoint file's name; they sort like the checkpoints."""
 
     fence: int
     version: int
@@ -58,7 +57,7 @@ class CheckpointName(NamedTuple):
         return f"{self.fence:06d}.{self.version:08d}~{expires}~{self.checkpoint_id}.json"
 
     def expired(self, now: float) -> bool:
-        """Return whether its time is over."""
+        """Return whether it has expired."""
         return self.expires is not None and self.expires <= now
 
 
@@ -153,11 +152,11 @@ class CheckpointFolder:
     def set_aside(
         self, workflow_id: str, name: CheckpointName, error: DocumentCorruptError
     ) -> None:
-        """Keep a damaged checkpoint out of the way, and say so."""
+        """Rename a damaged checkpoint, and log that."""
         if self.root is None:
             return
         moved_to = files.set_aside(self.path(workflow_id, name))
-        logger.warning("%s; kept aside as %s, an older one is used", error, moved_to)
+        logger.warning("%s; set aside as %s, an older one is used", error, moved_to)
 
     def path(self, workflow_id: str, name: CheckpointName) -> Path:
         """Return where a checkpoint is."""
@@ -172,7 +171,7 @@ def _age(name: CheckpointName) -> tuple[int, int, str]:
 
 
 def _is_workflow(entry: Path) -> bool:
-    """Return whether a folder can be ours; ``lost+found`` is not."""
+    """Return whether a folder can be that of a workflow; ``lost+found`` is not."""
     try:
         files.check_identifier(entry.name, "workflow id")
     except InvalidIdentifierError:
@@ -186,18 +185,18 @@ def _parse(match: re.Match[str]) -> CheckpointName:
     return CheckpointName(int(fence), int(version), until, checkpoint_id)
 
 
-# --- checkpoint ---
+# --- the manager ---
 
 
 DEFAULT_STORAGE_PATH = "/var/maestro/checkpoints"
 KIND = "checkpoint"
 
-#: A thousand years: what is to be kept longer is to be kept for ever.
+#: A thousand years: longer means no expiry.
 _LONGEST_TTL = 1000 * 366 * 24 * 3600
 
 
 class CheckpointError(MaestroError):
-    """Something about a checkpoint went wrong."""
+    """A checkpoint could not be used."""
 
 
 class CheckpointNotFoundError(CheckpointError):
@@ -226,7 +225,7 @@ class Serializer(Protocol):
 
 @dataclass(slots=True)
 class StateMetadata:
-    """Who made a state, why, and whatever else is worth noting."""
+    """Who made a state, why, and tags."""
 
     created_by: str = ""
     reason: str = ""
@@ -235,7 +234,7 @@ class StateMetadata:
 
 @dataclass(slots=True)
 class WorkflowState:
-    """The state of a workflow as a checkpoint keeps it; ``checksum`` is filled in on writing."""
+    """The state of a workflow in a checkpoint; ``checksum`` is set on writing."""
 
     workflow_id: str
     phase: str = "initializing"
@@ -259,7 +258,7 @@ class Checkpoint:
 
 
 class CheckpointManager:
-    """Writes, finds, checks and forgets checkpoints below a folder.
+    """Writes, finds, checks and deletes checkpoints below a folder.
 
     ``default_ttl`` and ``ttl`` are seconds or a timedelta; ``storage_path=None`` keeps everything
     in memory.
@@ -277,7 +276,7 @@ class CheckpointManager:
     ) -> None:
         if max_checkpoints < 1:
             raise errors.ConfigurationError(
-                f"max_checkpoints is {max_checkpoints}; at least 1 must be kept"
+                f"max_checkpoints is {max_checkpoints}; at least 1 is needed"
             )
         root = None
         if storage_path is not None:
@@ -300,7 +299,7 @@ class CheckpointManager:
         self, workflow_id: str, state: WorkflowState, ttl: float | timedelta | None = None
     ) -> Checkpoint:
         """Write the state as the workflow's newest checkpoint."""
-        data = self._lower(state.data)
+        data = self._to_json(state.data)
         state.checksum = codec.canonical_digest(data).hex()
         body = {
             "phase": state.phase,
@@ -365,7 +364,7 @@ class CheckpointManager:
         workflow_id: str | None = None,
         validate: bool = True,
     ) -> Checkpoint:
-        """Return a checkpoint, or raise: not found, or not to be trusted."""
+        """Return a checkpoint, or raise: not found, or damaged."""
         workflow, name = self._locate(checkpoint_id, workflow_id)
         return self._read(workflow, name, verify=validate and self._verify)
 
@@ -382,7 +381,7 @@ class CheckpointManager:
             try:
                 return self._read(workflow_id, name, verify=validate and self._verify)
             except CheckpointNotFoundError:
-                continue  # another process let it go in this moment
+                continue  # another process deleted it in this moment
             except ChecksumValidationError as error:
                 self._folder.set_aside(workflow_id, name, error.__cause__)  # type: ignore[arg-type]
         return None
@@ -411,7 +410,7 @@ class CheckpointManager:
     def read_body(
         self, workflow_id: str, name: CheckpointName, *, verify: bool = True
     ) -> tuple[str, dict[str, Json]]:
-        """Read a checkpoint's document and check that it is the one its name says."""
+        """Read a checkpoint's document and check that it belongs to its name."""
         shown = f"checkpoint {name.checkpoint_id} of {workflow_id} ({name.file})"
         try:
             text = self._folder.read(workflow_id, name)
@@ -457,7 +456,7 @@ class CheckpointManager:
             return False
         return True
 
-    # --- forgetting ---
+    # --- deleting ---
 
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
         """Delete a checkpoint; False if there is none of that id."""
@@ -477,7 +476,7 @@ class CheckpointManager:
         )
 
     def health_check(self) -> dict[str, Any]:
-        """Read every checkpoint and say what was found."""
+        """Read every checkpoint and return what was found."""
         damaged, count = [], 0
         for workflow in self._folder.workflows():
             for name in self._folder.names(workflow):
@@ -520,7 +519,7 @@ class CheckpointManager:
                 workflow_id=body["workflow_id"],
                 phase=written.get("phase", "") or written.get("state", {}).get("phase", ""),
                 step=written.get("step", 0),
-                data=self._raise(written["data"]) if "data" in written else written,
+                data=self._from_json(written["data"]) if "data" in written else written,
                 metadata=StateMetadata(**written.get("metadata", {})),
                 created_at=datetime.fromisoformat(written.get("created_at", body["created_at"])),
                 checksum=written.get("checksum", ""),
@@ -533,16 +532,16 @@ class CheckpointManager:
                 created_at=datetime.fromisoformat(body["created_at"]),
                 expires_at=_moment(name.expires),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, CodecError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise DocumentCorruptError(shown, f"it is not a workflow's state: {error}") from error
 
-    def _lower(self, data: dict[str, Any]) -> Json:
+    def _to_json(self, data: dict[str, Any]) -> Json:
         if self._serializer is not None:
             return self._serializer.dumps(data)
         written = codec.encode(data, "state.data").data
         return codec.parse(written, "state.data", depth=codec.DOCUMENT_DEPTH)
 
-    def _raise(self, data: Json) -> dict[str, Any]:
+    def _from_json(self, data: Json) -> dict[str, Any]:
         if self._serializer is not None:
             return self._serializer.loads(data)  # type: ignore[no-any-return]
         return codec.decode_tree(data, "state.data")  # type: ignore[no-any-return]

@@ -424,7 +424,7 @@ class MemoryStore:
         self._closed = True
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release every lease."""
         if not self.usable:
             return  # a forked child has nothing to release
         for run in list(self._run_leases.values()):

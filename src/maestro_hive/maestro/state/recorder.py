@@ -240,7 +240,7 @@ class _Written:
         return self._outcome
 
 
-#: By loop and store; whoever uses one keeps it alive, and so does what it has yet to write.
+#: By loop and store; its users keep a recorder alive, and so does what it has yet to write.
 _recorders: PerProcess[
     weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[int, Recorder]]
 ] = PerProcess(weakref.WeakKeyDictionary)

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class EntryKind(IntEnum):
-    """What an entry of a run's journal tells. Numbers are stored: never reuse one."""
+    """What an entry of a run records. The numbers are stored: never reuse one."""
 
-    #: An attempt at a step begins; identity: the step's; facts: name, persona; value: the input.
+    #: An attempt at a step started; identity: the step's; facts: name, persona; value: the input.
     ATTEMPT_STARTED = 1
     #: An attempt failed or was stopped; facts: status, error (type, message, category, traceback,
-    #: recoverable), reason, round, clock (when, and seconds since the first began), and where they
-    #: are so: counts (false: no failure of the task), final, wait, healed, healing_error.
+    #: recoverable), reason, round, clock (when, and seconds since the first one started), and where they
+    #: apply: counts (false: no failure of the task), final, wait, healed, healing_error.
     ATTEMPT_FAILED = 2
     #: An attempt succeeded, and its step is finished; value: the result.
     STEP_COMPLETED = 3
-    #: A step saved its own half-done work; value: what it saved.
+    #: A step saved its progress; value: what it saved.
     PROGRESS_SAVED = 4
     #: A persona's memory as a whole; facts: persona; value: the dictionary.
     MEMORY_SAVED = 5
@@ -40,37 +40,37 @@ class EntryKind(IntEnum):
     ESCALATED = 9
     #: Fields of the run changed; value: the fields.
     FIELDS_SET = 10
-    #: A task waits to be done; facts: task.
+    #: A task is pending; facts: task.
     TASK_PENDING = 11
-    #: A task is done; facts: task; value: its artifacts.
+    #: A task is completed; facts: task; value: its artifacts.
     TASK_COMPLETED = 12
-    #: A persona was tried once more; facts: persona.
+    #: A persona was retried; facts: persona.
     RETRY_COUNTED = 13
-    #: What a persona last showed of itself; facts: persona; value: its state.
+    #: The state that a persona last reported; facts: persona; value: its state.
     PERSONA_SET = 14
-    #: What came before no longer counts: the run starts again, or from the copy that follows.
+    #: The entries before no longer count: the run starts again, or from the copy that follows.
     RESTORED = 15
-    #: What failed may be tried again; identity: of one step, or none for all; facts: forget (the
+    #: What failed may be retried; identity: of one step, or none for all; facts: forget (the
     #: result too).
     RETRIED = 16
-    #: A workflow's run begins; identity: of workflow and input; facts: workflow, parameters, and where
-    #: they are so: parent (a run's name), forked_from, from_step; value: the input.
+    #: A workflow's run started; identity: of workflow and input; facts: workflow, parameters, and where
+    #: they apply: parent (a run's name), forked_from, from_step; value: the input.
     RUN_STARTED = 17
-    #: A workflow's run is over; facts: status (success, failed, cancelled), and error as in
+    #: A workflow's run ended; facts: status (success, failed, cancelled), and error as in
     #: ATTEMPT_FAILED, or reason; value: the result.
     RUN_ENDED = 18
     #: The workflow waits; identity: of the wait; facts: name, what (sleep, answer), and where they
-    #: are so: wait (how long at most), shape (of the answer).
+    #: apply: wait (how long at most), shape (of the answer).
     WAIT_STARTED = 19
-    #: A wait is over; identity: of the wait; facts: name, how (over, answered, timeout), and where
-    #: they are so: answer (its id), by; value: the answer.
+    #: A wait ended; identity: of the wait; facts: name, how (over, answered, timeout), and where
+    #: they apply: answer (its id), by; value: the answer.
     WAIT_ENDED = 20
     #: The workflow started another as its child; identity: of the call; facts: run_id, workflow.
     CHILD_STARTED = 21
 
 
 class Entry(NamedTuple):
-    """One line of a run's journal; a tuple, because opening a run makes tens of thousands.
+    """One entry of a run; a tuple, because opening a run makes tens of thousands.
 
     A small value is here, a large one is behind ``payload``: ``Store.load`` gives either.
     """
@@ -171,8 +171,8 @@ class Breaker:
     """A circuit breaker that every process shares.
 
     It opened at ``boot_seconds`` after the start of the machine that ``boot`` names, for
-    ``cooldown_seconds``. ``recent`` has a letter for each of the latest calls, where anybody asked
-    for rates (see ``breaker_rules``). ``probe`` is the fencing number of the latest probe.
+    ``cooldown_seconds``. ``recent`` has a character for each of the latest calls, where rates are
+    used (see ``breaker_rules``). ``probe`` is the fencing number of the latest probe.
     """
 
     name: str
@@ -216,7 +216,7 @@ class Escalation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntriesAppended:
-    """News: the run has more entries, from the number ``first`` up to ``seq``."""
+    """The run has more entries, from the number ``first`` up to ``seq``."""
 
     run_id: str
     first: int
@@ -225,7 +225,7 @@ class EntriesAppended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentChanged:
-    """News: a document has another value; None where there is none."""
+    """A document has another value; None where there is none."""
 
     namespace: str
     key: str
@@ -235,7 +235,7 @@ class DocumentChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Part of a journal that could not be read when it was opened, and where a copy is kept."""
+    """Part of a journal that could not be read when it was opened, and where its copy is."""
 
     file: str
     found_at: datetime
@@ -243,4 +243,4 @@ class Damage:
     moved_to: str
 
 
-Notification = EntriesAppended | DocumentChanged | Damage
+Notification = EntriesAppended | DocumentChanged

@@ -60,7 +60,7 @@ class SharedRecords(SharedReader[RecordT]):
         self._store = store
 
     def update(self, name: str, change: Callable[[RecordT | None], RecordT]) -> RecordT:
-        """Replace a record by what ``change`` makes of it, atomically over all processes."""
+        """Replace a record by the result of ``change``, atomically over all processes."""
         made: list[RecordT] = []
 
         def encoded(before: bytes | None) -> codec.Encoded:
@@ -78,7 +78,7 @@ def read_breakers(reader: Reader) -> SharedReader[Breaker]:
 
 
 def breakers(store: Store) -> SharedRecords[Breaker]:
-    """Return the circuit breakers that everybody on this store shares."""
+    """Return the circuit breakers that all users of this store share."""
     return SharedRecords(store, BREAKERS, Breaker)
 
 
@@ -88,5 +88,5 @@ def budgets(store: Store) -> SharedRecords[Budget]:
 
 
 def escalations(store: Store) -> SharedRecords[Escalation]:
-    """Return what people were asked."""
+    """Return the escalations."""
     return SharedRecords(store, ESCALATIONS, Escalation)

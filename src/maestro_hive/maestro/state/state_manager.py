@@ -1,32 +1,36 @@
-"""A change of a value as subscribers see it, and who wants to see which."""
+"""``StateManager``: shared values in namespaces, with subscriptions and checkpoints.
+
+Runs, breakers, budgets and escalations appear as namespaces that can be read and observed here,
+and are set by their owners only: there is one copy of each, in the journal.
+"""
 
 from __future__ import annotations
 
 import copy
 import fnmatch
 import itertools
-import os
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.clock import to_micros
 from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError
 from maestro_hive.kernel.hooks import Hooks
+from maestro_hive.kernel.process import PerProcess
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import RunState, fold
 from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended
 from maestro_hive.maestro.state.shared_records import BREAKERS, BUDGETS, ESCALATIONS
-from maestro_hive.maestro.state.sqlite.store import SqliteStore
-from maestro_hive.maestro.state.stores import borrow_memory_store, borrow_store, return_store
+from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.maestro.state.views import ViewCache, show_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from datetime import datetime
 
     from maestro_hive.maestro.state.records import Notification, RunRecord
@@ -54,14 +58,14 @@ class Subscription:
     namespace: str
 
     def __call__(self, change: StateChange) -> None:
-        """Pass a change on, if it is one of those."""
+        """Call it with a change that matches."""
         if fnmatch.fnmatchcase(change.key, self.key_pattern) and fnmatch.fnmatchcase(
             change.namespace, self.namespace
         ):
             self.callback(change)
 
 
-# --- run_watch ---
+# --- runs ---
 
 
 @dataclass(slots=True)
@@ -73,7 +77,7 @@ class _Watched:
 
 
 class RunWatch:
-    """The runs of one store that somebody looked at."""
+    """The runs of one store that were read before, so that only new entries are folded."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -81,27 +85,25 @@ class RunWatch:
         self._mutex = threading.Lock()
 
     def view(self, run_id: str) -> dict[str, Any] | None:
-        """Return a run as it stands, as a new object; None if there is none."""
+        """Return a run in its current state, as a new object; None if there is none."""
         record = self._store.run(run_id)
         if record is None:
             return None
         with self._mutex:
             return copy.deepcopy(self._up_to_date(record).shown)
 
-    def change(
-        self, notifications: EntriesAppended
-    ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    def change(self, event: EntriesAppended) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """Return a run before and after its latest entries; not to be changed."""
-        record = self._store.run(notifications.run_id)
+        record = self._store.run(event.run_id)
         if record is None:
             return None, None
         with self._mutex:
-            before = self._before(record, notifications)
+            before = self._before(record, event)
             return before, self._up_to_date(record).shown
 
     def _up_to_date(self, record: RunRecord) -> _Watched:
         watched = self._runs.get(record.name)
-        if watched is None or watched.number != record.id:  # purged, and begun anew
+        if watched is None or watched.number != record.id:  # purged, and started again
             state = RunState(created_at=to_micros(record.created_at))
             watched = self._runs[record.name] = _Watched(record.id, state)
         new = self._store.entries(record.id, after=watched.state.seq)
@@ -111,23 +113,24 @@ class RunWatch:
             watched.shown = show_run(watched.state, record.name, self._store.load, watched.cache)
         return watched
 
-    def _before(self, record: RunRecord, notifications: EntriesAppended) -> dict[str, Any] | None:
-        if notifications.first == 1:
+    def _before(self, record: RunRecord, event: EntriesAppended) -> dict[str, Any] | None:
+        if event.first == 1:
             return None
         watched = self._runs.get(record.name)
-        if watched and watched.number == record.id and watched.state.seq == notifications.first - 1:
+        if watched and watched.number == record.id and watched.state.seq == event.first - 1:
             return watched.shown
-        earlier = self._store.entries(record.id)[: notifications.first - 1]
+        earlier = self._store.entries(record.id)[: event.first - 1]
         return show_run(fold(earlier, self._store.load), record.name, self._store.load)
 
 
-# --- state_manager ---
+# --- values ---
 
 
 WORKFLOWS = "workflows"
-#: Namespaces that begin with it are the journal's own: neither shown nor cleared here.
-OWN = "$"
-_WINDOWS = {
+#: Namespaces that start with it are the journal's own: neither shown nor cleared here.
+_INTERNAL = "$"
+#: Namespaces that show what is in the journal, and what sets them.
+_READ_ONLY = {
     WORKFLOWS: "StatePersistence",
     BREAKERS: "CircuitBreaker",
     BUDGETS: "the budget itself",
@@ -136,12 +139,29 @@ _WINDOWS = {
 _KIND = "state_manager_checkpoint"
 
 
+@dataclass(slots=True)
+class _Managers:
+    """The managers of this process."""
+
+    mutex: threading.RLock = field(default_factory=threading.RLock)
+    first: StateManager | None = None
+    by_folder: dict[Path, StateManager] = field(default_factory=dict)
+
+
+_managers = PerProcess(_Managers)
+
+
 class _OnePerFolder(type):
     """Makes one manager per resolved folder; without a folder, there is the first one made."""
 
-    _instance: StateManager | None = None
-    _by_folder: ClassVar[dict[Path, StateManager]] = {}
-    _making: ClassVar[threading.RLock] = threading.RLock()
+    @property
+    def _instance(cls) -> StateManager | None:
+        """The first manager made; setting it to None starts over."""
+        return _managers().first
+
+    @_instance.setter
+    def _instance(cls, manager: StateManager | None) -> None:
+        _managers().first = manager
 
     def __call__(
         cls,
@@ -149,42 +169,29 @@ class _OnePerFolder(type):
         auto_persist: bool = False,
         persist_interval_seconds: float = 60,
     ) -> StateManager:
-        with cls._making:
+        managers = _managers()
+        with managers.mutex:
             if persistence_dir is None:
-                found = cls._instance or cls._make(None)
+                found = managers.first or cls._make(None)
             else:
                 folder = Path(persistence_dir).expanduser().resolve()
-                found = cls._by_folder.get(folder) or cls._make(folder)
+                found = managers.by_folder.get(folder) or cls._make(folder)
                 if auto_persist:
                     found.persist()
-                cls._by_folder[folder] = found
-            if cls._instance is None:
-                cls._instance = found
+                managers.by_folder[folder] = found
+            managers.first = managers.first or found
             return found
 
     def _make(cls, folder: Path | None) -> StateManager:
         return type.__call__(cls, folder)  # type: ignore[no-any-return]
-
-    def start_anew(cls) -> None:
-        """Forget every manager: a forked child opens its own."""
-        _OnePerFolder._making = threading.RLock()  # a thread that is not here may have held it
-        cls._by_folder.clear()
-        cls._instance = None
-
-    def forget(cls, manager: StateManager) -> None:
-        with cls._making:
-            for folder in [at for at, known in cls._by_folder.items() if known is manager]:
-                del cls._by_folder[folder]
-            if cls._instance is manager:
-                cls._instance = None
 
 
 class StateManager(metaclass=_OnePerFolder):
     """One per folder and process; without a folder, the first one made.
 
     With a folder and ``auto_persist=True``, what ``set_state`` returned from is on disk, is seen
-    by other processes, and comes back in the next one. Otherwise values live in this process, and
-    ``checkpoint`` writes them down. ``persist_interval_seconds`` is accepted for older callers:
+    by other processes, and is there in the next one. Otherwise values live in this process, and
+    ``checkpoint`` saves them. ``persist_interval_seconds`` is accepted for older callers:
     persistent values never wait for an interval.
     """
 
@@ -200,25 +207,33 @@ class StateManager(metaclass=_OnePerFolder):
         self._numbers = itertools.count(1)
         self._checkpoints: dict[str, bytes] = {}
         self._is_shut = False
-        self._attach(MemoryStore() if self._folder is None else borrow_memory_store(self._folder))
+        self._is_persistent = False
+        self._attach(
+            MemoryStore() if self._folder is None else open_store(self._folder, persistent=False)
+        )
 
     def _attach(self, store: Store) -> None:
         self._store = store
         self._runs = RunWatch(store)
-        self._detach = store.notifications.add(self._on_news)
+        self._detach = store.notifications.add(self._on_notification)
 
     def persist(self) -> None:
-        """Move to the folder's journal, taking along what this process has set so far."""
-        if isinstance(self._store, SqliteStore) and self._store.usable:
+        """Move to the folder's journal, with what this process has set so far."""
+        if self._is_persistent and self._store.usable:
             return
         assert self._folder is not None
-        earlier, detach = self._store, self._detach
-        self._attach(borrow_store(self._folder))
+        earlier, detach, was_persistent = self._store, self._detach, self._is_persistent
+        self._attach(open_store(self._folder))
+        self._is_persistent = True
         detach()
-        if isinstance(earlier, MemoryStore):
-            for document in earlier.documents():
-                value = codec.Encoded(document.value, document.sha256)
-                self._store.update_document(document.namespace, document.key, lambda _, v=value: v)  # type: ignore[misc]
+        if not was_persistent:
+            values: dict[tuple[str, str], codec.Encoded | None] = {
+                (document.namespace, document.key): codec.Encoded(document.value, document.sha256)
+                for document in earlier.documents()
+            }
+            if values:
+                self._store.set_documents(values)
+            close_store(earlier)
 
     @property
     def store(self) -> Store:
@@ -233,7 +248,7 @@ class StateManager(metaclass=_OnePerFolder):
         namespace: str = "default",
         default: Any = None,
     ) -> Any:
-        """Return the value under ``key``; a new object each time, yours to change."""
+        """Return the value under ``key``; a new object each time, which the caller may change."""
         _check_text("key", key)
         _check_text("namespace", namespace)
         if namespace == WORKFLOWS:
@@ -252,7 +267,7 @@ class StateManager(metaclass=_OnePerFolder):
         """Put ``value`` under ``key``."""
         self._check_name(key, namespace)
         encoded = codec.encode(value, f"{namespace}/{key}")
-        with self._quietly(notify=notify):
+        with _silenced(silent=not notify):
             self._store.update_document(namespace, key, lambda _: encoded)
 
     def update_state(
@@ -261,7 +276,7 @@ class StateManager(metaclass=_OnePerFolder):
         fn: Callable[[Any], Any],
         namespace: str = "default",
     ) -> Any:
-        """Replace a value by what ``fn`` makes of it (None at first), atomically over processes."""
+        """Replace a value by the result of ``fn`` (called with None at first), atomically."""
         self._check_name(key, namespace)
         made: list[Any] = []
 
@@ -286,7 +301,7 @@ class StateManager(metaclass=_OnePerFolder):
         def change(before: bytes | None) -> None:
             found[:] = [before is not None]
 
-        with self._quietly(notify=notify):
+        with _silenced(silent=not notify):
             self._store.update_document(namespace, key, change)
         return found[0]
 
@@ -307,7 +322,7 @@ class StateManager(metaclass=_OnePerFolder):
     def get_namespaces(self) -> list[str]:
         """Return the namespaces that have something in them."""
         names = {document.namespace for document in self._store.documents()}
-        names = {name for name in names if not name.startswith(OWN)}
+        names = {name for name in names if not name.startswith(_INTERNAL)}
         if self._store.runs(limit=1):
             names.add(WORKFLOWS)
         return sorted(names)
@@ -319,10 +334,10 @@ class StateManager(metaclass=_OnePerFolder):
             self._store.delete_documents(namespace)
             return
         for name in self.get_namespaces():
-            if name not in _WINDOWS:
+            if name not in _READ_ONLY:
                 self._store.delete_documents(name)
 
-    # --- news ---
+    # --- subscriptions ---
 
     def subscribe(
         self,
@@ -332,7 +347,7 @@ class StateManager(metaclass=_OnePerFolder):
     ) -> str:
         """Have ``callback`` called for changes made in this process; patterns are shell-style.
 
-        What it is given of a run is shared with later calls: read it, and change nothing in it.
+        The values of runs that it receives are shared with later calls and must not be changed.
         """
         subscription_id = f"sub_{next(self._numbers)}"
         subscription = Subscription(callback, key_pattern, namespace)
@@ -346,41 +361,38 @@ class StateManager(metaclass=_OnePerFolder):
             remove()
         return remove is not None
 
-    def _on_news(self, notifications: Notification) -> None:
-        if not self._hooks or _quiet.on:
+    def _on_notification(self, event: Notification) -> None:
+        if not self._hooks or _silence.on:
             return
-        if isinstance(notifications, DocumentChanged):
-            if notifications.before is None and notifications.after is None:
-                return  # what was not there was deleted
-            before = None if notifications.before is None else codec.decode(notifications.before)
-            after = None if notifications.after is None else codec.decode(notifications.after)
-            self._tell(notifications.key, notifications.namespace, before, after)
-        elif isinstance(notifications, EntriesAppended):
-            self._tell(notifications.run_id, WORKFLOWS, *self._runs.change(notifications))
+        if isinstance(event, DocumentChanged):
+            if event.before is None and event.after is None:
+                return  # a document that did not exist was deleted
+            before = None if event.before is None else codec.decode(event.before)
+            after = None if event.after is None else codec.decode(event.after)
+            self._emit(event.key, event.namespace, before, after)
+        elif isinstance(event, EntriesAppended):
+            self._emit(event.run_id, WORKFLOWS, *self._runs.change(event))
 
-    def _tell(self, key: str, namespace: str, before: object, after: object) -> None:
+    def _emit(self, key: str, namespace: str, before: object, after: object) -> None:
         kind = "create" if before is None else "delete" if after is None else "update"
         now = self._store.clock.now()
         self._hooks.emit(StateChange(key, before, after, namespace, now, kind))
 
-    def _quietly(self, *, notify: bool) -> _Quietly:
-        return _Quietly(on=not notify)
-
     # --- checkpoints ---
 
     def checkpoint(self, checkpoint_id: str, metadata: dict[str, Any] | None = None) -> str:
-        """Write all values down under this id; with a folder, as a file in it."""
+        """Save all values under this id; with a folder, as a file in it."""
         files.check_identifier(checkpoint_id, "checkpoint id")
         values = {
             name: self._one_namespace(name)
             for name in self.get_namespaces()
-            if name not in _WINDOWS
+            if name not in _READ_ONLY
         }
         body = {
             "checkpoint_id": checkpoint_id,
             "created_at": self._store.clock.now().isoformat(),
-            "metadata": _lowered(metadata or {}, "metadata"),
-            "values": _lowered(values, "values"),
+            "metadata": _as_json(metadata or {}, "metadata"),
+            "values": _as_json(values, "values"),
         }
         text = documents.seal(_KIND, body)
         if self._folder is None:
@@ -397,10 +409,9 @@ class StateManager(metaclass=_OnePerFolder):
         if text is None:
             return False
         body = documents.unseal(text, _KIND, f"checkpoint {checkpoint_id}")
-        values = codec.decode_tree(body.get("values"), "values", depth=codec.WHOLE_DEPTH)
-        if not isinstance(values, dict) or not all(isinstance(v, dict) for v in values.values()):
-            raise DocumentCorruptError(f"checkpoint {checkpoint_id}", "it holds no values")
-        known = [d for d in self._store.documents() if d.namespace not in _WINDOWS]
+        name = f"checkpoint {checkpoint_id}"
+        values = _checkpoint_values(body.get("values"), name)
+        known = [d for d in self._store.documents() if d.namespace not in _READ_ONLY]
         changes: dict[tuple[str, str], codec.Encoded | None]
         changes = dict.fromkeys((document.namespace, document.key) for document in known)
         for namespace, items in values.items():
@@ -425,32 +436,33 @@ class StateManager(metaclass=_OnePerFolder):
         return sorted(path.stem for path in found if path.is_file())
 
     def shutdown(self) -> None:
-        """Let go of the folder; the next ``StateManager`` on it is a new one."""
+        """Close the folder; the next ``StateManager`` on it is a new one."""
         if self._is_shut:
-            return  # or the loan of somebody else would be given back
+            return  # or the store would be closed for another user of it
         self._is_shut = True
-        StateManager.forget(self)
+        managers = _managers()
+        with managers.mutex:
+            for folder in [at for at, known in managers.by_folder.items() if known is self]:
+                del managers.by_folder[folder]
+            if managers.first is self:
+                managers.first = None
         self._detach()
-        if isinstance(self._store, SqliteStore):
-            return_store(self._store)
+        close_store(self._store)
 
     # --- inside ---
 
     def _check_name(self, key: str, namespace: str) -> None:
-        if namespace in _WINDOWS:
+        if namespace in _READ_ONLY:
             raise ConfigurationError(
                 f"namespace {namespace!r} shows what is in the journal and cannot be set here;"
-                f" use {_WINDOWS[namespace]}"
+                f" use {_READ_ONLY[namespace]}"
             )
         _check_text("key", key)
         _check_text("namespace", namespace)
-        if namespace.startswith(OWN):
+        if namespace.startswith(_INTERNAL):
             raise ConfigurationError(
-                f"namespace {namespace!r} is not yours to set: those with {OWN!r} are the journal's"
+                f"namespace {namespace!r} cannot be set: those with {_INTERNAL!r} are the journal's own"
             )
-
-
-os.register_at_fork(after_in_child=StateManager.start_anew)
 
 
 def get_state_manager(**options: Any) -> StateManager:
@@ -470,26 +482,38 @@ def _check_text(what: str, value: object) -> None:
         )
 
 
-def _lowered(values: dict[str, Any], path: str) -> codec.Json:
+def _as_json(values: dict[str, Any], path: str) -> codec.Json:
     written = codec.encode(values, path, depth=codec.WHOLE_DEPTH).data
     return codec.parse(written, path, depth=codec.DOCUMENT_DEPTH)
 
 
-class _Quiet(threading.local):
+def _checkpoint_values(written: codec.Json, name: str) -> dict[str, dict[str, Any]]:
+    """Return the values of a checkpoint by namespace and key, or raise our error."""
+    values = codec.decode_tree(written, "values", depth=codec.WHOLE_DEPTH)
+    if type(values) is not dict or not all(type(items) is dict for items in values.values()):
+        raise DocumentCorruptError(name, "it holds no values")
+    try:
+        for namespace, items in values.items():
+            _check_text("namespace", namespace)
+            for key in items:
+                _check_text("key", key)
+    except ConfigurationError as error:
+        raise DocumentCorruptError(name, str(error)) from error
+    return values
+
+
+class _Silence(threading.local):
     on = False
 
 
-_quiet = _Quiet()
+_silence = _Silence()
 
 
-class _Quietly:
-    """Changes made in its body are not told to subscribers."""
-
-    def __init__(self, *, on: bool) -> None:
-        self._on = on
-
-    def __enter__(self) -> None:
-        self._before, _quiet.on = _quiet.on, self._on or _quiet.on
-
-    def __exit__(self, *_: object) -> None:
-        _quiet.on = self._before
+@contextmanager
+def _silenced(*, silent: bool) -> Iterator[None]:
+    """Call no subscriber for changes made in this block, if ``silent``."""
+    before, _silence.on = _silence.on, silent or _silence.on
+    try:
+        yield
+    finally:
+        _silence.on = before

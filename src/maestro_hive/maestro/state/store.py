@@ -18,12 +18,12 @@ and counted. Every acquisition gets a fencing number (the epoch) that is higher 
 numbers this store gave out before under the same name. A lease ends when its process ends (at
 once, where that can be detected), when it expires without being renewed and another process takes
 it, or when it is released. Every append checks, in its own transaction, that its lease is still
-the current one; otherwise it is refused with ``FencedError``, alone, not with the batch it is in.
+the current one; otherwise it is refused with ``FencedError``; the rest of its batch is written.
 An expired lease that no process took stays valid. Leases use the store's clock, so that processes
 with wrong clocks agree.
 
-**Guards.** An append may name a document and the version it expects; it is refused, alone, with
-``StaleDocumentError`` when the document has another version in that transaction.
+**Guards.** An append may name a document and the version it expects; it is refused, and the
+rest of its batch written, with ``StaleDocumentError`` when the document has another version in that transaction.
 
 **Documents.** A value under a namespace and a key. ``update_document`` is atomic over threads and
 processes: the function receives the latest value and no other write comes in between; it may be
@@ -205,7 +205,7 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what is held and close; closing twice is no error."""
+        """Release every lease and close; closing twice is no error."""
         ...
 
 
@@ -251,7 +251,7 @@ class Store(Reader, Protocol):
     ) -> list[int | FencedError | StaleDocumentError]:
         """Record entries in one transaction; per append, its last number or why it was refused.
 
-        ``StoreBusyError`` if another writer is in the way for longer than ``busy_timeout`` seconds
+        ``StoreBusyError`` if another writer blocks it for longer than ``busy_timeout`` seconds
         (by default the store's own): nothing was written, and the same may be tried again.
         """
         ...

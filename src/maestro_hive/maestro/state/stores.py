@@ -8,13 +8,11 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from maestro_hive.kernel.process import PerProcess
 
 if TYPE_CHECKING:
-    from maestro_hive.maestro.state.memory import MemoryStore
-    from maestro_hive.maestro.state.sqlite.store import SqliteStore
     from maestro_hive.maestro.state.store import Reader, Store
 
 
@@ -99,19 +97,3 @@ def forget_memory_stores() -> None:
     with stores.mutex:
         for key in [key for key in stores.opened if not key[1]]:
             del stores.opened[key]
-
-
-# --- former names, until their callers use the ones above ---
-
-
-def borrow_store(folder: str | Path) -> SqliteStore:
-    """Return ``open_store(folder)``."""
-    return cast("SqliteStore", open_store(folder))
-
-
-def borrow_memory_store(folder: str | Path) -> MemoryStore:
-    """Return ``open_store(folder, persistent=False)``."""
-    return cast("MemoryStore", open_store(folder, persistent=False))
-
-
-return_store = close_store

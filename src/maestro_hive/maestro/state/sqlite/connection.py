@@ -53,7 +53,7 @@ CHECKPOINT_PAGES_MOST = 8 * CHECKPOINT_PAGES
 
 #: Commits between two looks at the log's length: asking after each would cost too much.
 _CHECK_LOG_EVERY = 32
-#: A log that once held large values is truncated to this when it starts again.
+#: A log that had large values is truncated to this when it starts again.
 _LOG_BYTES_MOST = 16 * 1024 * 1024
 
 _BUSY_SECONDS = 30.0
@@ -186,7 +186,7 @@ class JournalFile:
         self.committed = 0
         #: The number of commits at which ``check_log`` asks SQLite again.
         self.log_check_due = _CHECK_LOG_EVERY
-        #: Guards the writing connection; held by who writes more than one transaction.
+        #: Guards the writing connection; see ``locked`` for more than one transaction.
         self.mutex = threading.RLock()
         self.pid = os.getpid()
         self._busy_seconds = busy_seconds

@@ -46,7 +46,7 @@ _SEQ_MASK = (1 << RUN_BITS) - 1
 _COLUMNS = "(id, kind, step, attempt, at, facts, value, payload, sha256, identity)"
 _INSERT = f"INSERT INTO entries {_COLUMNS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
 # One entry alone takes one statement: it also finds the number and checks the lease, and the guard
-# if there is one. Where they do not hold it writes nothing.
+# if there is one. If either fails it writes nothing.
 _INSERT_ALONE = (
     f"INSERT INTO entries {_COLUMNS} SELECT"  # noqa: S608
     " (SELECT coalesce(max(id), ?1 << 32) + 1 FROM entries"
@@ -196,7 +196,7 @@ class EntryWriter:
     def append(
         self, appends: Sequence[Append], busy_timeout: float | None
     ) -> tuple[list[Outcome], list[RunLease]]:
-        """Write entries in one transaction; return the outcomes, and the leases given back."""
+        """Write entries in one transaction; return the outcomes, and the releases."""
         batch = _Batch(appends)
         committed = False
         try:

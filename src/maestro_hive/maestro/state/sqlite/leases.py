@@ -115,7 +115,7 @@ class Presence:
 
 
 class HolderLateError(Exception):
-    """A lease has expired, and its holder lives: it may only have been kept from renewing."""
+    """A lease has expired, and its holder lives: it may only have been unable to renew."""
 
 
 class Leases:

@@ -334,7 +334,7 @@ class _ReadOnlyFile:
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Return what tells one state of a file from another."""
+    """Return what distinguishes one state of a file from another."""
     with contextlib.suppress(OSError):
         found = path.stat()
         return found.st_ino, found.st_size, found.st_mtime_ns

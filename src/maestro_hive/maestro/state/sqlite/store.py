@@ -315,7 +315,7 @@ class SqliteStore(JournalReader):
     ) -> ResultT:
         """Take a lease; a holder that is late but lives is given a last chance to renew it.
 
-        It may have been kept from that by the very write that kept us from asking.
+        The write that delayed us may have delayed its renewal, too.
         """
         try:
             return self._try_to_take(body, busy_timeout, insist=False)
@@ -372,7 +372,7 @@ class SqliteStore(JournalReader):
         files.sync_file(target / "journal.db")
 
     def close(self) -> None:
-        """Release what is held and close."""
+        """Release every lease and close."""
         if os.getpid() != self._file.pid:
             return  # a forked child has nothing to release, and its parent still lives
         self._maintenance.stop()

@@ -2,7 +2,7 @@
 
 SQLite reads a log up to the first frame that does not check out and silently drops the rest: right
 after a crash, where the rest is half a transaction, and wrong after bit rot, where good frames
-follow. They can be told apart: frames are written in order, so the end of a commit of the same
+follow. The two cases differ: frames are written in order, so the end of a commit of the same
 generation *behind* a bad frame means that the bad one had once been written in full.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import DocumentCorruptError
-from maestro_hive.maestro.state import run_document as documents
+from maestro_hive.maestro.state import run_document
 from maestro_hive.maestro.state.records import Damage
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def lost_commits(path: Path, recovered: int, page_size: int) -> int:
         return 0
     sound_header = _header_is_sound(log)
     sound = _sound_frames(log, recovered, page_size) if sound_header else 0
-    # The first bad frame alone may be the torn end of a killed process; what follows it is not.
+    # The first bad frame may be the torn end of a killed process; what follows it is not.
     first = recovered + sound + (1 if sound_header else 0)
     salts = log[16:24] if sound_header else log[_HEADER + 8 : _HEADER + 16]
     return _frames_of(log, salts, first, page_size)
@@ -90,9 +90,6 @@ def _checksum(data: bytes, s0: int, s1: int, order: str) -> tuple[int, int]:
     return s0, s1
 
 
-# --- damage ---
-
-
 _KIND = "damage"
 _FOLDER = "damaged"
 
@@ -102,20 +99,20 @@ class DamagedJournalWarning(UserWarning):
 
 
 def keep_damaged_log(folder: Path, journal: Path, reason: str, now: datetime) -> Damage:
-    """Copy the log of ``journal`` aside and note what is wrong with it."""
+    """Copy the log of ``journal`` aside, with a note of what is wrong with it."""
     log = journal.with_name(f"{journal.name}-wal")
     kept = files.make_folder_inside(folder, _FOLDER) / f"{log.name}.{now:%Y%m%dT%H%M%S%f}"
     files.write_atomically(kept, log.read_bytes())
     note = {"file": str(journal), "reason": reason, "found_at": now.isoformat()}
-    files.write_atomically(kept.with_name(f"{kept.name}.json"), documents.seal(_KIND, note))
+    files.write_atomically(kept.with_name(f"{kept.name}.json"), run_document.seal(_KIND, note))
     return Damage(file=str(journal), found_at=now, reason=reason, moved_to=str(kept))
 
 
 def recorded_damage(folder: Path) -> Iterator[str]:
-    """Tell, in words, what was found damaged on earlier openings and is still kept aside."""
+    """Yield a description of each damage found earlier whose log is still set aside."""
     for path in sorted((folder / _FOLDER).glob("*.json")):
         try:
-            note = documents.unseal(files.read_whole(path), _KIND, str(path))
+            note = run_document.unseal(files.read_whole(path), _KIND, str(path))
             yield f"{note['file']}: {note['reason']} (found {note['found_at']}, kept as {path.stem})"
         except DocumentCorruptError as error:
             yield str(error)
