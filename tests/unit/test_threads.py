@@ -173,7 +173,7 @@ def test_an_idle_thread_is_used_again(pool: DaemonThreads) -> None:
     used = set()
     for _ in range(50):
         used.add(pool.run(threading.get_ident).result(10))
-        assert eventually(lambda: pool._idle())
+        assert eventually(pool._idle)
     assert len(used) == 1
 
 
@@ -194,7 +194,7 @@ def test_a_thread_that_hangs_is_not_used_until_it_returns(pool: DaemonThreads) -
     release.set()
     late = hanging.result(10)
     assert late not in others
-    assert eventually(lambda: pool._idle())
+    assert eventually(pool._idle)
     assert pool.run(threading.current_thread).result(10) is late
 
 
@@ -245,7 +245,7 @@ def test_an_idle_thread_keeps_neither_function_nor_result_alive() -> None:
 
     weakref.finalize(argument, gone.append, "gone")
     assert pool.run(give_back).result(10) is argument
-    assert eventually(lambda: pool._idle())
+    assert eventually(pool._idle)
     del give_back, argument
     assert gone == ["gone"]
 
@@ -259,7 +259,7 @@ def test_an_error_does_not_keep_its_future_alive() -> None:
     future = pool.run(fail)
     watched = weakref.ref(future)
     assert isinstance(future.exception(10), ValueError)
-    assert eventually(lambda: pool._idle())
+    assert eventually(pool._idle)
     gc.disable()
     try:
         del future
