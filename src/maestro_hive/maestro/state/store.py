@@ -22,8 +22,9 @@ the current one; otherwise it is refused with ``FencedError``; the rest of its b
 An expired lease that no process took stays valid. Leases use the store's clock, so that processes
 with wrong clocks agree.
 
-**Guards.** An append may name a document and the version it expects; it is refused, and the
-rest of its batch written, with ``StaleDocumentError`` when the document has another version in that transaction.
+**Guards.** An append may name a document and the version it expects. If the document has another
+version in that transaction, the append is refused with ``StaleDocumentError``; the rest of its
+batch is written.
 
 **Documents.** A value under a namespace and a key. ``update_document`` is atomic over threads and
 processes: the function receives the latest value and no other write comes in between; it may be
