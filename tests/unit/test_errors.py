@@ -35,11 +35,7 @@ EXAMPLES: list[MaestroError] = [
     errors.DecodeError("$", "is not JSON"),
     errors.RunLeasedError("r", host="h", pid=1, since=datetime(2030, 1, 1, tzinfo=UTC)),
     errors.FencedError("r", fence=1, current=2),
-<<<<<<< HEAD
     errors.StaleDocumentError("n", "k", expected=1, version=2),
-=======
-    errors.StaleDocumentError("breakers", "api", expected=1, version=2),
->>>>>>> store
 ]
 
 
