@@ -468,7 +468,7 @@ class _Reader:
     def _dict(self, room: int) -> Any:
         self._skip("{")
         is_tag = self._text.startswith(codec.TAG_AS_KEY, self._at)
-        kept, self._keeps_tags = self._keeps_tags, self._keeps_tags or is_tag
+        outer, self._keeps_tags = self._keeps_tags, self._keeps_tags or is_tag
         members: dict[str, Any] = {}
         size = 0
         while True:
@@ -477,10 +477,10 @@ class _Reader:
             size += len(found)
             if self._skip(",}") == "}":
                 break
-        self._keeps_tags = kept
+        self._keeps_tags = outer
         if len(members) != size or (TAG in members and not is_tag):
             raise _NotOursError
-        return TreeDecoder().decode(members, room) if is_tag and not kept else members
+        return TreeDecoder().decode(members, room) if is_tag and not outer else members
 
     def _member(self, room: int) -> dict[str, Any]:
         key = self._value(1)
