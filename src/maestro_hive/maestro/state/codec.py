@@ -192,7 +192,8 @@ def _plain_data(value: Any, depth: int, write: Writer = write) -> bytes | None:
             return "".join(write(value, 0)).encode()
         if (kind is dict or kind is list) and is_plain(value, depth):
             text = "".join(write(value, 0))
-            return None if TAG_AS_KEY in text else text.encode()
+            # One character first: searching for more is slow in long texts.
+            return None if TAG in text and TAG_AS_KEY in text else text.encode()
     except (ValueError, RuntimeError):
         pass  # NaN, or no form at all: the longer way makes the one and names the other
     return None
@@ -254,7 +255,7 @@ def decode(data: bytes, path: str = "value") -> Any:
         check_size(data, path)
     try:
         text = str(data, "utf-8")
-        tree, has_tags = _scan(text), '"$"' in text or "\\u0024" in text
+        tree, has_tags = _scan(text), may_have_tags(text)
         is_flat = type(tree) is dict and FINITE.issuperset(map(type, tree.values()))
         if not is_flat and type(tree) not in FINITE:
             check(tree, _TAGGED_DEPTH if has_tags else MAX_DEPTH)
@@ -269,7 +270,13 @@ def _scan(text: str) -> Json:
         tree, end = scan_once(text, 0)
     except StopIteration:
         tree, end = None, -1
-    return tree if end == len(text) and "\\u" not in text else parse_text(text, _TAGGED_DEPTH)
+    is_ours = end == len(text) and ("\\" not in text or "\\u" not in text)
+    return tree if is_ours else parse_text(text, _TAGGED_DEPTH)
+
+
+def may_have_tags(text: str) -> bool:
+    """Return whether a text may hold a tag; one character is searched for first, which is fast."""
+    return (TAG in text and '"$"' in text) or ("\\" in text and "\\u0024" in text)
 
 
 def decode_tree(tree: Json, path: str = "value", *, depth: int = MAX_DEPTH) -> Any:

@@ -222,7 +222,8 @@ class _Pieces:
             if is_tree:
                 raise
             return None  # NaN, or what has no form at all
-        return text if is_tree or codec.TAG_AS_KEY not in text else None
+        has_tag = codec.TAG in text and codec.TAG_AS_KEY in text
+        return text if is_tree or not has_tag else None
 
     def _tree(self, value: object, room: int) -> Json:
         encoder = _Outline()
@@ -397,7 +398,7 @@ class _Reader:
 
     def _decoded(self, text: str, room: int) -> Any:
         tree = parse_text(text, room)
-        has_tags = '"$"' in text or "\\u0024" in text
+        has_tags = codec.may_have_tags(text)
         return TreeDecoder().decode(tree, room) if has_tags and not self._keeps_tags else tree
 
     def _value(self, room: int) -> Any:

@@ -190,7 +190,7 @@ def check_size(data: bytes, path: str) -> None:
 def parse_text(text: str, depth: int) -> Json:
     """Return the tree of a text; raise AtPathError or ValueError if it is not strict JSON."""
     tree = _decoder.decode(text)
-    if "\\ud" in text or "\\uD" in text:
+    if "\\" in text and ("\\ud" in text or "\\uD" in text):
         dump(tree)  # half a surrogate pair, which only an escape can bring in
     check(tree, depth)
     return tree
