@@ -255,7 +255,8 @@ def decode(data: bytes, path: str = "value") -> Any:
         check_size(data, path)
     try:
         text = str(data, "utf-8")
-        tree, has_tags = _scan(text), may_have_tags(text)
+        tree, has_tags = _scan(text), TAG in text or "\\" in text
+        has_tags = has_tags and may_have_tags(text)
         is_flat = type(tree) is dict and FINITE.issuperset(map(type, tree.values()))
         if not is_flat and type(tree) not in FINITE:
             check(tree, _TAGGED_DEPTH if has_tags else MAX_DEPTH)
