@@ -34,7 +34,7 @@ class StepFunction(Generic[P, R]):
         self.options = options
         self.signature = inspect.signature(function)
         self.is_async = is_async(function)
-        self.planner = Planner(options.persona, name)
+        self.planner = Planner(options.persona, name, options.recorded())
         #: How many arguments a call has that needs no binding; None where each call is bound.
         self._arity = _simple_arity(self.signature)
 

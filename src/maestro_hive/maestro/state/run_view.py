@@ -82,7 +82,10 @@ class PersonaView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """One attempt at a step; ``retry_in`` is the wait before the next one."""
+    """One attempt at a step; ``retry_in`` is the wait before the next one.
+
+    ``options`` are those that the step was executed with, as far as they are recorded.
+    """
 
     attempt: int
     status: str
@@ -93,6 +96,7 @@ class AttemptView:
     error: dict[str, Any] | None
     healed: bool
     retry_in: float | None
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,6 +389,7 @@ def _open_attempt(entry: Entry, step: StepState) -> AttemptView:
         error=None,
         healed=False,
         retry_in=None,
+        options=dict(facts_of(entry).get("options") or {}),
     )
 
 
