@@ -22,7 +22,7 @@ Key: TypeAlias = str | Callable[..., str]
 
 
 class StepOptions(TypedDict, total=False):
-    """What ``@hive.step(…)`` takes."""
+    """What ``@hive.step(…)`` takes; all of it may be left out."""
 
     persona: str
     name: str | None
@@ -39,7 +39,7 @@ class StepOptions(TypedDict, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """What ``PersonaExecutor.options(…)`` takes."""
+    """What ``PersonaExecutor.options(…)`` takes; all of it may be left out."""
 
     force: bool
     retry: bool
@@ -117,7 +117,8 @@ class Options:
     rate: Rate | None = _option(None, settings.optional(_rate))
     #: The step's identity instead of its input: a text such as ``invoice-{number}``, or a function.
     key: Key | None = _option(None, settings.optional(_key))
-    #: What to do about an attempt that started and whose end was never recorded.
+    #: What to do about an attempt that started and whose end was never recorded: execute the step
+    #: again (``rerun``), ask a person (``ask``), or let it fail (``fail``).
     on_ambiguous: Ambiguous = _option("rerun", _ambiguous, recorded=True)
     #: Whether the input is stored, or its digest alone.
     store_input: bool = _option(True, settings.flag)

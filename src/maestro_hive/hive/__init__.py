@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
+    from maestro_hive.engine.options import StepOptions
     from maestro_hive.engine.rates import Rate
     from maestro_hive.hive.errors import (
         OutsideRunError,
@@ -32,6 +33,7 @@ __all__ = [
     "RunInfo",
     "RunMismatchError",
     "StepFunction",
+    "StepOptions",
     "UnknownRunError",
     "WorkflowFunction",
 ]
@@ -50,6 +52,7 @@ __getattr__, __dir__ = load_lazily(
         ),
         "maestro_hive.hive.handle": ("RunHandle",),
         "maestro_hive.hive.hive": ("Hive",),
+        "maestro_hive.engine.options": ("StepOptions",),
         "maestro_hive.engine.rates": ("Rate",),
         "maestro_hive.hive.runs": ("RunInfo",),
         "maestro_hive.hive.functions": ("StepFunction", "WorkflowFunction"),

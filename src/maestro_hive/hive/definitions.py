@@ -49,19 +49,11 @@ class Definitions:
     @overload
     def step(self, **options: Unpack[StepOptions]) -> StepDecorator: ...
     def step(  # type: ignore[misc]  # the overloads are narrower
-        self, function: Callable[..., Any] | None = None, /, **options: Any
+        self, function: Callable[..., Any] | None = None, /, **options: Unpack[StepOptions]
     ) -> Any:
         """Make a durable step of a function, async or not.
 
-        ``persona`` is who does the work, with a memory, a history and a token budget; also with a
-        breaker, unless ``breaker`` names one to share, such as the provider's. ``max_attempts``,
-        ``timeout`` (seconds for one attempt) and ``retry_on`` (errors, or a function that returns
-        True, False or seconds) override the configuration. ``max_concurrency`` and ``rate``
-        ("60/min") are limits for all processes on the state folder together. ``key`` sets the identity
-        explicitly: a text such as "invoice-{number}", or a function of the arguments. ``on_ambiguous``
-        decides what happens after an attempt whose end was never recorded: "rerun",
-        "ask" or "fail". ``store_input=False`` stores only the digest of the input. ``budget``
-        limits the tokens of the persona.
+        The options are those of ``StepOptions``; the configuration decides what is not given.
         """
 
         def decorate(function: Callable[..., Any]) -> StepFunction[..., Any]:
