@@ -70,6 +70,10 @@ class EntryKind(IntEnum):
     CHILD_STARTED = 21
 
 
+#: The kinds that are events alone: nothing of them is in the folded state of a run.
+EVENTS_ONLY: frozenset[EntryKind] = frozenset()
+
+
 class Entry(NamedTuple):
     """One entry of a run; a tuple, because opening a run makes tens of thousands.
 
