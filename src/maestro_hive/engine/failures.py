@@ -60,6 +60,8 @@ class Failure(NamedTuple):
     final: bool
     healed: bool = False
     healing_error: str | None = None
+    #: What a healer has to say to the next attempt.
+    feedback: str | None = None
 
 
 def failed_attempt(facts: dict[str, Any], decision: Decision, healing: Healing) -> Failure:
@@ -73,6 +75,7 @@ def failed_attempt(facts: dict[str, Any], decision: Decision, healing: Healing) 
         final=not decision.retry,
         healed=healing.fixed,
         healing_error=healing.error,
+        feedback=healing.feedback,
     )
 
 
@@ -202,13 +205,17 @@ def check_source(output: str) -> None:
 # --- attempts as plain data ----------------------------------------------------------------------
 
 
-def metrics_of(error: Mapping[str, Any], healing_error: str | None) -> dict[str, Any]:
+def metrics_of(
+    error: Mapping[str, Any], healing_error: str | None, feedback: str | None
+) -> dict[str, Any]:
     """Return what an attempt's ``metrics`` say about its failure."""
     metrics: dict[str, Any] = {"error_category": error.get("category", "UNKNOWN")}
     if not error.get("recoverable", True):
         metrics["recoverable"] = False
     if healing_error is not None:
         metrics["healing_error"] = healing_error
+    if feedback is not None:
+        metrics["feedback"] = feedback
     return metrics
 
 

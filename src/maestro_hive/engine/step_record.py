@@ -25,7 +25,12 @@ from maestro_hive.engine.waits import Wait
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.kernel.process import PerProcess
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.projections import facts_of, feedback_of, was_healed
+from maestro_hive.maestro.state.projections import (
+    facts_of,
+    feedback_of,
+    feedback_sentence,
+    was_healed,
+)
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
 
 if TYPE_CHECKING:
@@ -236,6 +241,8 @@ class RunStep:
             facts["healed"] = True
         if failure.healing_error is not None:
             facts["healing_error"] = failure.healing_error
+        if failure.feedback is not None:
+            facts["feedback"] = failure.feedback
         if failure.wait is not None:
             facts["wait"] = Wait.begin(self._clock, failure.wait).to_facts()
         return self._entry(EntryKind.ATTEMPT_FAILED, codec.dump_canonical(facts))
@@ -379,7 +386,7 @@ def _end_attempt(attempt: ExecutionAttempt, entry: Entry) -> None:
     attempt.error_type = error.get("type")
     attempt.error_traceback = error.get("traceback")
     attempt.healing_applied = bool(facts.get("healed"))
-    attempt.metrics = metrics_of(error, facts.get("healing_error"))
+    attempt.metrics = metrics_of(error, facts.get("healing_error"), facts.get("feedback"))
 
 
 # --- in memory -----------------------------------------------------------------------------------
@@ -459,8 +466,11 @@ class MemoryStep:
         if not self.failures:
             return []
         return [
-            f"Attempt {each.attempt_number} failed:"
-            f" {each.metrics.get('error_category', 'UNKNOWN')}: {each.error_message}"
+            feedback_sentence(
+                each.attempt_number,
+                {"category": each.metrics.get("error_category"), "message": each.error_message},
+                each.metrics.get("feedback"),
+            )
             for each in self._attempts
             if each.error_message is not None
         ]
@@ -526,7 +536,7 @@ class MemoryStep:
         attempt.error_type = failure.error.get("type")
         attempt.error_traceback = failure.error.get("traceback")
         attempt.healing_applied = failure.healed
-        attempt.metrics = metrics_of(failure.error, failure.healing_error)
+        attempt.metrics = metrics_of(failure.error, failure.healing_error, failure.feedback)
         attempt.tokens_used = self._tokens.get(attempt.attempt_number, 0)
         self.failures += failure.counts
         self._wait = failure.wait or 0.0
