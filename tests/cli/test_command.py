@@ -138,6 +138,32 @@ def test_what_is_no_folder_is_no_store(place: str) -> None:
     assert "--store" in complaint(maestro("doctor", "--store", place), 2)
 
 
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["runs", "extra"], "Got unexpected extra argument (extra). See 'maestro runs --help'."),
+        (["completion"], "Choose from: bash, zsh, fish. See 'maestro completion --help'."),
+    ],
+)
+def test_the_sentence_about_wrong_arguments_ends_before_the_next(
+    arguments: list[str], sentence: str
+) -> None:
+    done = maestro(*arguments)
+    assert done.stderr.endswith(f"{sentence}\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_that_does_not_exist_is_said_not_to(tmp_path: Path) -> None:
+    def why(place: str) -> str:
+        return complaint(maestro("runs", "--store", tmp_path / place))
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    assert "is not a state folder: it does not exist" in why("nowhere")
+    assert "is not a state folder: it is not a folder" in why("file")
+    assert "is not a state folder: it has no journal.db" in why("empty")
+
+
 def test_a_run_id_that_cannot_be_one_is_wrong_use(folder: Path) -> None:
     assert "'../x'" in complaint(maestro("purge", "../x", "--yes", "--store", folder), 2)
 

@@ -123,7 +123,7 @@ def test_a_folder_without_runs_is_reported_as_such(tmp_path: Path) -> None:
 
 
 def test_wrong_use_is_one_sentence(tmp_path: Path) -> None:
-    assert "journal.db" in complaint(maestro("runs", "--store", tmp_path / "nothing"))
+    assert "it does not exist" in complaint(maestro("runs", "--store", tmp_path / "nothing"))
     assert not (tmp_path / "nothing").exists()
     complaint(maestro("runs", "--limit", "-1", "--store", tmp_path), code=2)
     complaint(maestro("runs", "a run", "--store", tmp_path), code=2)

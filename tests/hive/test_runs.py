@@ -348,7 +348,7 @@ def test_arguments_and_results_that_have_no_form_are_named(hive: Hive) -> None:
 
 
 def test_an_address_is_refused_and_so_is_a_closed_hive(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="keeps state in a folder"):
+    with pytest.raises(ConfigurationError, match="stores state in a folder"):
         Hive("postgresql://localhost/x")
     with pytest.raises(ConfigurationError, match="named by a text or a Path"):
         Hive(3)  # type: ignore[arg-type]

@@ -147,5 +147,6 @@ def test_ctrl_c_prints_one_short_traceback(
     _, _, err = child.end()
     assert len(shown_lines(err)) == 2
     assert (
-        err.splitlines()[-1] == "KeyboardInterrupt: run 'r' was stopped; started again, it goes on"
+        err.splitlines()[-1]
+        == "KeyboardInterrupt: run 'r' was stopped; it resumes when it is started again"
     )

@@ -68,6 +68,7 @@ def separate_checkpoint_folders(folder: Path) -> list[Path]:
 
 def require_journal(folder: Path) -> None:
     """Raise unless this is a state folder."""
+    require_folder(folder)
     if not os.path.lexists(folder / "journal.db"):
         raise FolderError(folder, "is not a state folder: it has no journal.db; see --store")
 
@@ -75,7 +76,8 @@ def require_journal(folder: Path) -> None:
 def require_folder(folder: Path) -> None:
     """Raise unless this can be a state folder whose journal is gone."""
     if not folder.is_dir():
-        raise FolderError(folder, "is not a state folder: no such folder; see --store")
+        what = "it is not a folder" if os.path.lexists(folder) else "it does not exist"
+        raise FolderError(folder, f"is not a state folder: {what}; see --store")
 
 
 # --- opening --------------------------------------------------------------------------------------

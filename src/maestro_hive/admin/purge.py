@@ -99,7 +99,9 @@ def _refuse_unknown(folder: Path, names: Iterable[str]) -> None:
         files.check_identifier(name, "run id")
         places = [folder / "runs" / name, *(each / name for each in checkpoint_folders(folder))]
         if not any(place.is_dir() for place in places):
-            raise ConfigurationError(f"There is no run {name!r}.")
+            raise ConfigurationError(
+                f"There is no run {name!r} in {folder}. 'maestro runs' lists them."
+            )
 
 
 def _seen(reader: Reader, record: RunRecord, *, held: bool) -> SeenRun:

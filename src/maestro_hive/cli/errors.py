@@ -73,7 +73,9 @@ def _explained(error: click.ClickException | MaestroError | OSError, *, debug: b
 
 def _sentence(error: click.ClickException | MaestroError | OSError) -> str:
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        return f"{error.format_message()} See '{error.ctx.command_path} --help'."
+        message = " ".join(error.format_message().split())  # of choices, one to a line
+        stop = "" if message.endswith((".", "?")) else "."
+        return f"{message}{stop} See '{error.ctx.command_path} --help'."
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OSError) and not isinstance(error, MaestroError):

@@ -88,7 +88,7 @@ class Hive(Definitions):
         run_id: str | None = None,
         **kwargs: Any,
     ) -> R:
-        """Run a workflow and return its result; the same ``run_id`` goes on where it stopped.
+        """Run a workflow and return its result; the same ``run_id`` resumes where it stopped.
 
         Finished, it returns the recorded result; failed, it raises the recorded failure until ``retry``.
         While it runs, the first Ctrl+C or SIGTERM stops it politely: what is under way is
@@ -172,7 +172,9 @@ class Hive(Definitions):
         except MaestroError as error:
             raise with_own_lines(error)  # noqa: B904 - the same error, without our lines
         if stop.signal.name == "SIGINT":
-            raise KeyboardInterrupt(f"run {run_id!r} was stopped; started again, it goes on")
+            raise KeyboardInterrupt(
+                f"run {run_id!r} was stopped; it resumes when it is started again"
+            )
         raise SystemExit(128 + stop.signal)
 
     async def _run_child(
@@ -385,7 +387,7 @@ async def _follow(store: Store, run_id: str, after: int, wait: bool) -> AsyncIte
 def _config_for(folder: str | Path | None, config: ExecutionConfig | None) -> ExecutionConfig:
     if isinstance(folder, str) and "://" in folder:
         raise ConfigurationError(
-            f"Hive({folder!r}): this version keeps state in a folder, and knows no such address"
+            f"Hive({folder!r}): this version stores state in a folder, and takes no address"
         )
     if folder is None:
         return (config or get_execution_config()).frozen()
