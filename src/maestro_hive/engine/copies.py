@@ -163,7 +163,10 @@ class Copier:
 
     def flush_all(self) -> None:
         """Write what was requested, at the end of the process."""
-        for store in {id(job.store): job.store for job in list(self._jobs.values())}.values():
+        with self._condition:  # also the one that is being written: its thread ends with us
+            stores = [job.store for job in self._jobs.values()]
+            stores += [] if self._writing is None else [self._writing]
+        for store in {id(store): store for store in stores}.values():
             self.flush(store)
 
     def _serve(self) -> None:
