@@ -388,7 +388,7 @@ class SqliteStore(JournalReader):
 
 
 def _damage_text(found: Damage) -> str:
-    return f"{found.file}: {found.reason}. The log is kept as {found.moved_to}"
+    return f"{found.file}: {found.reason}. The log is set aside as {found.moved_to}"
 
 
 # --- the stores of this process ---
