@@ -26,23 +26,18 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """Wall time, aware, in UTC: for people and across reboots."""
-        ...
 
     def boot_seconds(self) -> float:
         """Seconds since the machine started, sleep included; the same in every process."""
-        ...
 
     def awake_seconds(self) -> float:
         """Seconds the machine was awake since it started; the same in every process."""
-        ...
 
     def boot_id(self) -> str:
         """The start of the machine that the two counts are relative to."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Suspend the calling task for this long."""
-        ...
 
 
 def to_micros(when: datetime) -> int:

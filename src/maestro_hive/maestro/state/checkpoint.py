@@ -216,11 +216,9 @@ class Serializer(Protocol):
 
     def dumps(self, value: Any) -> str:
         """Return the text of ``value``."""
-        ...
 
     def loads(self, text: str) -> Any:
         """Return the value of ``text``."""
-        ...
 
 
 @dataclass(slots=True)

@@ -27,12 +27,10 @@ class Model(Protocol):
 
     def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool) -> dict[str, object]:
         """Return the fields as plain data."""
-        ...
 
     @classmethod
     def model_validate(cls, obj: object) -> object:
         """Return the model that these fields describe."""
-        ...
 
 
 class UnknownClassError(DecodeError):
