@@ -68,10 +68,7 @@ class Wait:
     def start(cls, clock: Clock, seconds: float) -> Self:
         """Return a wait that starts now."""
         return cls(
-            seconds=seconds,
-            boot=clock.boot_id(),
-            boot_seconds=clock.boot_seconds(),
-            at=clock.now(),
+            seconds=seconds, boot=clock.boot_id(), boot_seconds=clock.boot_seconds(), at=clock.now()
         )
 
     def to_json(self) -> dict[str, Any]:

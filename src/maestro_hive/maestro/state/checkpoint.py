@@ -357,20 +357,13 @@ class CheckpointManager:
     # --- reading ---
 
     def get_checkpoint(
-        self,
-        checkpoint_id: str,
-        workflow_id: str | None = None,
-        validate: bool = True,
+        self, checkpoint_id: str, workflow_id: str | None = None, validate: bool = True
     ) -> Checkpoint:
         """Return a checkpoint, or raise: not found, or damaged."""
         workflow, name = self._locate(checkpoint_id, workflow_id)
         return self._read(workflow, name, verify=validate and self._verify)
 
-    def get_latest_checkpoint(
-        self,
-        workflow_id: str,
-        validate: bool = True,
-    ) -> Checkpoint | None:
+    def get_latest_checkpoint(self, workflow_id: str, validate: bool = True) -> Checkpoint | None:
         """Return the newest good checkpoint; damaged ones are set aside, and that is logged."""
         now = self._clock.now().timestamp()
         for name in reversed(self._folder.names(workflow_id)):
@@ -422,11 +415,7 @@ class CheckpointManager:
             raise DocumentCorruptError(shown, "it is the file of another checkpoint")
         return shown, body
 
-    def list_checkpoints(
-        self,
-        workflow_id: str,
-        include_expired: bool = False,
-    ) -> list[Checkpoint]:
+    def list_checkpoints(self, workflow_id: str, include_expired: bool = False) -> list[Checkpoint]:
         """Return a workflow's checkpoints, newest first; damaged ones are left out and logged."""
         now = self._clock.now().timestamp()
         found = []

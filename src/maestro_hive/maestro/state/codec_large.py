@@ -107,14 +107,14 @@ def _estimate(value: Any) -> tuple[int, int, list[Any]]:
 
 
 def encode_large(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> Encoded:
-    """Return what ``encode`` does; other threads are not kept waiting."""
+    """Return what ``encode`` does; other threads need not wait."""
     return _written(_Pieces(compare=False), value, path, depth)
 
 
 def encode_call_large(
     args: tuple[Any, ...], kwargs: dict[str, Any], path: str = "input"
 ) -> EncodedCall:
-    """Return what ``encode_call`` does; other threads are not kept waiting."""
+    """Return what ``encode_call`` does; other threads need not wait."""
     call = {"args": list(args), "kwargs": kwargs}
     pieces = _Pieces()
     data, sha256 = _written(pieces, call, path, MAX_DEPTH)
@@ -124,7 +124,7 @@ def encode_call_large(
 
 
 def canonical_digest_large(value: object, path: str = "value") -> bytes:
-    """Return what ``canonical_digest`` does; other threads are not kept waiting."""
+    """Return what ``canonical_digest`` does; other threads need not wait."""
     return _written(_Pieces(canonical=True), value, path, MAX_DEPTH).sha256
 
 
@@ -337,7 +337,7 @@ _JSON = SCALARS | {list, dict}
 
 
 def decode_large(data: bytes, path: str = "value") -> Any:
-    """Return what ``decode`` does; other threads are not kept waiting."""
+    """Return what ``decode`` does; other threads need not wait."""
     if LARGE_BYTES < len(data) <= MAX_BYTES:
         try:
             return _Reader(data).read()
@@ -468,7 +468,7 @@ class _Reader:
     def _dict(self, room: int) -> Any:
         self._skip("{")
         is_tag = self._text.startswith(codec.TAG_AS_KEY, self._at)
-        kept, self._keeps_tags = self._keeps_tags, self._keeps_tags or is_tag
+        outer, self._keeps_tags = self._keeps_tags, self._keeps_tags or is_tag
         members: dict[str, Any] = {}
         size = 0
         while True:
@@ -477,10 +477,10 @@ class _Reader:
             size += len(found)
             if self._skip(",}") == "}":
                 break
-        self._keeps_tags = kept
+        self._keeps_tags = outer
         if len(members) != size or (TAG in members and not is_tag):
             raise _NotOursError
-        return TreeDecoder().decode(members, room) if is_tag and not kept else members
+        return TreeDecoder().decode(members, room) if is_tag and not outer else members
 
     def _member(self, room: int) -> dict[str, Any]:
         key = self._value(1)

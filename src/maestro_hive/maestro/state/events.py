@@ -517,10 +517,7 @@ _NOTED = frozenset(
 
 
 def latest_events(
-    run_id: str,
-    entries: Sequence[Entry],
-    load: Callable[[Entry], bytes | None],
-    most: int,
+    run_id: str, entries: Sequence[Entry], load: Callable[[Entry], bytes | None], most: int
 ) -> list[RunEvent]:
     """Return the events of the last ``most`` entries of a run."""
     reader, first = EventReader(run_id, load), max(0, len(entries) - most)

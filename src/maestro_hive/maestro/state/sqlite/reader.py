@@ -33,15 +33,9 @@ from maestro_hive.maestro.state.sqlite.connection import (
 )
 from maestro_hive.maestro.state.sqlite.documents import DocumentReader
 from maestro_hive.maestro.state.sqlite.entries import EntryReader
-from maestro_hive.maestro.state.sqlite.leases import (
-    FIND_LEASE,
-    LIST_LEASES,
-    Presence,
-    read_lease,
-)
+from maestro_hive.maestro.state.sqlite.leases import FIND_LEASE, LIST_LEASES, Presence, read_lease
 
 if TYPE_CHECKING:
-
     from maestro_hive.maestro.state.records import Damage, Lease
     from maestro_hive.maestro.state.sqlite.entries import Queries
 

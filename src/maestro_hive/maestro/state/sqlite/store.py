@@ -298,9 +298,7 @@ class SqliteStore(JournalReader):
         return lease
 
     def _take(
-        self,
-        body: Callable[[apsw.Connection, bool], ResultT],
-        busy_timeout: float | None = None,
+        self, body: Callable[[apsw.Connection, bool], ResultT], busy_timeout: float | None = None
     ) -> ResultT:
         """Take a lease; a holder that is late but lives is given a last chance to renew it.
 
@@ -375,7 +373,7 @@ def _constant(value: Encoded | None, _before: bytes | None) -> Encoded | None:
 
 
 def _damage_text(found: Damage) -> str:
-    return f"{found.file}: {found.reason}. The log is kept as {found.moved_to}"
+    return f"{found.file}: {found.reason}. The log was copied to {found.moved_to}"
 
 
 # --- the stores of this process ---
