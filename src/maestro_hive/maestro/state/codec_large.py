@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from maestro_hive.kernel.errors import EncodeError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.codec import Encoded, EncodedCall
+from maestro_hive.maestro.state.codec_classes import TAG
 from maestro_hive.maestro.state.strict_json import (
     FINITE,
     MAX_BYTES,
@@ -34,8 +35,7 @@ from maestro_hive.maestro.state.strict_json import (
     write,
     write_sorted,
 )
-from maestro_hive.maestro.state.tree_decoder import TreeDecoder
-from maestro_hive.maestro.state.tree_encoder import TAG, TreeEncoder, canonical_tree
+from maestro_hive.maestro.state.tree_codec import TreeDecoder, TreeEncoder, canonical_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
