@@ -8,6 +8,7 @@ resumes late writes a lower fencing number, so its file is not the newest.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
@@ -141,13 +142,11 @@ class CheckpointFolder:
     def keep_newest(self, workflow_id: str, count: int, now: float) -> int:
         """Delete expired checkpoints and all but the newest ``count``; return how many."""
         names = self.names(workflow_id)
-        living = [name for name in names if not name.expired(now)]
-        doomed = [name for name in names if name.expired(now)] + living[
-            : max(0, len(living) - count)
-        ]
-        for name in doomed:
+        newest = [name for name in names if not name.expired(now)][-count:]
+        old = [name for name in names if name not in newest]
+        for name in old:
             self.delete(workflow_id, name)
-        return len(doomed)
+        return len(old)
 
     def set_aside(
         self, workflow_id: str, name: CheckpointName, error: DocumentCorruptError
@@ -303,11 +302,7 @@ class CheckpointManager:
             "phase": state.phase,
             "step": state.step,
             "data": data,
-            "metadata": {
-                "created_by": state.metadata.created_by,
-                "reason": state.metadata.reason,
-                "tags": state.metadata.tags,
-            },
+            "metadata": dataclasses.asdict(state.metadata),
             "created_at": state.created_at.isoformat(),
             "checksum": state.checksum,
         }

@@ -19,25 +19,8 @@ from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 from uuid import UUID
 
-from maestro_hive.maestro.state.codec_classes import (
-    BUILT_IN,
-    TAG,
-    Codec,
-    Model,
-    Node,
-    UnknownClassAtPathError,
-    base64_of,
-    bytes_of,
-    codecs,
-    decode_array,
-    decode_model,
-    decode_numpy_scalar,
-    encode_model,
-    known_class,
-    numpy_encoder,
-    stored_name,
-    text_of,
-)
+from maestro_hive.maestro.state import codec_classes as classes
+from maestro_hive.maestro.state.codec_classes import TAG, Codec, Model, Node, text_of
 from maestro_hive.maestro.state.strict_json import (
     MAX_DEPTH,
     SCALARS,
@@ -219,7 +202,7 @@ class TreeDecoder:
         name = node["t"]
         found = self._classes.get(name)
         if found is None:
-            found = self._classes[name] = known_class(name)
+            found = self._classes[name] = classes.known_class(name)
         return found
 
     def _tagged(self, node: Node, room: int) -> Any:
@@ -380,11 +363,11 @@ def _decode_path(node: Node) -> PurePath:
 def _encoder_of(value: object) -> Encoder:
     """Return the encoder for a class that is in no table; it is found by what it is."""
     kind = type(value)
-    codec = codecs.of_type(kind)
+    codec = classes.codecs.of_type(kind)
     found = None if codec is not None else _known_kind(value)
     if found is not None:
         return found
-    codec = codec or codecs.of_type(kind, load=True)
+    codec = codec or classes.codecs.of_type(kind, load=True)
     if codec is None:
         raise AtPathError(_no_form(kind))
     return partial(_encode_registered, codec)
@@ -395,31 +378,25 @@ def _known_kind(value: object) -> Encoder | None:
     if isinstance(value, Enum):
         return lambda encoder, value, _room: encoder.member(value)
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return partial(_encode_fields, "namedtuple", stored_name(kind), tuple(kind._fields))
+        return partial(_encode_fields, "namedtuple", classes.stored_name(kind), tuple(kind._fields))
     package = str(kind.__module__).partition(".")[0]
     if package in _PACKAGES:
         return _PACKAGES[package](value)
-    if isinstance(value, _BUILT_IN_BASES):
+    if isinstance(value, _BASES):
         return None
     if dataclasses.is_dataclass(kind):
-        return partial(_encode_fields, "dataclass", stored_name(kind), _dataclass_fields(kind))
-    return partial(encode_model, stored_name(kind)) if issubclass(kind, Model) else None
+        return partial(
+            _encode_fields, "dataclass", classes.stored_name(kind), _dataclass_fields(kind)
+        )
+    return (
+        partial(classes.encode_model, classes.stored_name(kind))
+        if issubclass(kind, Model)
+        else None
+    )
 
 
 #: A class derived from these holds more than its fields.
-_BUILT_IN_BASES = (
-    dict,
-    list,
-    tuple,
-    set,
-    frozenset,
-    str,
-    bytes,
-    bytearray,
-    int,
-    float,
-    BaseException,
-)
+_BASES = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, BaseException)
 
 
 def _no_form(kind: type) -> str:
@@ -446,9 +423,9 @@ def _encode_registered(codec: Codec, encoder: TreeEncoder, value: object, room: 
 
 
 def _decode_registered(decoder: TreeDecoder, node: Node, room: int) -> Any:
-    codec = codecs.of_name(node["t"])
+    codec = classes.codecs.of_name(node["t"])
     if codec is None:
-        raise UnknownClassAtPathError(
+        raise classes.UnknownClassAtPathError(
             f"no codec named {str(node['t'])[:80]!r} is registered; call"
             " maestro_hive.register_codec for its class first"
         )
@@ -458,9 +435,9 @@ def _decode_registered(decoder: TreeDecoder, node: Node, room: int) -> Any:
 def _encode_member(value: Enum) -> Node:
     kind = type(value)
     if kind.__members__.get(value.name) is value:
-        return {TAG: "enum", "t": stored_name(kind), "v": value.name}
+        return {TAG: "enum", "t": classes.stored_name(kind), "v": value.name}
     if isinstance(value, Flag):  # several flags or none
-        return {TAG: "flag", "t": stored_name(kind), "v": int(value.value)}
+        return {TAG: "flag", "t": classes.stored_name(kind), "v": int(value.value)}
     raise AtPathError(f"{value!r} is not a member of {kind.__qualname__} by its name")
 
 
@@ -514,8 +491,8 @@ _SIMPLE: dict[type, tuple[str, Callable[[Any], Json], Callable[[Node], Any]]] = 
         lambda value: [value.start, value.stop, value.step],
         lambda node: range(*_list(node, 3, int)),
     ),
-    bytes: ("bytes", base64_of, bytes_of),
-    bytearray: ("bytearray", base64_of, lambda node: bytearray(bytes_of(node))),
+    bytes: ("bytes", classes.base64_of, classes.bytes_of),
+    bytearray: ("bytearray", classes.base64_of, lambda node: bytearray(classes.bytes_of(node))),
     date: ("date", date.isoformat, lambda node: date.fromisoformat(node["v"])),
     timedelta: (
         "timedelta",
@@ -544,7 +521,7 @@ def _simple_decoder(read: Callable[[Node], Any]) -> Decoder:
 
 #: Finds the encoder for a class of these packages; they are never imported here.
 _PACKAGES: dict[str, Callable[[Any], Encoder | None]] = {
-    "numpy": numpy_encoder,
+    "numpy": classes.numpy_encoder,
     "zoneinfo": _zone_encoder,
 }
 
@@ -587,13 +564,13 @@ _DECODERS: dict[str, Decoder] = {
     "flag": _decode_flag,
     "dataclass": _decode_dataclass,
     "namedtuple": _decode_namedtuple,
-    "model": decode_model,
+    "model": classes.decode_model,
     "object": _decode_registered,
-    "numpy": decode_numpy_scalar,
-    "ndarray": decode_array,
+    "numpy": classes.decode_numpy_scalar,
+    "ndarray": classes.decode_array,
 }
 
-BUILT_IN.update(_ENCODERS, _PLAIN)
+classes.BUILT_IN.update(_ENCODERS, _PLAIN)
 
 
 # --- canonical trees ------------------------------------------------------------------------------
