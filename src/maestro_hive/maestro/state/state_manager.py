@@ -25,7 +25,7 @@ from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import RunState, fold
 from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended
-from maestro_hive.maestro.state.shared_records import BREAKERS, BUDGETS, ESCALATIONS
+from maestro_hive.maestro.state.shared_records import BREAKERS, BUDGETS
 from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.maestro.state.views import ViewCache, show_run
 
@@ -134,7 +134,7 @@ _READ_ONLY = {
     WORKFLOWS: "StatePersistence",
     BREAKERS: "CircuitBreaker",
     BUDGETS: "the budget itself",
-    ESCALATIONS: "the escalation itself",
+    "escalations": "the escalation itself",
 }
 _KIND = "state_manager_checkpoint"
 

@@ -28,7 +28,7 @@ batch is written.
 
 **Documents.** A value under a namespace and a key. ``update_document`` is atomic over threads and
 processes: the function receives the latest value and no other write comes in between; it may be
-called again if the transaction has to be. Breakers, budgets and escalations are typed documents
+called again if the transaction has to be. Breakers and budgets are typed documents
 (``shared_records``), in namespaces of their own.
 
 **Events.** A run's entries are its events: ``entries`` continues after any number, so that another
