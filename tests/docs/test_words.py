@@ -26,11 +26,6 @@ UNFINISHED = frozenset(
         "cli",
         "engine",
         "hive",
-        "kernel",
-        "maestro",
-        "docs/adr/0002-append-only-and-one-fdatasync.md",
-        "docs/adr/0003-leases-presence-and-fencing.md",
-        "docs/storage-format.md",
     }
 )
 

@@ -106,7 +106,7 @@ def test_a_forgotten_lock_is_free(path: Path) -> None:
     assert not is_locked(path)
 
 
-@pytest.mark.parametrize("use", ["try_acquire", "share", "release"])
+@pytest.mark.parametrize("use", ["try_acquire", "join", "release"])
 def test_a_closed_lock_says_that_it_is_closed(path: Path, use: str) -> None:
     lock = FileLock(path)
     lock.close()
@@ -116,9 +116,8 @@ def test_a_closed_lock_says_that_it_is_closed(path: Path, use: str) -> None:
 
 def test_a_shared_lock_keeps_out_who_wants_it_alone_and_is_not_called_locked(path: Path) -> None:
     with held(path) as first, held(path) as second, held(path) as third:
-        assert first.try_acquire()
-        first.share()
-        second.share()
+        assert first.join()
+        assert not second.join()
         assert not third.try_acquire()
         assert not is_locked(path)
         first.release()

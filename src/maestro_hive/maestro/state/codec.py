@@ -2,7 +2,7 @@
 
 Plain data (dictionaries with texts as keys, lists, texts, numbers, booleans, None) goes through the
 C encoder as it is; everything else becomes a tree of plain JSON with tags first
-(``tree_encoder``). The text keeps the order of dictionaries; digests that identify something are
+(``tree_codec``). The text keeps the order of dictionaries; digests that identify something are
 those of the canonical form, which is the same whatever the order. One object in two places of a
 value comes back as two equal ones.
 
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
 from maestro_hive.maestro.state.codec_classes import (
+    TAG,
     Model,
     UnknownClassAtPathError,
     UnknownClassError,
@@ -48,8 +49,7 @@ from maestro_hive.maestro.state.strict_json import (
     write,
     write_sorted,
 )
-from maestro_hive.maestro.state.tree_decoder import TreeDecoder
-from maestro_hive.maestro.state.tree_encoder import TAG, TreeEncoder, canonical_tree
+from maestro_hive.maestro.state.tree_codec import TreeDecoder, TreeEncoder, canonical_tree
 
 __all__ = [
     "DOCUMENT_DEPTH",

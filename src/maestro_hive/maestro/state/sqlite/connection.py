@@ -29,7 +29,7 @@ from maestro_hive.kernel.errors import (
     StoreClosedError,
     StoreFailedError,
 )
-from maestro_hive.kernel.locks import FileLock, SharedLock
+from maestro_hive.kernel.locks import FileLock
 from maestro_hive.kernel.process import PerProcess
 from maestro_hive.maestro.state.sqlite import wal
 
@@ -200,7 +200,8 @@ class JournalFile:
         self._connections: list[apsw.Connection] = []
         try:
             self._queue = FileLock(folder / "journal.lock")
-            self._users = SharedLock(folder / "journal.users")
+            # Shared by all users, so that the first one knows that it is the only one.
+            self._users = FileLock(folder / "journal.users")
         except FolderError as error:
             raise FolderError(folder, f"cannot be written ({error.reason})") from error
         try:

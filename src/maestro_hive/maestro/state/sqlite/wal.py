@@ -113,6 +113,6 @@ def recorded_damage(folder: Path) -> Iterator[str]:
     for path in sorted((folder / _FOLDER).glob("*.json")):
         try:
             note = run_document.unseal(files.read_whole(path), _KIND, str(path))
-            yield f"{note['file']}: {note['reason']} (found {note['found_at']}, set aside as {path.stem})"
+            yield f"{note['file']}: {note['reason']} (found {note['found_at']}, copied to {path.stem})"
         except DocumentCorruptError as error:
             yield str(error)
