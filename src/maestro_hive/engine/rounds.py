@@ -46,7 +46,7 @@ from maestro_hive.engine.retry_policy import (
     with_jitter,
 )
 from maestro_hive.engine.step import SkippedError
-from maestro_hive.engine.waits import Wait
+from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import StaleDocumentError
 from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state import codec
@@ -174,7 +174,7 @@ class Rounds:
         left = wait.remaining(self._clock) if wait is not None else 0.0
         if left and self.policy.breaker.remaining_seconds() < left:
             # Counted from now: a wall clock that was set back must not make it longer.
-            await Wait.begin(self._clock, left).over(self._clock)
+            await Wait.start(self._clock, left).finished(self._clock)
 
     async def _permit(self, *, again: bool) -> Permit:
         breaker = self.policy.breaker
@@ -298,7 +298,7 @@ class Rounds:
         count = len(self.failed) + 1
         wait = None
         if count < self.policy.config.max_attempts:
-            wait = Wait.begin(self._clock, self._delay(count, failed.error))
+            wait = Wait.start(self._clock, self._delay(count, failed.error))
         number = self._first + len(self.failed)
         made = FailedRound(number=number, result=failed.result, wait=wait)
         await self._record(EntryKind.ROUND_FAILED, _round_facts(made))
@@ -504,7 +504,7 @@ def _round_facts(failed: FailedRound) -> dict[str, Any]:
         "seconds": result.total_duration_seconds,
         "tokens": result.total_tokens_used,
         "report": failed.report.to_dict(),
-        "wait": failed.wait.to_facts() if failed.wait else None,
+        "wait": failed.wait.to_json() if failed.wait else None,
     }
 
 
@@ -524,7 +524,7 @@ def _round_from(entry: Entry) -> FailedRound:
     )
     wait = facts["wait"]
     return FailedRound(
-        number=facts["round"], result=result, wait=Wait.from_facts(wait) if wait else None
+        number=facts["round"], result=result, wait=Wait.from_json(wait) if wait else None
     )
 
 

@@ -21,7 +21,7 @@ from maestro_hive.engine.results import (
     ExecutionStatus,
     LazyResult,
 )
-from maestro_hive.engine.waits import Wait
+from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.kernel.process import PerProcess
 from maestro_hive.maestro.state import codec
@@ -103,7 +103,7 @@ class RunStep:
         """Return the seconds since its first attempt started, those before a restart included."""
         before = self._last_failure().get("clock")
         if before is not None:
-            return float(before["elapsed"]) + Wait.from_facts(before).elapsed(self._clock)
+            return float(before["elapsed"]) + Wait.from_json(before).elapsed(self._clock)
         if self._started is None:
             return 0.0
         return self._elapsed_before + self._clock.boot_seconds() - self._started
@@ -211,7 +211,7 @@ class RunStep:
         wait = self._last_failure().get("wait")
         state = self.state
         if wait is not None and state is not None and state.log[-1] is state.last_failure:
-            await Wait.from_facts(wait).over(self._clock)
+            await Wait.from_json(wait).finished(self._clock)
 
     def start_over(self, *, forget: bool) -> None:
         """Let it be tried again, its result discarded or not."""
@@ -226,7 +226,7 @@ class RunStep:
             "round": self.round,
             "error": failure.error,
             "reason": failure.reason,
-            "clock": {**Wait.begin(self._clock, 0.0).to_facts(), "elapsed": self.elapsed()},
+            "clock": {**Wait.start(self._clock, 0.0).to_json(), "elapsed": self.elapsed()},
         }
         if not failure.counts:
             facts["counts"] = False
@@ -237,7 +237,7 @@ class RunStep:
         if failure.healing_error is not None:
             facts["healing_error"] = failure.healing_error
         if failure.wait is not None:
-            facts["wait"] = Wait.begin(self._clock, failure.wait).to_facts()
+            facts["wait"] = Wait.start(self._clock, failure.wait).to_json()
         return self._entry(EntryKind.ATTEMPT_FAILED, codec.dump_canonical(facts))
 
     def _entry(
@@ -530,7 +530,7 @@ class MemoryStep:
 
     async def wait(self) -> None:
         """Wait for the next attempt."""
-        await Wait.begin(self._clock, self._wait).over(self._clock)
+        await Wait.start(self._clock, self._wait).finished(self._clock)
 
     # --- what its context stores ---
 
