@@ -21,7 +21,7 @@ import dataclasses
 import os
 import threading
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from maestro_hive.engine import settings
 from maestro_hive.engine.breaker_rules import BreakerRules, CircuitState, Moment
@@ -60,39 +60,11 @@ class ProbeTakenError(Exception):
     """Another caller makes the probe."""
 
 
-class BreakerBackend(Protocol):
-    """Where a breaker's record is, and who may make its probe."""
-
-    def read(self) -> Breaker:
-        """Return the record as it is."""
-        ...
-
-    def known(self) -> tuple[Breaker, DocumentGuard | None]:
-        """Return the record as it was read last, and what refuses a write if it has changed."""
-        ...
-
-    def change(self, rule: Rule) -> Breaker:
-        """Replace the record by what ``rule`` makes of it, atomically; return what it is now.
-
-        Nothing is written if that is the very same one.
-        """
-        ...
-
-    def acquire_probe(self) -> ProbeLease:
-        """Become the one who makes the probe; ``ProbeTakenError`` if another caller does."""
-        ...
-
-    def release_probe(self, probe: ProbeLease) -> None:
-        """Let another caller make it; nothing happens if one already does."""
-        ...
-
-
 class MemoryBackend:
-    """In this process alone; ``quiet`` while the breaker is closed and nothing has failed."""
+    """Where a breaker's record is, and who may make its probe: in this process alone."""
 
     def __init__(self, name: str) -> None:
         self.record = Breaker(name=name)
-        self.quiet = True
         self._mutex = threading.RLock()
         self._numbers = 0
         self._taken = False
@@ -102,18 +74,17 @@ class MemoryBackend:
         return self.record
 
     def known(self) -> tuple[Breaker, DocumentGuard | None]:
-        """Return the record as it is."""
+        """Return the record as it was read last, and what refuses a write if it has changed."""
         return self.record, None
 
     def change(self, rule: Rule) -> Breaker:
-        """Replace the record by what ``rule`` makes of it."""
+        """Replace the record by what ``rule`` makes of it, atomically; return what it is now."""
         with self._mutex:
-            record = self.record = rule(self.record)
-            self.quiet = record.state == CircuitState.CLOSED and not record.consecutive_failures
-            return record
+            self.record = rule(self.record)
+            return self.record
 
     def acquire_probe(self) -> ProbeLease:
-        """Become the one who makes the probe."""
+        """Become the one who makes the probe; ``ProbeTakenError`` if another caller does."""
         with self._mutex:
             if self._taken:
                 raise ProbeTakenError("in this process")
@@ -122,14 +93,17 @@ class MemoryBackend:
             return ProbeLease(self._numbers)
 
     def release_probe(self, probe: ProbeLease) -> None:
-        """Let another caller make it."""
+        """Let another caller make it; nothing happens if one already does."""
         with self._mutex:
             if probe.number == self._numbers:
                 self._taken = False
 
 
 class StoreBackend:
-    """In a store, for every process that uses it; one object for this process."""
+    """The same in a store, for every process that uses it; one object for this process.
+
+    Nothing is written where a rule returns the very record that it was given.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -260,13 +234,11 @@ class CircuitBreaker:
         )
         self.store = store
         self.clock = clock or (store.clock if store is not None else SystemClock())
-        self._counts_calls = self.rules.counts_calls
-        self._own = MemoryBackend(name) if store is None else None
-        self._backend: BreakerBackend
-        if store is not None:
-            self._backend = shared(store, StoreBackend, name, StoreBackend)
-        else:
-            self._backend = self._own = MemoryBackend(name)
+        self._backend = (
+            MemoryBackend(name)
+            if store is None
+            else shared(store, StoreBackend, name, StoreBackend)
+        )
         self._last_success: datetime | None = None
         self._asked: Permit | None = None
 
@@ -397,7 +369,7 @@ class CircuitBreaker:
         """Return whether a success would leave the record, as this process knows it, unchanged."""
         record, _ = self._backend.known()
         closed = record.state == _CLOSED and not record.consecutive_failures
-        return closed and not self._counts_calls
+        return closed and not self.rules.counts_calls
 
     def _release_probe(self, probe: ProbeLease) -> None:
         self._backend.release_probe(probe)
@@ -435,12 +407,11 @@ class CircuitBreaker:
         until ``record_success`` or ``record_failure``; or until so long has passed that whoever
         asked must have forgotten about it.
         """
-        own = self._own
-        if own is not None and own.quiet:
-            return False
         asked = self._asked
         if asked is not None and asked.age() > max(self.cooldown_seconds, LEASE_SECONDS):
             asked.release()
+        if self._backend.read().state == _CLOSED:
+            return False
         try:
             permit = self.acquire()
         except CircuitBreakerOpen:
@@ -451,9 +422,8 @@ class CircuitBreaker:
 
     def record_success(self) -> None:
         """Say that a call went well."""
-        own = self._own
-        if own is not None and own.quiet and not self._counts_calls:
-            self._last_success = self.clock.now()
+        if self._asked is None and self.success_is_no_news():
+            self.note_success()
         else:
             self._permit_asked_for().succeeded()
 

@@ -43,22 +43,7 @@ from maestro_hive.kernel.errors import MaestroError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "MAX_RETRY_AFTER_SECONDS",
-    "Backoff",
-    "Decision",
-    "RandomSource",
-    "RetryOn",
-    "Verdict",
-    "asks_for_retry",
-    "check_retry_on",
-    "classify",
-    "decide",
-    "delay_before",
-    "never_retried",
-    "retry_after",
-    "with_jitter",
-]
+    from maestro_hive.engine.config import Level1Config, Level2Config
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -76,25 +61,6 @@ RetryOn: TypeAlias = (
 # --- backoff ---------------------------------------------------------------------------------
 
 
-class Backoff(Protocol):
-    """How waits grow, as in ``Level1Config`` and ``Level2Config``."""
-
-    @property
-    def base_delay_seconds(self) -> float:
-        """The first wait."""
-        ...
-
-    @property
-    def backoff_multiplier(self) -> float:
-        """The factor from one wait to the next."""
-        ...
-
-    @property
-    def max_delay_seconds(self) -> float:
-        """The longest wait."""
-        ...
-
-
 class RandomSource(Protocol):
     """A source of random numbers, such as ``random.Random``."""
 
@@ -103,7 +69,7 @@ class RandomSource(Protocol):
         ...
 
 
-def delay_before(config: Backoff, failures: int) -> float:
+def delay_before(config: Level1Config | Level2Config, failures: int) -> float:
     """Return the wait after that many failures, without jitter; 0 after none."""
     if failures < 1 or config.base_delay_seconds == 0:
         return 0.0

@@ -46,11 +46,12 @@ from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from random import Random
 
     from maestro_hive.engine.budget import Budget
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.engine.options import Options
-    from maestro_hive.engine.retry_policy import Decision, RandomSource
+    from maestro_hive.engine.retry_policy import Decision
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.projections import StepState
@@ -122,7 +123,7 @@ class StepSpec:
     persona: str
     options: Options
     clock: Clock
-    rng: RandomSource
+    rng: Random
     budget: Budget
     #: What a step is checked by, once, before its first attempt.
     checks: tuple[StepCheck, ...] = ()

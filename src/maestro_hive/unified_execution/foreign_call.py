@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import warnings
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maestro_hive.engine.attempt import is_async
+from maestro_hive.engine.attempt import call_in_thread, is_async
 from maestro_hive.engine.plan import UNNAMED, UnencodableInputWarning, distance_to_user
 from maestro_hive.engine.results import ExecutionResult
 from maestro_hive.engine.step import SkippedError
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
-from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
@@ -50,11 +47,9 @@ class ForeignCall:
         del number, guard
         if is_async(self.function):
             outcome = self.function(*self.args, **self.kwargs)
+            outcome = await outcome if inspect.isawaitable(outcome) else outcome
         else:
-            call = partial(copy_context().run, self.function, *self.args, **self.kwargs)
-            outcome = await asyncio.wrap_future(threads.run(call))
-        if inspect.isawaitable(outcome):
-            outcome = await outcome
+            outcome = await call_in_thread(self.function, self.args, self.kwargs)
         if isinstance(outcome, ExecutionResult) and not outcome.success:
             raise SkippedError(outcome)
         return outcome
