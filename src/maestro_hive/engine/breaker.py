@@ -234,6 +234,7 @@ class CircuitBreaker:
         )
         self.store = store
         self.clock = clock or (store.clock if store is not None else SystemClock())
+        self._counts_calls = self.rules.counts_calls  # read for every call
         self._backend = (
             MemoryBackend(name)
             if store is None
@@ -369,7 +370,7 @@ class CircuitBreaker:
         """Return whether a success would leave the record, as this process knows it, unchanged."""
         record, _ = self._backend.known()
         closed = record.state == _CLOSED and not record.consecutive_failures
-        return closed and not self.rules.counts_calls
+        return closed and not self._counts_calls
 
     def _release_probe(self, probe: ProbeLease) -> None:
         self._backend.release_probe(probe)

@@ -202,14 +202,23 @@ def check_source(output: str) -> None:
 # --- attempts as plain data ----------------------------------------------------------------------
 
 
-def metrics_of(error: Mapping[str, Any], healing_error: str | None) -> dict[str, Any]:
-    """Return what an attempt's ``metrics`` say about its failure."""
-    metrics: dict[str, Any] = {"error_category": error.get("category", "UNKNOWN")}
+def set_failure(
+    attempt: ExecutionAttempt,
+    error: Mapping[str, Any],
+    *,
+    healed: bool = False,
+    healing_error: str | None = None,
+) -> None:
+    """Describe the error that an attempt ended with."""
+    attempt.error_message = error.get("message")
+    attempt.error_type = error.get("type")
+    attempt.error_traceback = error.get("traceback")
+    attempt.healing_applied = healed
+    metrics = attempt.metrics = {"error_category": error.get("category", "UNKNOWN")}
     if not error.get("recoverable", True):
         metrics["recoverable"] = False
     if healing_error is not None:
         metrics["healing_error"] = healing_error
-    return metrics
 
 
 def attempt_facts(attempt: ExecutionAttempt) -> dict[str, Any]:

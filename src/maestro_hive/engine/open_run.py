@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.engine.copies import RunCopies, copier, has_copies
-from maestro_hive.engine.shared import find_shared, forget_shared, shared
+from maestro_hive.engine.shared import forget_shared, shared
 from maestro_hive.kernel.errors import FencedError, StorageError
 from maestro_hive.maestro.state.projections import RunState, fold
 from maestro_hive.maestro.state.recorder import Recorder, recorder_for
@@ -122,10 +122,7 @@ class OpenRun:
     def check_open(self) -> None:
         """Raise if the run was closed."""
         if self.closed:
-            raise self._not_open()
-
-    def _not_open(self) -> StorageError:
-        return StorageError(f"run {self.run_id!r} was closed; open it again to go on")
+            raise StorageError(f"run {self.run_id!r} was closed; open it again to go on")
 
     def check_lease(self) -> None:
         """Raise if another process has the run by now: then this one must write no files either."""
@@ -170,8 +167,9 @@ class OpenRun:
         release: bool = False,
     ) -> None:
         """Record an entry from an event loop, together with what others record just now."""
-        if self.users == 0 or self._lease is None:
-            raise self._not_open()
+        if self.users == 0:
+            self.check_open()
+        assert self._lease is not None
         if self.fresh:
             self.append(())  # records first, and once, that what came before no longer counts
         recorder = self._recorder
@@ -227,6 +225,19 @@ class OpenRun:
         with self.mutex:
             self._last_step = max(self._last_step, self.state.last_step) + 1
             return self._last_step
+
+    def recorded(self, identity: bytes, name: str) -> bytes | None:
+        """Return the encoded result of a completed step, empty if it has none; None if it is not.
+
+        A step is also completed when a task of its name was marked so by hand.
+        """
+        found = self.state.by_identity.get(identity)
+        if found is not None and found.completed is not None:
+            return self.store.load(found.completed) or b""
+        if name in self.state.completed_tasks:
+            entry = self.state.completed_tasks[name]
+            return b"" if entry is None else self.store.load(entry) or b""
+        return None
 
     # --- steps in flight ---
 
@@ -331,10 +342,6 @@ class OpenRun:
         """Write ``execution_state.json``, and plan the next time by what it cost."""
         started = time.monotonic()
         self.copies.write_state(document or self.as_document())
-        self.plan_next_copy(started)
-
-    def plan_next_copy(self, started: float) -> None:
-        """Set when the next copy is due, after one that was started then."""
         assert self._config is not None
         interval = self._config.auto_checkpoint_interval_seconds
         cost = time.monotonic() - started
@@ -397,12 +404,6 @@ def open_run(
     if run.users > 1:
         close_store(store)  # its first user has it open
     return run
-
-
-def open_run_here(store: Store, run_id: str) -> OpenRun | None:
-    """Return the run if this process has it open."""
-    found = find_shared(store, OpenRun, run_id)
-    return None if found is None or found.closed else found
 
 
 def copy_finished(config: StateConfig, store: Store, run_id: str, fence: int) -> None:

@@ -30,6 +30,7 @@ from maestro_hive.engine.failures import (
     plain_text,
     report_from,
     report_of,
+    set_failure,
 )
 from maestro_hive.engine.plan import effect_key
 from maestro_hive.engine.results import (
@@ -83,20 +84,12 @@ class RoundPolicy:
 class RoundCall(Protocol):
     """What a round calls."""
 
-    @property
-    def name(self) -> str:
-        """What it is called in messages and records."""
-        ...
-
-    @property
-    def persona(self) -> str | None:
-        """Who does the work; None where that is unknown."""
-        ...
-
-    @property
-    def uses_guard(self) -> bool:
-        """Whether ``make`` records its start under the breaker's guard."""
-        ...
+    #: What it is called in messages and records.
+    name: str
+    #: Who does the work; None where that is unknown.
+    persona: str | None
+    #: Whether ``make`` records its start under the breaker's guard.
+    uses_guard: bool
 
     async def make(self, number: int, guard: DocumentGuard | None) -> Any:
         """Make round ``number`` and return what came of it; raise if it failed."""
@@ -243,27 +236,29 @@ class Rounds:
         found = error.result if isinstance(error, UnrecoverableError) else None
         if isinstance(found, ExecutionResult):
             return replace(found, failure_report=report_of(error) or report_of(found))
-        facts = error_facts(original_of(error) or error)
+        result = self.one_call(seconds, ExecutionStatus.FAILED, failure_report=report_of(error))
+        set_failure(result.attempts[0], error_facts(original_of(error) or error))
+        return result
+
+    def one_call(self, seconds: float, status: ExecutionStatus, **facts: Any) -> ExecutionResult:
+        """Return the result of a round that was one call: a single attempt."""
         ended_at = self._clock.now()
-        started_at = ended_at - timedelta(seconds=seconds)
         attempt = ExecutionAttempt(
             attempt_id=f"round-{self._first + len(self.failed)}",
             attempt_number=1,
-            started_at=started_at,
+            started_at=ended_at - timedelta(seconds=seconds),
             ended_at=ended_at,
-            status=ExecutionStatus.FAILED,
-            error_message=facts["message"],
-            error_type=facts["type"],
-            error_traceback=facts["traceback"],
+            status=status,
+            output=facts.get("final_output"),
         )
         return ExecutionResult(
             execution_id=self.execution_id,
             task_name=self.call.name,
             persona_id=self.call.persona or "",
-            final_status=ExecutionStatus.FAILED,
+            final_status=status,
             attempts=[attempt],
             total_duration_seconds=seconds,
-            failure_report=report_of(error),
+            **facts,
         )
 
     def _reported(self, result: ExecutionResult, error: Exception | None) -> ExecutionResult:
@@ -336,11 +331,12 @@ class Rounds:
             final_status=status,
             level1_results=results,
             level2_attempts=len(results),
-            total_duration_seconds=self._elapsed(),
+            total_duration_seconds=self.elapsed(),
             circuit_breaker_state=self.policy.breaker.state.value,
         )
 
-    def _elapsed(self) -> float:
+    def elapsed(self) -> float:
+        """Return the seconds since the first round that was made here started."""
         return 0.0 if self._started is None else self._clock.awake_seconds() - self._started
 
     def _escalated(self) -> Mapping[str, Any] | None:
@@ -447,14 +443,12 @@ class Rounds:
     # --- waiting for the disk ---
 
     async def _breaker_failed(self, permit: Permit, seconds: float) -> None:
-        if self.policy.breaker.store is None:
-            permit.failed(seconds)
-        else:  # it is written, and another process may be in the way
-            await asyncio.wrap_future(threads.run(lambda: permit.failed(seconds)))
+        # It is written, and another process may be in the way.
+        await self._off_loop(lambda: permit.failed(seconds), writes=True)
 
-    async def _off_loop(self, call: Callable[[], ResultT]) -> ResultT:
+    async def _off_loop(self, call: Callable[[], ResultT], *, writes: bool = False) -> ResultT:
         store = self.policy.breaker.store
-        if store is None or store.syncs_fast():
+        if store is None or (not writes and store.syncs_fast()):
             return call()
         return await asyncio.wrap_future(threads.run(call))
 

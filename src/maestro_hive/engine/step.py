@@ -131,8 +131,6 @@ class StepSpec:
     stages: tuple[Stage, ...] = ()
     healer: Healer | None = None
     latest: Latest | None = None
-    #: Whether a result that starts like Python source must parse.
-    checks_source: bool = False
     #: Whether the caller gets the recorded result, decoded, and not the object itself.
     reads_back: bool = False
 
@@ -142,6 +140,8 @@ class StepSpec:
     max_attempts: int = field(init=False)
     #: How many attempts may be cut off by the death of their process.
     max_interruptions: int = field(init=False)
+    #: Whether a result that starts like Python source must parse.
+    checks_source: bool = field(init=False)
 
     def __post_init__(self) -> None:
         level1, options = self.config.level1, self.options
@@ -149,6 +149,7 @@ class StepSpec:
             "timeout": options.timeout or self.config.timeout_seconds,
             "max_attempts": options.max_attempts or level1.max_attempts,
             "max_interruptions": level1.max_interruptions,
+            "checks_source": level1.enable_syntax_validation,
         }
         for name, value in chosen.items():
             object.__setattr__(self, name, value)
@@ -393,8 +394,13 @@ class StepExecution:
         """Return the result of a step that succeeded, with its attempts."""
         healed = self.record.was_healed
         status = ExecutionStatus.RECOVERED if healed else ExecutionStatus.SUCCESS
-        result = self.record.completed_result(status, output)
-        self._note(status, result)
+        if isinstance(self.record, RunStep):
+            result = self.record.completed_result(status, output)
+            self._note(status, result)
+        else:
+            result = self.result(status)
+            result.final_output = result.attempts[-1].output = output
+            result.recovery_applied = healed
         return result
 
     def result(self, status: ExecutionStatus) -> ExecutionResult:

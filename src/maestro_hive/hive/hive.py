@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.healing import Healer
     from maestro_hive.engine.policy import Enforcer
-    from maestro_hive.hive.active_run import ActiveRun, Workflow
+    from maestro_hive.hive.active_run import ActiveRun
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.runs import Input, RunInfo
     from maestro_hive.maestro.state.events import RunEvent
@@ -176,7 +176,11 @@ class Hive(Definitions):
         raise SystemExit(128 + stop.signal)
 
     async def _run_child(
-        self, parent: ActiveRun, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        parent: ActiveRun,
+        workflow: WorkflowFunction[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Run a workflow as a child of another run; equal children are numbered by order."""
         given = make_input(workflow.name, args, kwargs, workflow.parameters)
@@ -301,19 +305,15 @@ class Hive(Definitions):
             close_store(store)
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` statement."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the folder at the end of it."""
         self.close()
 
     async def __aenter__(self) -> Self:
-        """Use it in an ``async with`` statement."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the folder at the end of it."""
         await asyncio.to_thread(self.close)
 
     def _open(self) -> Store:

@@ -40,7 +40,8 @@ from maestro_hive.maestro.state.projections import facts_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.hive.active_run import RunContext, Workflow
+    from maestro_hive.hive.active_run import RunContext
+    from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.inbox import InboxWatcher
     from maestro_hive.hive.runs import Input
     from maestro_hive.maestro.state.projections import RunState
@@ -99,7 +100,7 @@ class Runner:
 
     async def run(
         self,
-        workflow: Workflow,
+        workflow: WorkflowFunction[..., Any],
         given: Input,
         run_id: str,
         parent: ActiveRun | None = None,
@@ -125,7 +126,7 @@ class Runner:
 
     def start(
         self,
-        workflow: Workflow,
+        workflow: WorkflowFunction[..., Any],
         given: Input,
         run_id: str,
         parent: ActiveRun | None = None,
@@ -172,7 +173,7 @@ class Runner:
 
     async def _execute(
         self,
-        workflow: Workflow,
+        workflow: WorkflowFunction[..., Any],
         given: Input,
         run_id: str,
         parent: ActiveRun | None,
@@ -211,7 +212,7 @@ class Runner:
     async def _resume(
         self,
         active: ActiveRun,
-        workflow: Workflow,
+        workflow: WorkflowFunction[..., Any],
         given: Input,
         first: NewEntry,
         closing: _Closing,
@@ -236,7 +237,11 @@ class Runner:
             family.discard(active)
 
     async def _drive(
-        self, active: ActiveRun, workflow: Workflow, given: Input, closing: _Closing
+        self,
+        active: ActiveRun,
+        workflow: WorkflowFunction[..., Any],
+        given: Input,
+        closing: _Closing,
     ) -> Any:
         """Let the workflow go on to its end, and record that."""
         try:

@@ -29,7 +29,7 @@ class Identity(NamedTuple):
     doubt: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ForeignCall:
     """A function and its arguments; a round calls it once, in a thread if it blocks."""
 
@@ -56,19 +56,30 @@ class ForeignCall:
 
     def identity(self) -> Identity:
         """Return what identifies it: its name, its arguments, and what its function carries."""
-        name: object = self.name
-        if not isinstance(name, str) or name in ("", UNNAMED):
-            raise ConfigurationError(
-                f"a call whose rounds are recorded needs a name to be found by, and {name!r} is"
-                " none; give execute_safe() a task_name"
-            )
-        digests = _Digests()
-        carried = [] if self.identified_from else digests.carried_by(self.function)
         own = self.args[self.identified_from :]
-        given = [digests.of(value, f"args[{number}]") for number, value in enumerate(own)]
-        named = {name: digests.of(value, name) for name, value in self.kwargs.items()}
-        parts = ["level2", name, self.persona, carried, given, named]
-        return Identity(codec.canonical_digest(parts), digests.doubt)
+        carrier = None if self.identified_from else self.function
+        return identity_of(self.name, self.persona, own, self.kwargs, carrier)
+
+
+def identity_of(
+    name: object,
+    persona: str | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    function: Callable[..., Any] | None = None,
+) -> Identity:
+    """Return what identifies a call of that name, with what ``function`` carries if it is given."""
+    if not isinstance(name, str) or name in ("", UNNAMED):
+        raise ConfigurationError(
+            f"a call whose rounds are recorded needs a name to be found by, and {name!r} is"
+            " none; give execute_safe() a task_name"
+        )
+    digests = _Digests()
+    carried = [] if function is None else digests.carried_by(function)
+    given = [digests.of(value, f"args[{number}]") for number, value in enumerate(args)]
+    named = {key: digests.of(value, key) for key, value in kwargs.items()}
+    parts = ["level2", name, persona, carried, given, named]
+    return Identity(codec.canonical_digest(parts), digests.doubt)
 
 
 class _Digests:

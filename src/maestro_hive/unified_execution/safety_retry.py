@@ -23,7 +23,6 @@ from maestro_hive.engine.escalation import Escalation, JiraClient, JiraEscalatio
 from maestro_hive.engine.open_run import OpenRun, open_run
 from maestro_hive.engine.plan import UNNAMED
 from maestro_hive.engine.results import (
-    ExecutionAttempt,
     ExecutionResult,
     ExecutionStatus,
     Level2Result,
@@ -34,7 +33,7 @@ from maestro_hive.engine.step import SkippedError, Turn
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state.stores import close_store, open_store
-from maestro_hive.unified_execution.foreign_call import ForeignCall, warn_of
+from maestro_hive.unified_execution.foreign_call import ForeignCall, identity_of, warn_of
 from maestro_hive.unified_execution.persona_executor import Call, PersonaExecutor
 
 if TYPE_CHECKING:
@@ -203,7 +202,6 @@ class SafetyRetryWrapper:
         found = call.executor.found(call.call) if isinstance(call, ExecutorCall) else None
         if found is not None:
             return _done(rounds, found)
-        started_at = rounds.policy.breaker.clock.now()
         try:
             outcome = await rounds.run()
         except RoundsSkippedError as skipped:
@@ -212,42 +210,18 @@ class SafetyRetryWrapper:
             await rounds.forget()  # nothing is recorded of its result: the next call starts again
         if isinstance(outcome, ExecutionResult):
             return _done(rounds, outcome)
-        ended_at = rounds.policy.breaker.clock.now()
-        status = ExecutionStatus.SUCCESS
-        attempt = ExecutionAttempt(
-            attempt_id=f"round-{len(rounds.failed) + 1}",
-            attempt_number=1,
-            started_at=started_at,
-            ended_at=ended_at,
-            status=status,
-            output=outcome,
-        )
-        result = ExecutionResult(
-            execution_id=rounds.execution_id,
-            task_name=call.name,
-            persona_id=call.persona or "",
-            final_status=status,
-            attempts=[attempt],
-            total_duration_seconds=(ended_at - started_at).total_seconds(),
-            final_output=outcome,
-        )
-        return _done(rounds, result)
+        made = rounds.one_call(rounds.elapsed(), ExecutionStatus.SUCCESS, final_output=outcome)
+        return _done(rounds, made)
 
     def _identity(self, call: ForeignCall | ExecutorCall) -> bytes:
         """Return what identifies a call; warn, once for a name, if that may not be enough."""
-        if isinstance(call, ExecutorCall):
-            if call.call.plan is not None:
-                return call.call.plan.identity
-            foreign = ForeignCall(
-                function=_no_function,
-                name=call.name,
-                persona=call.persona,
-                args=call.call.args,
-                kwargs=call.call.kwargs,
-            )
-        else:
-            foreign = call
-        identity, doubt = foreign.identity()
+        if isinstance(call, ForeignCall):
+            identity, doubt = call.identity()
+        elif call.call.plan is not None:
+            return call.call.plan.identity
+        else:  # in memory: its task is known by its name
+            args, kwargs = call.call.args, call.call.kwargs
+            identity, doubt = identity_of(call.name, call.persona, args, kwargs)
         if doubt is not None and call.name not in self._warned:
             self._warned.add(call.name)
             warn_of(call.name, doubt)
@@ -261,16 +235,10 @@ class SafetyRetryWrapper:
         self._opened.close()
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` statement."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close at the end of it."""
         self.close()
-
-
-def _no_function() -> None:
-    """Carry nothing: an executor's task is known by its name."""
 
 
 def _done(rounds: Rounds, result: ExecutionResult) -> Level2Result:
@@ -439,6 +407,5 @@ async def execute_with_full_retry(
     try:
         return await wrapper.execute_safe(executor.execute, task, task_name, *args, **kwargs)
     finally:
-        await asyncio.wrap_future(
-            threads.run(wrapper.close)
-        )  # the last one closes the journal, which takes time
+        # In a thread: the last one closes the journal, which takes time.
+        await asyncio.wrap_future(threads.run(wrapper.close))

@@ -68,9 +68,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_STATE_PATH = DEFAULT_STATE_DIR
 DEFAULT_CHECKPOINT_PATH = DEFAULT_CHECKPOINT_DIR
 
-#: The copy for resuming is written again on its own only after this many times what it last cost.
-_COPY_COST_FACTOR = 33
-
 
 class StatePersistence:
     """One execution's state, durable when each method returns. Thread-safe; a context manager.
@@ -286,11 +283,9 @@ class StatePersistence:
                 self._run.close()
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` statement."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Shut down at the end of it."""
         self.shutdown()
 
 
