@@ -241,34 +241,24 @@ def _with_options(command: CommandT, examples: str, *, reads: bool) -> CommandT:
 
 def common_options(*, reads: bool) -> list[click.Parameter]:
     """Return the options that may be given before and after a verb; the last one counts."""
-    options = [
-        click.Option(
-            ["--store"],
-            metavar="FOLDER",
-            type=click.Path(),
-            callback=_set_store,
-            expose_value=False,
-            help=_STORE_HELP,
-        ),
-        click.Option(
-            ["--debug"],
-            is_flag=True,
-            callback=_set_debug,
-            expose_value=False,
-            help="Show the traceback of an error.",
+    store = click.Option(
+        ["--store"],
+        metavar="FOLDER",
+        type=click.Path(),
+        callback=_set_store,
+        expose_value=False,
+        help=_STORE_HELP,
+    )
+    flags = {"--debug": "Show the traceback of an error."}
+    if reads:
+        flags["--json"] = "Print JSON."
+    return [
+        store,
+        *(
+            click.Option([name], is_flag=True, callback=_set_flag, expose_value=False, help=text)
+            for name, text in flags.items()
         ),
     ]
-    if reads:
-        options.append(
-            click.Option(
-                ["--json"],
-                is_flag=True,
-                callback=_set_json,
-                expose_value=False,
-                help="Print JSON.",
-            )
-        )
-    return list(options)
 
 
 def _set_store(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
@@ -279,9 +269,7 @@ def _set_store(ctx: click.Context, option: click.Parameter, value: str | None) -
     ctx.ensure_object(Call).chosen = Path(value)
 
 
-def _set_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    ctx.ensure_object(Call).debug |= value
-
-
-def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    ctx.ensure_object(Call).wants_json |= value
+def _set_flag(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    if value:
+        name = "wants_json" if option.name == "json" else "debug"
+        setattr(ctx.ensure_object(Call), name, True)

@@ -372,9 +372,6 @@ class CircuitBreaker:
         closed = record.state == _CLOSED and not record.consecutive_failures
         return closed and not self._counts_calls
 
-    def _release_probe(self, probe: ProbeLease) -> None:
-        self._backend.release_probe(probe)
-
     def _refusal(
         self, record: Breaker, remaining: float, probed: str | None = None
     ) -> CircuitBreakerOpen:
@@ -494,7 +491,7 @@ class Permit:
         """Say that there was no call, or that it says nothing about the other side."""
         if not self.settled:
             if self._probe is not None:
-                self._breaker._release_probe(self._probe)  # noqa: SLF001 - one thing, two faces
+                self._breaker._backend.release_probe(self._probe)  # noqa: SLF001 - one thing, two faces
             self.settled = True
 
     def _settle(self, seconds: float | None, *, failed: bool) -> None:
@@ -529,7 +526,7 @@ class Permit:
 
 def _release_quietly(breaker: CircuitBreaker, probe: ProbeLease) -> None:
     with contextlib.suppress(StorageError):  # a store that failed or was closed holds nothing
-        breaker._release_probe(probe)  # noqa: SLF001 - for the permit
+        breaker._backend.release_probe(probe)  # noqa: SLF001 - for the permit
 
 
 def checked_name(what: str, name: object) -> str:

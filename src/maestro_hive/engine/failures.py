@@ -8,7 +8,7 @@ import copy
 import textwrap
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from maestro_hive.engine import retry_policy
 from maestro_hive.engine.config import ErrorCategory
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from maestro_hive.engine.healing import Healing
     from maestro_hive.engine.retry_policy import Decision
 
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
 #: How much of an error is stored.
 _MESSAGE_LENGTH = 2_000
 _TRACEBACK_LENGTH = 4_000
@@ -44,6 +46,10 @@ _OURS = (
     "maestro_hive.kernel",
     "asyncio",
 )
+#: Whose frames are removed from a traceback.
+_HIDDEN = ("maestro_hive", "asyncio")
+#: How many causes of an error are treated.
+_MAX_CHAIN = 50
 #: What Python source starts with.
 _SOURCE = ("def ", "class ", "import ", "from ")
 
@@ -278,3 +284,52 @@ def report_from(facts: Mapping[str, Any]) -> FailureReport:
 
 def _text(value: object) -> str:
     return str(value)[:_REPORT_TEXT_LENGTH]
+
+
+# --- tracebacks that show the user's code --------------------------------------------------------
+
+
+def with_own_lines(error: ErrorT) -> ErrorT:
+    """Return the error with only the user's frames in its traceback and in those of its causes."""
+    _point_at_cause(error)
+    each: BaseException | None = error
+    for _ in range(_MAX_CHAIN):
+        if each is None:
+            break
+        each.__traceback__ = _own_lines(each.__traceback__)
+        if isinstance(each, BaseExceptionGroup):
+            for part in each.exceptions:
+                with_own_lines(part)
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def _point_at_cause(error: BaseException) -> None:
+    """Make the exception of the step the direct cause of ``HelpNeeded``, without level 1 in between."""
+    cause = error.__cause__
+    if not isinstance(error, HelpNeeded) or not isinstance(cause, UnrecoverableError):
+        return
+    original = cause.original_error
+    if isinstance(original, BaseException):
+        error.__cause__ = original
+
+
+def _own_lines(trace: TracebackType | None) -> TracebackType | None:
+    first = last = None
+    while trace is not None:
+        following = trace.tb_next
+        if not _is_hidden(trace):
+            if last is None:
+                first = trace
+            else:
+                last.tb_next = trace
+            last = trace
+        trace = following
+    if last is not None:
+        last.tb_next = None
+    return first
+
+
+def _is_hidden(trace: TracebackType) -> bool:
+    name = str(trace.tb_frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] in _HIDDEN

@@ -312,7 +312,7 @@ class OpenRun:
         if self._copies is None:
             assert self._config is not None
             self._copies = RunCopies(self._config, self.run_id, self.store.clock)
-            self._fence_seen = self._copies.highest_fence()
+            self._fence_seen = self._copies.checkpoints.highest_fence(self.run_id)
         return self._copies
 
     @property

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine.failures import set_failure
+from maestro_hive.engine.plan import effect_key
 from maestro_hive.engine.results import (
     ExecutionAttempt,
     ExecutionResult,
@@ -76,7 +77,7 @@ class RunStep:
     @property
     def effect_key(self) -> str:
         """The name of this step's effect for the outside world; the same for all its attempts."""
-        return self.plan.effect_key(self.run.run_id)
+        return effect_key(self.run.run_id, self.plan.identity)
 
     def started_attempt(self) -> tuple[int, list[str]]:
         """Return the number of the attempt that started last, and what failed before it."""

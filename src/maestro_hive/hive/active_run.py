@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from maestro_hive.engine import values
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.budget import Budget
+from maestro_hive.engine.failures import with_own_lines
 from maestro_hive.engine.limits import Limit
 from maestro_hive.engine.policy import PolicyCheck
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
 from maestro_hive.engine.step import StepExecution, StepSpec, Turn, check_may_continue
 from maestro_hive.engine.step_record import MemoryPersona, RunStep
-from maestro_hive.engine.tracebacks import with_own_lines
 from maestro_hive.engine.values import IMMUTABLE, OwnArguments
 from maestro_hive.hive import runs
 from maestro_hive.hive.errors import OutsideRunError

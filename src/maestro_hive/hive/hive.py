@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
 from maestro_hive.engine.copies import copier
-from maestro_hive.engine.tracebacks import with_own_lines
+from maestro_hive.engine.failures import with_own_lines
 from maestro_hive.hive import control, waits
 from maestro_hive.hive.active_run import RunContext, active_run_or_none
-from maestro_hive.hive.definitions import Definitions
 from maestro_hive.hive.errors import RunMismatchError, UnknownRunError
+from maestro_hive.hive.functions import Definitions
 from maestro_hive.hive.handle import RunHandle, follow
 from maestro_hive.hive.runner import Runner
 from maestro_hive.hive.runs import (

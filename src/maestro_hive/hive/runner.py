@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from maestro_hive.engine import values
 from maestro_hive.engine.copies import copier
 from maestro_hive.engine.errors import CircuitBreakerOpen, parts_of
-from maestro_hive.engine.failures import error_facts
+from maestro_hive.engine.failures import error_facts, with_own_lines
 from maestro_hive.engine.open_run import OpenRun, copy_finished, open_run
 from maestro_hive.engine.shared import find_shared, forget_shared, shared
-from maestro_hive.engine.tracebacks import with_own_lines
 from maestro_hive.hive import runs
 from maestro_hive.hive.active_run import ActiveRun, active_run_or_none
 from maestro_hive.hive.errors import (

@@ -233,7 +233,8 @@ class StatePersistence:
             clock = self._run.store.clock
             name = new_checkpoint_id(clock) if checkpoint_id is None else checkpoint_id
             document = self._run.as_document()
-            self._run.copies.write_checkpoint(name, document, self._run.fence)
+            checkpoints = self._run.copies.checkpoints
+            checkpoints.write(self.workflow_id, name, document, fence=self._run.fence)
             self._run.write_copy(document)
             return name
 
