@@ -36,6 +36,11 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 _MESSAGE_LENGTH = 2_000
 _TRACEBACK_LENGTH = 4_000
 _REPORT_TEXT_LENGTH = 4_000
+#: What a report says of an attempt, besides its error's message.
+_REPORTED = (
+    *("attempt_id", "attempt_number", "started_at", "ended_at", "status"),
+    *("error_type", "tokens_used"),
+)
 #: An error that is raised again and again has all its frames, and each costs time.
 _FRAMES = 40
 #: Packages whose lines a user need not see: between the call and the task there is nothing else.
@@ -229,16 +234,9 @@ def set_failure(
 
 def attempt_facts(attempt: ExecutionAttempt) -> dict[str, Any]:
     """Return an attempt as it stands in a report."""
-    return {
-        "attempt_id": attempt.attempt_id,
-        "attempt_number": attempt.attempt_number,
-        "started_at": attempt.started_at.isoformat(),
-        "ended_at": attempt.ended_at.isoformat() if attempt.ended_at else None,
-        "status": attempt.status.value,
-        "error_type": attempt.error_type,
-        "error_message": (attempt.error_message or "")[:_REPORT_TEXT_LENGTH] or None,
-        "tokens_used": attempt.tokens_used,
-    }
+    known = attempt.to_dict()
+    message = (attempt.error_message or "")[:_REPORT_TEXT_LENGTH] or None
+    return {**{name: known[name] for name in _REPORTED}, "error_message": message}
 
 
 def attempt_line(attempt: ExecutionAttempt) -> str:

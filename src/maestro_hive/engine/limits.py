@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
-from maestro_hive.engine import settings
+from maestro_hive.engine import settings, values
 from maestro_hive.engine.rates import Counted, Moment, Rate, RateLog, count_start
 from maestro_hive.engine.shared import shared
 from maestro_hive.kernel.clock import Wait
@@ -369,21 +369,10 @@ async def _in_store(
     *,
     in_thread: bool = False,
 ) -> ResultT:
-    """Return what a blocking call of the store returns; made on the loop where the store is quick.
-
-    A task that is cancelled does not wait for the thread: ``undo`` is called there with the result
-    of the call, or with None if there is none.
-    """
+    """Return what a blocking call of the store returns; made on the loop where the store is quick."""
     if not in_thread and store.syncs_fast():
         return call()
-    active = threads.run(call)
-    try:
-        return await asyncio.wrap_future(active)
-    except BaseException:
-        active.add_done_callback(
-            lambda ended: undo(None if ended.cancelled() or ended.exception() else ended.result())
-        )
-        raise
+    return await values.in_thread(call, undo)
 
 
 def _release(store: Store, leases: list[Lease], done: Callable[[], None] = _nothing) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.engine.config import StateConfig
     from maestro_hive.maestro.state.run_document import RunCopy
-    from maestro_hive.maestro.state.store import DocumentGuard, RunLease, Store
+    from maestro_hive.maestro.state.store import DocumentGuard, Reader, RunLease, Store
 
 logger = logging.getLogger(__name__)
 
@@ -126,9 +126,7 @@ class OpenRun:
 
     def check_lease(self) -> None:
         """Raise if another process has the run by now: then this one must write no files either."""
-        (seq,) = self.store.append([Append(self.lease, ())], sync=False)
-        if isinstance(seq, FencedError):
-            raise seq
+        append_entries(self.store, self.lease, (), sync=False)
 
     def close(self, *, released: bool = False) -> None:
         """Stop using the run; the last user gives its lease back, unless that was ``released``."""
@@ -151,9 +149,7 @@ class OpenRun:
         with self.mutex:
             self.check_open()
             given = [NewEntry(EntryKind.RESTORED), *entries] if self.fresh else list(entries)
-            (seq,) = self.store.append([Append(self.lease, given, status)], sync=sync)
-            if isinstance(seq, Exception):
-                raise seq
+            append_entries(self.store, self.lease, given, status, sync=sync)
             self.fresh = False  # not before it is written
             self.catch_up()
 
@@ -406,6 +402,20 @@ def open_run(
     return run
 
 
+def append_entries(
+    store: Store,
+    lease: RunLease,
+    entries: Sequence[NewEntry],
+    status: str | None = None,
+    *,
+    sync: bool = True,
+) -> None:
+    """Record entries of a run that is leased; raise if another process has it by now."""
+    (written,) = store.append([Append(lease, entries, status)], sync=sync)
+    if isinstance(written, Exception):
+        raise written
+
+
 def copy_finished(config: StateConfig, store: Store, run_id: str, fence: int) -> None:
     """Write ``execution_state.json`` of a run that this process has closed, unless it goes on."""
     record = store.run(run_id) if store.usable else None
@@ -419,14 +429,20 @@ def copy_finished(config: StateConfig, store: Store, run_id: str, fence: int) ->
 
 
 def document_of(
-    store: Store, run: int, entries: list[Entry], state: RunState, run_id: str, fence: int
+    reader: Reader,
+    run: int,
+    entries: list[Entry],
+    state: RunState,
+    run_id: str,
+    fence: int,
+    shown: dict[str, Any] | None = None,
 ) -> RunText:
-    """Return a whole run as JSON."""
+    """Return a whole run as JSON; ``shown`` are its fields, where their classes may be unknown."""
     fields = {
         "workflow_id": run_id,
-        **show_fields(state, store.load),
+        **(show_fields(state, reader.load) if shown is None else shown),
         "created_at": from_micros(state.created_at).isoformat(),
         "updated_at": from_micros(state.updated_at).isoformat(),
     }
-    saved_at = store.clock.now().isoformat()
-    return RunText(store, run, run_id, entries, fields, saved_at, fence)
+    saved_at = reader.clock.now().isoformat()
+    return RunText(reader, run, run_id, entries, fields, saved_at, fence)

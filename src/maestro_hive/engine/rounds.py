@@ -7,7 +7,6 @@ survive a restart, and a retry of that step clears them.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -47,9 +46,9 @@ from maestro_hive.engine.retry_policy import (
     with_jitter,
 )
 from maestro_hive.engine.step import SkippedError
+from maestro_hive.engine.values import in_thread
 from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import StaleDocumentError
-from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, to_micros
@@ -450,7 +449,7 @@ class Rounds:
         store = self.policy.breaker.store
         if store is None or (not writes and store.syncs_fast()):
             return call()
-        return await asyncio.wrap_future(threads.run(call))
+        return await in_thread(call)
 
 
 class RoundFailedError(Exception):
@@ -523,14 +522,6 @@ def _round_from(entry: Entry) -> FailedRound:
 
 
 def _attempt_from(facts: Mapping[str, Any]) -> ExecutionAttempt:
-    ended_at = facts["ended_at"]
-    return ExecutionAttempt(
-        attempt_id=facts["attempt_id"],
-        attempt_number=facts["attempt_number"],
-        started_at=datetime.fromisoformat(facts["started_at"]),
-        ended_at=datetime.fromisoformat(ended_at) if ended_at else None,
-        status=ExecutionStatus(facts["status"]),
-        error_type=facts["error_type"],
-        error_message=facts["error_message"],
-        tokens_used=facts["tokens_used"],
-    )
+    times = {name: facts[name] for name in ("started_at", "ended_at")}
+    typed = {name: when and datetime.fromisoformat(when) for name, when in times.items()}
+    return ExecutionAttempt(**{**facts, **typed, "status": ExecutionStatus(facts["status"])})

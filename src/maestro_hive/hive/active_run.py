@@ -281,8 +281,9 @@ class ActiveRun:
         own = None if is_plain else OwnArguments(plan.encoded)
         try:
             return await self._execute(step, prepared, plan, args, kwargs, own)
-        except Exception as error:  # noqa: BLE001 - whatever the step raised
-            raise with_own_lines(error)  # noqa: B904 - it is the same error
+        except Exception as error:
+            with_own_lines(error)
+            raise
 
     async def _execute(
         self,

@@ -195,7 +195,7 @@ def check(shape: Json, value: Json, path: str = "answer") -> None:
 
 
 def _check_any(shape: Json, value: Json, path: str) -> None:
-    if any(_fits(option, value) for option in shape["anyOf"]):
+    if any(fits(option, value) for option in shape["anyOf"]):
         return
     of_its_kind = [option for option in shape["anyOf"] if _is_kind(option, value)]
     if len(of_its_kind) == 1:
@@ -225,7 +225,8 @@ def _check_members(shape: Json, value: dict[str, Json], path: str) -> None:
             check(others, item, path + member(name))
 
 
-def _fits(shape: Json, value: Json) -> bool:
+def fits(shape: Json, value: Json) -> bool:
+    """Return whether the value has the shape."""
     try:
         check(shape, value)
     except ShapeError:
@@ -378,7 +379,7 @@ def _built(expected: Any, value: Json, path: str) -> Any:
     if origin in (Union, types.UnionType):
         # A whole number becomes a float only where int is not an option.
         options = sorted(inside, key=lambda option: option is float)
-        fitting = next(option for option in options if _fits(_shape_of(option, ()), value))
+        fitting = next(option for option in options if fits(_shape_of(option, ()), value))
         return _built(fitting, value, path)
     if origin is list:
         return [_built(inside[0], item, f"{path}[{at}]") for at, item in enumerate(value)]

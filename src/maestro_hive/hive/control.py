@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import secrets
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.engine.open_run import append_entries
 from maestro_hive.hive import answer_types, runs
 from maestro_hive.hive.inbox import Answer, Inbox
 from maestro_hive.hive.runner import active_here
@@ -22,7 +23,6 @@ from maestro_hive.kernel.errors import ConfigurationError, CorruptionError, RunL
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import effective_entries, facts_of, find_step, fold
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.store import Append
 from maestro_hive.maestro.state.views import OVER, open_waits, run_status
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
     all other steps stay recorded. The run continues when it is resumed.
     """
     find_run(store, run_id)
-    with _leased(store, run_id) as run:
-        state = run.state
+    with _leased(store, run_id) as (lease, state):
         if run_status(state) == runs.SUCCESS:
             raise ConfigurationError(f"run {run_id!r} has succeeded, so there is nothing to retry")
         facts: dict[str, Any] = {}
@@ -122,7 +121,8 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
             facts=codec.dump_canonical(facts) if facts else None,
             identity=identity,
         )
-        run.append(retried, _PENDING if state.started is not None else None)
+        status = _PENDING if state.started is not None else None
+        append_entries(store, lease, [retried], status)
 
 
 def _failed_step(state: RunState, run_id: str, wanted: str | int) -> bytes | None:
@@ -169,14 +169,14 @@ def cancel(store: Store, run_id: str, reason: str = "") -> bool:
             f"run {run_id!r} was not started by a workflow; stop the program that executes it"
         )
     try:
-        with _leased(store, run_id) as run:
-            if run.state.ended is not None:  # it ended meanwhile
+        with _leased(store, run_id) as (lease, state):
+            if state.ended is not None:  # it ended meanwhile
                 return False
             # The children first: after a kill in between, the same request cancels the rest.
-            for child in run.state.children.values():
+            for child in state.children.values():
                 _cancel_child(store, str(facts_of(child).get("run_id")), reason)
             ended = runs.ended(runs.CANCELLED, reason=reason or None)
-            run.append(ended, runs.CANCELLED)
+            append_entries(store, lease, [ended], runs.CANCELLED)
             Inbox(store).clear(run_id, runs.CANCELLED)
     except RunLeasedError:
         Inbox(store).cancel(run_id, reason)
@@ -191,30 +191,15 @@ def _cancel_child(store: Store, run_id: str, reason: str) -> None:
 # --- writing to a run that is not executed ---------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _LeasedRun:
-    """A run that this process has leased in order to write to it, and its state."""
-
-    store: Store
-    lease: RunLease
-    state: RunState
-
-    def append(self, entry: NewEntry, status: str | None) -> None:
-        """Record an entry; it is durable on return."""
-        (written,) = self.store.append([Append(self.lease, [entry], status)])
-        if isinstance(written, Exception):
-            raise written
-
-
 @contextmanager
-def _leased(store: Store, run_id: str) -> Iterator[_LeasedRun]:
+def _leased(store: Store, run_id: str) -> Iterator[tuple[RunLease, RunState]]:
     """Lease a run that no process executes; ``RunLeasedError`` names the one that does."""
     lease = store.acquire_run(run_id)
     try:
         if lease.users > 1:
             holder = lease.lease.holder
             raise RunLeasedError(run_id, host=holder.host, pid=holder.pid, since=holder.since)
-        yield _LeasedRun(store, lease, fold(store.entries(lease.run), store.load))
+        yield lease, fold(store.entries(lease.run), store.load)
     finally:
         store.release_run(lease)
 
@@ -264,9 +249,7 @@ def fork(
     try:
         if lease.seq or lease.users > 1:
             raise ConfigurationError(f"there is a run {name!r} already; give the fork another id")
-        (written,) = store.append([Append(lease, copied, "pending")])
-        if isinstance(written, Exception):
-            raise written
+        append_entries(store, lease, copied, _PENDING)
     finally:
         store.release_run(lease)
     return name

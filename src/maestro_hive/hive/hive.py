@@ -18,7 +18,8 @@ from maestro_hive.hive import control, waits
 from maestro_hive.hive.active_run import RunContext, active_run_or_none
 from maestro_hive.hive.errors import RunMismatchError, UnknownRunError
 from maestro_hive.hive.functions import Definitions
-from maestro_hive.hive.handle import RunHandle, follow
+from maestro_hive.hive.handle import RunHandle
+from maestro_hive.hive.handle import follow as follow_events
 from maestro_hive.hive.runner import Runner
 from maestro_hive.hive.runs import (
     child_id,
@@ -115,7 +116,8 @@ class Hive(Definitions):
         try:
             return asyncio.run(self.run(workflow, *args, run_id=run_id, **kwargs))
         except (MaestroError, KeyboardInterrupt) as error:
-            raise with_own_lines(error)  # noqa: B904 - the same error, without the loop's lines
+            with_own_lines(error)
+            raise
 
     def start(
         self,
@@ -170,7 +172,8 @@ class Hive(Definitions):
             if stop.signal is None:
                 raise
         except MaestroError as error:
-            raise with_own_lines(error)  # noqa: B904 - the same error, without our lines
+            with_own_lines(error)
+            raise
         if stop.signal.name == "SIGINT":
             raise KeyboardInterrupt(f"run {run_id!r} was stopped; started again, it goes on")
         raise SystemExit(128 + stop.signal)
@@ -291,7 +294,7 @@ class Hive(Definitions):
         It goes on while a process executes the run, here or elsewhere; without ``follow``, it ends
         with what there is.
         """
-        return _follow(self._open(), run_id, after, follow)
+        return follow_events(self._open(), run_id, after=after, wait=follow)
 
     # --- what is open ---
 
@@ -375,11 +378,6 @@ class Hive(Definitions):
                 " let it take the old ones too, or fork the run with others"
             ) from None
         return found, given
-
-
-async def _follow(store: Store, run_id: str, after: int, wait: bool) -> AsyncIterator[RunEvent]:
-    async for event in follow(store, run_id, after=after, wait=wait):
-        yield event
 
 
 def _config_for(folder: str | Path | None, config: ExecutionConfig | None) -> ExecutionConfig:

@@ -8,7 +8,6 @@ survive a restart; the breaker survives in any case, and is shared by all proces
 from __future__ import annotations
 
 import _thread
-import asyncio
 import contextlib
 import copy
 import random
@@ -30,8 +29,8 @@ from maestro_hive.engine.results import (
 from maestro_hive.engine.retry_policy import delay_before
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
 from maestro_hive.engine.step import SkippedError, Turn
+from maestro_hive.engine.values import in_thread
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
-from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.unified_execution.foreign_call import ForeignCall, identity_of, warn_of
 from maestro_hive.unified_execution.persona_executor import Call, PersonaExecutor
@@ -170,7 +169,7 @@ class SafetyRetryWrapper:
         """
         call = _understand(executor_func, args, kwargs, task_name, retry=self._retry)
         if not self._opened.ready:
-            await asyncio.wrap_future(threads.run(self._opened.open))
+            await in_thread(self._opened.open)
         run = self._opened.run()
         self._latest = self._name or call.persona or DEFAULT_BREAKER
         policy = RoundPolicy(
@@ -408,4 +407,4 @@ async def execute_with_full_retry(
         return await wrapper.execute_safe(executor.execute, task, task_name, *args, **kwargs)
     finally:
         # In a thread: the last one closes the journal, which takes time.
-        await asyncio.wrap_future(threads.run(wrapper.close))
+        await in_thread(wrapper.close)
