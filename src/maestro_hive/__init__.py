@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.checkpoint import CheckpointManager as CheckpointManager
     from maestro_hive.maestro.state.codec import register_codec as register_codec
     from maestro_hive.maestro.state.state_manager import StateManager as StateManager
-    from maestro_hive.unified_execution.execution_state import ExecutionState as ExecutionState
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor as PersonaExecutor
     from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper as SafetyRetryWrapper
+    from maestro_hive.unified_execution.state_persistence import ExecutionState as ExecutionState
     from maestro_hive.unified_execution.state_persistence import (
         StatePersistence as StatePersistence,
     )
@@ -39,9 +39,8 @@ load_lazily(
         "maestro_hive.maestro.state.checkpoint": "CheckpointManager",
         "maestro_hive.maestro.state.codec": "register_codec",
         "maestro_hive.maestro.state.state_manager": "StateManager",
-        "maestro_hive.unified_execution.execution_state": "ExecutionState",
         "maestro_hive.unified_execution.persona_executor": "PersonaExecutor",
         "maestro_hive.unified_execution.safety_retry": "SafetyRetryWrapper",
-        "maestro_hive.unified_execution.state_persistence": "StatePersistence",
+        "maestro_hive.unified_execution.state_persistence": "ExecutionState StatePersistence",
     },
 )

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maestro_hive.admin.details import Ending, EventFeed, run_details, step_details
-from maestro_hive.admin.runs import list_runs
+from maestro_hive.admin.runs import Ending, EventFeed, list_runs, run_details, step_details
 from maestro_hive.cli import errors, output
 from maestro_hive.cli.command import verb
 from maestro_hive.cli.completion import run_ids

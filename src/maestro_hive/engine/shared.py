@@ -1,4 +1,7 @@
-"""Objects that everybody in this process shares for one store: open runs, breakers, limits."""
+"""The registry of a process: what it shares for one store, such as open runs, breakers and limits.
+
+Also what must live on without a reference. A forked child starts with an empty one.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ class _Registry:
         self.lock = threading.RLock()
         # Weakly on both sides: an object lives as long as it is used, and refers to its store.
         self.stores: weakref.WeakKeyDictionary[Store, _Objects] = weakref.WeakKeyDictionary()
+        self.retained: set[object] = set()
 
 
 _registry = PerProcess(_Registry)
@@ -69,3 +73,21 @@ def forget_shared(store: Store, kind: type[Any], name: str, known: object) -> No
     with _objects(store) as objects:
         if objects.get((kind, name)) is known:
             del objects[kind, name]
+
+
+# --- objects that live without a reference --------------------------------------------------------
+
+
+def retain(thing: object) -> None:
+    """Let an object live until it is released, or the process ends."""
+    _registry().retained.add(thing)
+
+
+def release(thing: object) -> None:
+    """Let an object go; nothing happens if it was not retained in this process."""
+    _registry().retained.discard(thing)
+
+
+def retained(kind: type[SharedT]) -> list[SharedT]:
+    """Return the objects of a kind that are retained."""
+    return [each for each in list(_registry().retained) if isinstance(each, kind)]

@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from maestro_hive.engine.results import ExecutionResult as ExecutionResult
     from maestro_hive.engine.results import ExecutionStatus as ExecutionStatus
     from maestro_hive.engine.results import Level2Result as Level2Result
-    from maestro_hive.unified_execution.execution_state import ExecutionState as ExecutionState
-    from maestro_hive.unified_execution.execution_state import (
-        StateCorruptionError as StateCorruptionError,
-    )
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor as PersonaExecutor
     from maestro_hive.unified_execution.persona_executor import (
         execute_with_level1_retry as execute_with_level1_retry,
@@ -54,6 +50,10 @@ if TYPE_CHECKING:
     )
     from maestro_hive.unified_execution.state_persistence import (
         DEFAULT_STATE_PATH as DEFAULT_STATE_PATH,
+    )
+    from maestro_hive.unified_execution.state_persistence import ExecutionState as ExecutionState
+    from maestro_hive.unified_execution.state_persistence import (
+        StateCorruptionError as StateCorruptionError,
     )
     from maestro_hive.unified_execution.state_persistence import (
         StatePersistence as StatePersistence,
@@ -84,14 +84,13 @@ load_lazily(
         "maestro_hive.engine.results": (
             "ExecutionAttempt ExecutionResult ExecutionStatus Level2Result"
         ),
-        "maestro_hive.unified_execution.execution_state": "ExecutionState StateCorruptionError",
         "maestro_hive.unified_execution.persona_executor": (
             "PersonaExecutor execute_with_level1_retry"
         ),
         "maestro_hive.unified_execution.safety_retry": "SafetyRetryWrapper execute_with_full_retry",
         "maestro_hive.unified_execution.state_persistence": (
-            "DEFAULT_CHECKPOINT_PATH DEFAULT_STATE_PATH StatePersistence "
-            "get_state_persistence load_state save_state"
+            "DEFAULT_CHECKPOINT_PATH DEFAULT_STATE_PATH ExecutionState StateCorruptionError "
+            "StatePersistence get_state_persistence load_state save_state"
         ),
     },
 )
