@@ -20,6 +20,7 @@ from maestro_hive.engine.errors import (
     UnrecoverableError,
     parts_of,
     text_of,
+    writable,
 )
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
 
@@ -118,7 +119,7 @@ def error_facts(error: BaseException) -> dict[str, Any]:
         "type": kind,
         "message": message[:_MESSAGE_LENGTH],
         "category": str(category),
-        "traceback": _encodable(trace)[-_TRACEBACK_LENGTH:],
+        "traceback": writable(trace)[-_TRACEBACK_LENGTH:],
     }
     return {**facts, "recoverable": False} if is_unrecoverable(error) else facts
 
@@ -129,10 +130,6 @@ def _own_frames(error: BaseException) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_globals.get("__package__") in _OURS:
         trace = trace.tb_next
     return trace or error.__traceback__
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def is_unrecoverable(error: BaseException) -> bool:

@@ -103,7 +103,9 @@ class OpenRun:
                     self.run_id, workflow, entries, status, busy_timeout
                 )
                 self._config = config
-                self._schedule_first_copy()
+                interval = config.auto_checkpoint_interval_seconds
+                first = min(interval, _FIRST_COPY_SECONDS) if interval else float("inf")
+                self._copy_due = time.monotonic() + first
             self.users += 1
             return True
 
@@ -316,12 +318,6 @@ class OpenRun:
         """The number that files carry: over that of every process before, also after a loss."""
         own = self.lease.lease.fence + self.state.fence_floor
         return own if own >= self._fence_seen else self._fence_seen + 1
-
-    def _schedule_first_copy(self) -> None:
-        assert self._config is not None
-        interval = self._config.auto_checkpoint_interval_seconds
-        first = min(interval, _FIRST_COPY_SECONDS)
-        self._copy_due = time.monotonic() + first if interval else float("inf")
 
     def copy_if_due(self) -> None:
         """Have ``execution_state.json`` written, in a thread, if the last one is old enough."""

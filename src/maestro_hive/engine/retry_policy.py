@@ -376,28 +376,24 @@ def _traits(error: BaseException) -> _Traits:
     return traits._replace(code=code) if isinstance(code, int) else traits
 
 
-def _is_test_failure(traits: _Traits) -> bool:
-    return traits.named(_TEST_FAILED) or traits.names >= {"Failed", "OutcomeException"}  # of pytest
-
-
 def _is_exhausted(traits: _Traits) -> bool:
     if isinstance(traits.error, RuntimeError) and traits.error.args == ("can't start new thread",):
         return True
     return traits.named(_EXHAUSTED) or traits.code in _EXHAUSTED_CODES
 
 
-def _is_remote(traits: _Traits) -> bool:
-    return traits.status is not None or traits.named(_REMOTE) or traits.code in _REMOTE_CODES
-
-
 #: The first match counts: a connection that timed out is a timeout.
 _KINDS: dict[ErrorCategory, Callable[[_Traits], bool]] = {
     ErrorCategory.SYNTAX: lambda traits: isinstance(traits.error, SyntaxError),
-    ErrorCategory.TEST_FAILURE: _is_test_failure,
+    ErrorCategory.TEST_FAILURE: lambda traits: (
+        traits.named(_TEST_FAILED) or traits.names >= {"Failed", "OutcomeException"}  # of pytest
+    ),
     ErrorCategory.RATE_LIMIT: lambda traits: traits.status == 429 or traits.named(_RATE_LIMITED),
     ErrorCategory.TIMEOUT: lambda traits: traits.named(_TIMED_OUT),
     ErrorCategory.RESOURCE_ERROR: _is_exhausted,
-    ErrorCategory.API_ERROR: _is_remote,
+    ErrorCategory.API_ERROR: lambda traits: (
+        traits.status is not None or traits.named(_REMOTE) or traits.code in _REMOTE_CODES
+    ),
 }
 
 

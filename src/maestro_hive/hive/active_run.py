@@ -129,7 +129,7 @@ class ActiveRun:
         self._listeners: dict[bytes, asyncio.Future[None]] = {}
         self._claimed: set[bytes] = set()
         #: Has the inbox read at once; set by what watches it.
-        self.check_inbox: Callable[[], None] = _no_watcher
+        self.check_inbox: Callable[[], None] = lambda: None
         self.loop = asyncio.get_running_loop()
         self._context = context
         self._tasks: Counter[asyncio.Task[Any]] = Counter()
@@ -376,10 +376,6 @@ def _settle(listener: asyncio.Future[None], error: Exception | None) -> None:
         listener.set_result(None)
     else:
         listener.set_exception(error)
-
-
-def _no_watcher() -> None:
-    """Do nothing: the inbox is not watched yet."""
 
 
 def active_run(what: str, name: str = "") -> ActiveRun:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.hive.runs import Input
     from maestro_hive.maestro.state.projections import RunState, StepState
-    from maestro_hive.maestro.state.records import Entry
+    from maestro_hive.maestro.state.records import Entry, RunRecord
     from maestro_hive.maestro.state.store import RunLease, Store
 
 _PENDING = "pending"
@@ -113,8 +113,9 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
         if step is not None:
             identity = _failed_step(state, run_id, step)
             facts["run"] = True  # the end of the run is cleared too
-        for child in state.children.values() if identity is None else ():
-            _retry_child(store, str(facts_of(child).get("run_id")))
+        for child in _children(store, state) if identity is None else ():
+            if child.status != runs.SUCCESS:
+                retry(store, child.name)
         Inbox(store).clear(run_id, runs.FAILED)  # a request to cancel is cleared too
         retried = NewEntry(
             EntryKind.RETRIED,
@@ -132,12 +133,6 @@ def _failed_step(state: RunState, run_id: str, wanted: str | int) -> bytes | Non
             f"step {wanted!r} of run {run_id!r} is completed, so there is nothing to retry"
         )
     return found.identity
-
-
-def _retry_child(store: Store, run_id: str) -> None:
-    record = store.run(run_id)
-    if record is not None and record.status != runs.SUCCESS:
-        retry(store, run_id)
 
 
 def step_of(state: RunState, run_id: str, wanted: str | int) -> StepState:
@@ -173,8 +168,8 @@ def cancel(store: Store, run_id: str, reason: str = "") -> bool:
             if state.ended is not None:  # it ended meanwhile
                 return False
             # The children first: after a kill in between, the same request cancels the rest.
-            for child in state.children.values():
-                _cancel_child(store, str(facts_of(child).get("run_id")), reason)
+            for child in _children(store, state):
+                cancel(store, child.name, reason)
             ended = runs.ended(runs.CANCELLED, reason=reason or None)
             append_entries(store, lease, [ended], runs.CANCELLED)
             Inbox(store).clear(run_id, runs.CANCELLED)
@@ -183,9 +178,10 @@ def cancel(store: Store, run_id: str, reason: str = "") -> bool:
     return True
 
 
-def _cancel_child(store: Store, run_id: str, reason: str) -> None:
-    if store.run(run_id) is not None:
-        cancel(store, run_id, reason)
+def _children(store: Store, state: RunState) -> list[RunRecord]:
+    """Return the children of a run that were started, and not purged."""
+    found = (store.run(str(facts_of(each).get("run_id"))) for each in state.children.values())
+    return [record for record in found if record is not None]
 
 
 # --- writing to a run that is not executed ---------------------------------------------------------
@@ -243,22 +239,18 @@ def fork(
         from_step=None if first_new is None else first_new.name or first_new.number,
     )
     copied = [first, *_copied(store, state, source, first_new)]
-    if _exists(store, name):
-        raise ConfigurationError(f"there is a run {name!r} already; give the fork another id")
+    known = store.run(name)  # after a kill, a run may be listed without entries
+    taken = ConfigurationError(f"there is a run {name!r} already; give the fork another id")
+    if known is not None and store.entries(known.id):
+        raise taken
     lease = store.acquire_run(name, record.workflow)
     try:
         if lease.seq or lease.users > 1:
-            raise ConfigurationError(f"there is a run {name!r} already; give the fork another id")
+            raise taken
         append_entries(store, lease, copied, _PENDING)
     finally:
         store.release_run(lease)
     return name
-
-
-def _exists(store: Store, run_id: str) -> bool:
-    """Return whether a run has entries; after a kill, a run may be listed without any."""
-    record = store.run(run_id)
-    return record is not None and bool(store.entries(record.id))
 
 
 def _changed_input(run_id: str, started: Entry, store: Store, changed: dict[str, Any]) -> Input:
@@ -308,18 +300,14 @@ def _copied(
             case EntryKind.ATTEMPT_STARTED | EntryKind.ATTEMPT_FAILED | EntryKind.STEP_COMPLETED:
                 wanted = entry.step in completed
             case EntryKind.CHILD_STARTED:
-                wanted = _has_succeeded(store, str(facts_of(entry).get("run_id")))
+                child = store.run(str(facts_of(entry).get("run_id")))
+                wanted = child is not None and child.status == runs.SUCCESS
             case EntryKind.WAIT_STARTED | EntryKind.WAIT_ENDED:
                 wanted = entry.identity in over  # an open question is asked again
             case _:
                 wanted = entry.kind in _MEMORY and entry.seq < end
         if wanted:
             yield _copy_of(store, entry)
-
-
-def _has_succeeded(store: Store, run_id: str) -> bool:
-    record = store.run(run_id)
-    return record is not None and record.status == runs.SUCCESS
 
 
 def _copy_of(store: Store, entry: Entry) -> NewEntry:

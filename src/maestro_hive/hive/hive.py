@@ -155,7 +155,7 @@ class Hive(Definitions):
                 f"hive.run({workflow.name}, …) inside a workflow needs a run_id, or each start would"
                 f" run it again; or await {workflow.name}(…) itself: then it is a child"
             )
-        return _new_id(workflow.name)
+        return f"{workflow.name[:100]}-{secrets.token_hex(6)}"
 
     async def resume(self, run_id: str) -> Any:
         """Go on with a run as it was started: its workflow and arguments are in the journal."""
@@ -394,7 +394,3 @@ def _config_for(folder: str | Path | None, config: ExecutionConfig | None) -> Ex
     place = Path(folder).expanduser().absolute()  # now: the program may go elsewhere
     state = replace(base.state, state_dir=str(place), checkpoint_dir=str(place / "checkpoints"))
     return replace(base, state=state).frozen()
-
-
-def _new_id(workflow: str) -> str:
-    return f"{workflow[:100]}-{secrets.token_hex(6)}"

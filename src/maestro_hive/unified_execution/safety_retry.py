@@ -24,6 +24,7 @@ from maestro_hive.engine import settings
 from maestro_hive.engine.attempt import call_in_thread, is_async
 from maestro_hive.engine.breaker import CircuitBreaker, CircuitState, checked_name
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
+from maestro_hive.engine.errors import writable
 from maestro_hive.engine.escalation import Escalation, JiraClient, JiraEscalation, checked
 from maestro_hive.engine.open_run import OpenRun, open_run
 from maestro_hive.engine.plan import UNNAMED, UnencodableInputWarning, distance_to_user
@@ -521,8 +522,7 @@ class _Digests:
 
 def _qualified(value: object) -> str:
     named = value if hasattr(value, "__qualname__") else type(value)
-    name = f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
-    return name.encode("utf-8", "backslashreplace").decode()
+    return writable(f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}")
 
 
 def warn_of(name: str, doubt: str) -> None:

@@ -325,11 +325,11 @@ class StatePersistence:
             return self._shared.refreshed(self._run)
 
     def _record_edits(self) -> None:
-        self._shared.record_edits(self._current_fields, self._set_fields)
+        def current() -> dict[str, Any]:
+            self._run.catch_up()
+            return self._run.fields()
 
-    def _current_fields(self) -> dict[str, Any]:
-        self._run.catch_up()
-        return self._run.fields()
+        self._shared.record_edits(current, self._set_fields)
 
     def get_state_path(self) -> Path:
         """Return where the run's ``execution_state.json`` is, or will be."""
