@@ -68,8 +68,8 @@ class Failure(NamedTuple):
     counts: bool
     error: dict[str, Any]
     reason: str
-    wait: float | None
-    final: bool
+    wait: float | None = None
+    final: bool = False
     healed: bool = False
     healing_error: str | None = None
 
@@ -90,14 +90,7 @@ def failed_attempt(facts: dict[str, Any], decision: Decision, healing: Healing) 
 
 def ended_attempt(error: BaseException, status: ExecutionStatus, *, counts: bool) -> Failure:
     """Return what is recorded of an attempt whose error is raised as it is."""
-    return Failure(
-        status=status,
-        counts=counts,
-        error=error_facts(error),
-        reason="it is not retried",
-        wait=None,
-        final=False,
-    )
+    return Failure(status, counts, error_facts(error), "it is not retried")
 
 
 # --- errors --------------------------------------------------------------------------------------

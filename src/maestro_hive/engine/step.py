@@ -447,14 +447,13 @@ async def check_may_continue(step: StepExecution) -> None:
     """Return when the next attempt may start; raise if there must be none."""
     record = step.record
     assert isinstance(record, RunStep)
-    state = record.state
-    if state is None:
+    if record.state is None:
         return
-    if _is_ambiguous(step, state):
-        raise _ambiguous(step)
-    if _is_interrupted(step, state):
-        raise await _interrupted(step, record)
-    if record.is_exhausted(step.spec.max_attempts):
+    if needs_retry(step):
+        if _is_ambiguous(step, record.state):
+            raise _ambiguous(step)
+        if _is_interrupted(step, record.state):
+            raise await _interrupted(step, record)
         step.give_up(None, "it was given up before, and no retry was requested")
     await record.wait()
 
@@ -483,16 +482,9 @@ async def _interrupted(step: StepExecution, record: RunStep) -> UnrecoverableErr
     times = step.spec.max_interruptions + 1
     reason = f"its process died in the middle of it {times} times"
     if record.state is not None and record.state.open_attempt:
-        await record.fail(
-            Failure(
-                status=ExecutionStatus.INTERRUPTED,
-                counts=False,
-                error={"message": reason, "type": "Interrupted", "category": "UNKNOWN"},
-                reason=reason,
-                wait=None,
-                final=False,
-            )
-        )
+        error = {"message": reason, "type": "Interrupted", "category": "UNKNOWN"}
+        status = ExecutionStatus.INTERRUPTED
+        await record.fail(Failure(status, counts=False, error=error, reason=reason))
     result = step.result(ExecutionStatus.INTERRUPTED)
     report = result.failure_report = step.report({"message": reason}, recoverable=False)
     report.suggested_fix = "find out what kills the process, then retry the step"
