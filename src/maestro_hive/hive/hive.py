@@ -116,8 +116,8 @@ class Hive(Definitions):
         try:
             return asyncio.run(self.run(workflow, *args, run_id=run_id, **kwargs))
         except (MaestroError, KeyboardInterrupt) as error:
-            with_own_lines(error)
-            raise
+            # Raised here, so that the traceback names run_sync, and nothing of the loop.
+            raise with_own_lines(error)  # noqa: B904 - the same error
 
     def start(
         self,
