@@ -62,7 +62,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("gc", "maintenance", "Delete what nothing refers to."),
         Verb("purge", "maintenance", "Delete runs completely: journal, copies and checkpoints."),
     ),
-    "The shell": (Verb("completion", "completion", "Print the completion script for a shell."),),
+    "The shell": (Verb("completion", "command", "Print the completion script for a shell."),),
 }
 
 VERBS: dict[str, Verb] = {verb.name: verb for section in SECTIONS.values() for verb in section}

@@ -8,8 +8,7 @@ import click
 
 from maestro_hive.admin import checkpoints as admin
 from maestro_hive.cli import output
-from maestro_hive.cli.command import sub_verb, verb_group
-from maestro_hive.cli.completion import checkpoint_ids, run_ids
+from maestro_hive.cli.command import checkpoint_ids, run_ids, sub_verb, verb_group
 from maestro_hive.cli.errors import FAILED
 from maestro_hive.cli.output import Styled
 from maestro_hive.maestro.state.run_view import to_dict

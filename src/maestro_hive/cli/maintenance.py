@@ -14,8 +14,7 @@ from maestro_hive.admin.backup import back_up
 from maestro_hive.admin.purge import collect_garbage, find_garbage, plan_purge, purge_runs
 from maestro_hive.admin.transfer import check_target, export_run, import_run, write_export
 from maestro_hive.cli import output
-from maestro_hive.cli.command import duration, verb
-from maestro_hive.cli.completion import run_ids
+from maestro_hive.cli.command import duration, run_ids, verb
 from maestro_hive.cli.errors import FAILED, complain
 from maestro_hive.kernel import files
 from maestro_hive.maestro.state.run_view import to_dict

@@ -11,8 +11,7 @@ import click
 
 from maestro_hive.admin.runs import Ending, EventFeed, list_runs, run_details, step_details
 from maestro_hive.cli import errors, output
-from maestro_hive.cli.command import verb
-from maestro_hive.cli.completion import run_ids
+from maestro_hive.cli.command import run_ids, verb
 from maestro_hive.hive.answer_types import describe as describe_shape
 from maestro_hive.maestro.state import events
 from maestro_hive.maestro.state.run_view import to_dict

@@ -204,7 +204,7 @@ class _UnchangedError(Exception):
 class CircuitBreaker:
     """Lets calls through, or not: in memory, or for everybody on a store, by name.
 
-    ``acquire`` gives a permit for one call; say to it how the call went. ``is_open`` and
+    ``acquire`` gives a permit for one call, which records its outcome. ``is_open`` and
     ``record_…`` do the same without a permit, for one caller at a time.
     """
 
@@ -363,7 +363,7 @@ class CircuitBreaker:
             self._backend.change(lambda found: rule(found, at, seconds))
 
     def note_success(self) -> None:
-        """Note, in this process alone, that a call went well."""
+        """Note, in this process alone, that a call succeeded."""
         self._last_success = self.clock.now()
 
     def success_is_no_news(self) -> bool:
@@ -376,7 +376,7 @@ class CircuitBreaker:
         self, record: Breaker, remaining: float, probed: str | None = None
     ) -> CircuitBreakerOpen:
         cooldown = self.rules.cooldown_of(record)
-        # How long a probe takes nobody knows: have a look again soon.
+        # The duration of a probe is unknown: ask again soon.
         wait = remaining or min(cooldown, LEASE_SECONDS)
         retry_at = _later(self.clock.now(), wait).isoformat(timespec="seconds")
         because = record.opened_because or f"{record.consecutive_failures} failures in a row"
@@ -401,9 +401,9 @@ class CircuitBreaker:
     def is_open(self) -> bool:
         """Return whether the next call must not be made.
 
-        Half open, the first who asks is told that it may, and everybody else that they must not,
-        until ``record_success`` or ``record_failure``; or until so long has passed that whoever
-        asked must have forgotten about it.
+        Half open, it is False for the first caller and True for all others, until
+        ``record_success`` or ``record_failure``; or until so much time has passed that the first
+        caller cannot be expected to call either.
         """
         asked = self._asked
         if asked is not None and asked.age() > max(self.cooldown_seconds, LEASE_SECONDS):
@@ -419,14 +419,14 @@ class CircuitBreaker:
         return False
 
     def record_success(self) -> None:
-        """Say that a call went well."""
+        """Record that a call succeeded."""
         if self._asked is None and self.success_is_no_news():
             self.note_success()
         else:
             self._permit_asked_for().succeeded()
 
     def record_failure(self) -> None:
-        """Say that a call failed."""
+        """Record that a call failed."""
         self._permit_asked_for().failed()
 
     def _permit_asked_for(self) -> Permit:
@@ -440,9 +440,9 @@ class CircuitBreaker:
 class Permit:
     """The permission for one call; ``probe`` says that a half-open breaker waits for its outcome.
 
-    Say how it went, once: what is said after that changes nothing. As a context manager it says it
-    itself: an exception is a failure, and a call that was interrupted or cancelled is neither. One
-    that is dropped is given back.
+    The first outcome that is recorded counts. As a context manager it records it itself: an
+    exception is a failure, and a call that was interrupted or cancelled is neither. One that is
+    dropped is given back.
     """
 
     __slots__ = ("_breaker", "_pid", "_probe", "_started", "guard", "settled")
@@ -471,7 +471,7 @@ class Permit:
         return self._breaker.clock.awake_seconds() - self._started
 
     def succeeded_without_news(self) -> bool:
-        """Say that the call went well; False, and nothing done, if that has to be written."""
+        """Note that the call succeeded; False, and nothing done, if that has to be written."""
         breaker = self._breaker
         if self._probe is not None or not breaker.success_is_no_news():
             return False
@@ -480,15 +480,15 @@ class Permit:
         return True
 
     def succeeded(self, seconds: float | None = None) -> None:
-        """Say that the call went well, and how long it took."""
+        """Record that the call succeeded, and how long it took."""
         self._settle(seconds, failed=False)
 
     def failed(self, seconds: float | None = None) -> None:
-        """Say that the call failed, and how long it took."""
+        """Record that the call failed, and how long it took."""
         self._settle(seconds, failed=True)
 
     def release(self) -> None:
-        """Say that there was no call, or that it says nothing about the other side."""
+        """Give it back: there was no call, or its end says nothing about the other side."""
         if not self.settled:
             if self._probe is not None:
                 self._breaker._backend.release_probe(self._probe)  # noqa: SLF001 - one thing, two faces

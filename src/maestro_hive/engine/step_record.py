@@ -1,7 +1,7 @@
 """What is recorded of one step while it is executed: in a run's journal, or in memory alone.
 
-``RunStep`` and ``MemoryStep`` have the same methods; what those of ``RunStep`` returned from
-survives a kill. A level-2 round is a number in what is recorded of an attempt.
+``RunStep`` and ``MemoryStep`` have the methods that the path of a step calls; what those of
+``RunStep`` returned from survives a kill. A level-2 round is a number in what is recorded of an attempt.
 """
 
 from __future__ import annotations

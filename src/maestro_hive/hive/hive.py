@@ -57,7 +57,7 @@ T = TypeVar("T")
 class Hive(Definitions):
     """Durable steps and workflows over one state folder; a context manager, sync or async.
 
-    ``folder`` keeps everything, checkpoints included; without it, that of the configuration.
+    ``folder`` has all state, checkpoints included; without it, that of the configuration.
     Nothing is opened before it is needed. The folder is closed by ``close``, at the end of a
     ``with`` block, or with the process.
     """
@@ -89,11 +89,11 @@ class Hive(Definitions):
         run_id: str | None = None,
         **kwargs: Any,
     ) -> R:
-        """Run a workflow and return its result; the same ``run_id`` goes on where it stopped.
+        """Run a workflow and return its result; the same ``run_id`` resumes it.
 
         Finished, it returns the recorded result; failed, it raises the recorded failure until ``retry``.
-        While it runs, the first Ctrl+C or SIGTERM stops it politely: what is under way is
-        recorded, and the process ends as it would have.
+        While it runs, the first Ctrl+C or SIGTERM stops it: the stop is recorded and counts as no
+        failure, and the process ends as it would have.
         """
         made = self._known(workflow)
         given = self._input(made, args, kwargs)
@@ -127,7 +127,7 @@ class Hive(Definitions):
         run_id: str | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
-        """Start a run on this event loop, beside whatever else runs there; see its handle."""
+        """Start a run on this event loop, and return its handle."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -158,7 +158,7 @@ class Hive(Definitions):
         return f"{workflow.name[:100]}-{secrets.token_hex(6)}"
 
     async def resume(self, run_id: str) -> Any:
-        """Go on with a run as it was started: its workflow and arguments are in the journal."""
+        """Resume a run as it was started: its workflow and arguments are in the journal."""
         made, given = self._as_started(run_id)
         return await self._run(made, given, run_id)
 
@@ -243,18 +243,18 @@ class Hive(Definitions):
         by: str | None = None,
         early: bool = False,
     ) -> None:
-        """Answer what a run waits for; from any process, whoever executes the run, or nobody.
+        """Answer what a run waits for; from any process, whether the run is executed or not.
 
         Each question takes one answer. With ``early`` it may also be one that is yet to be asked.
         """
         control.answer(self._open(), run_id, name, value, by=by, early=early)
 
     def retry(self, run_id: str, step: str | int | None = None) -> None:
-        """Let what failed be tried again; ``run`` or ``resume`` then goes on with it."""
+        """Request a retry of what failed; ``run`` or ``resume`` then executes it."""
         control.retry(self._open(), run_id, step)
 
     def cancel(self, run_id: str, reason: str = "") -> bool:
-        """End a run and what it started, wherever it is executed; False if it is over already."""
+        """Cancel a run and its children, wherever it is executed; False if it has ended already."""
         return control.cancel(self._open(), run_id, reason)
 
     def fork(
