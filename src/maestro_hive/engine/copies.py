@@ -58,20 +58,12 @@ class RunCopies:
             return None
         return self._state_dir / "runs" / self._run_id / FILE
 
-    def highest_fence(self) -> int:
-        """Return the highest fencing number that a checkpoint of the run carries."""
-        return self.checkpoints.highest_fence(self._run_id)
-
     def write_state(self, run: RunText) -> None:
         """Write ``execution_state.json``: the run as of now."""
         if self._state_dir is None:
             return
         folder = files.make_folder_inside(self._state_dir, "runs", self._run_id)
         files.write_atomically(folder / FILE, documents.seal_in_chunks(KIND, {}, raw={"run": run}))
-
-    def write_checkpoint(self, checkpoint_id: str, run: RunText, fence: int) -> None:
-        """Write the run as a checkpoint of this id."""
-        self.checkpoints.write(self._run_id, checkpoint_id, run, fence=fence)
 
     def newest(self) -> RunCopy | None:
         """Return the newest good copy; damaged ones are set aside, and that is logged."""

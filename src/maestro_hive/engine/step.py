@@ -46,11 +46,12 @@ from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from random import Random
 
     from maestro_hive.engine.budget import Budget
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.engine.options import Options
-    from maestro_hive.engine.retry_policy import Decision, RandomSource
+    from maestro_hive.engine.retry_policy import Decision
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.projections import StepState
@@ -122,7 +123,7 @@ class StepSpec:
     persona: str
     options: Options
     clock: Clock
-    rng: RandomSource
+    rng: Random
     budget: Budget
     #: What a step is checked by, once, before its first attempt.
     checks: tuple[StepCheck, ...] = ()
@@ -130,8 +131,6 @@ class StepSpec:
     stages: tuple[Stage, ...] = ()
     healer: Healer | None = None
     latest: Latest | None = None
-    #: Whether a result that starts like Python source must parse.
-    checks_source: bool = False
     #: Whether the caller gets the recorded result, decoded, and not the object itself.
     reads_back: bool = False
 
@@ -141,6 +140,8 @@ class StepSpec:
     max_attempts: int = field(init=False)
     #: How many attempts may be cut off by the death of their process.
     max_interruptions: int = field(init=False)
+    #: Whether a result that starts like Python source must parse.
+    checks_source: bool = field(init=False)
 
     def __post_init__(self) -> None:
         level1, options = self.config.level1, self.options
@@ -148,6 +149,7 @@ class StepSpec:
             "timeout": options.timeout or self.config.timeout_seconds,
             "max_attempts": options.max_attempts or level1.max_attempts,
             "max_interruptions": level1.max_interruptions,
+            "checks_source": level1.enable_syntax_validation,
         }
         for name, value in chosen.items():
             object.__setattr__(self, name, value)
@@ -392,8 +394,13 @@ class StepExecution:
         """Return the result of a step that succeeded, with its attempts."""
         healed = self.record.was_healed
         status = ExecutionStatus.RECOVERED if healed else ExecutionStatus.SUCCESS
-        result = self.record.completed_result(status, output)
-        self._note(status, result)
+        if isinstance(self.record, RunStep):
+            result = self.record.completed_result(status, output)
+            self._note(status, result)
+        else:
+            result = self.result(status)
+            result.final_output = result.attempts[-1].output = output
+            result.recovery_applied = healed
         return result
 
     def result(self, status: ExecutionStatus) -> ExecutionResult:
@@ -440,14 +447,13 @@ async def check_may_continue(step: StepExecution) -> None:
     """Return when the next attempt may start; raise if there must be none."""
     record = step.record
     assert isinstance(record, RunStep)
-    state = record.state
-    if state is None:
+    if record.state is None:
         return
-    if _is_ambiguous(step, state):
-        raise _ambiguous(step)
-    if _is_interrupted(step, state):
-        raise await _interrupted(step, record)
-    if record.is_exhausted(step.spec.max_attempts):
+    if needs_retry(step):
+        if _is_ambiguous(step, record.state):
+            raise _ambiguous(step)
+        if _is_interrupted(step, record.state):
+            raise await _interrupted(step, record)
         step.give_up(None, "it was given up before, and no retry was requested")
     await record.wait()
 
@@ -476,16 +482,9 @@ async def _interrupted(step: StepExecution, record: RunStep) -> UnrecoverableErr
     times = step.spec.max_interruptions + 1
     reason = f"its process died in the middle of it {times} times"
     if record.state is not None and record.state.open_attempt:
-        await record.fail(
-            Failure(
-                status=ExecutionStatus.INTERRUPTED,
-                counts=False,
-                error={"message": reason, "type": "Interrupted", "category": "UNKNOWN"},
-                reason=reason,
-                wait=None,
-                final=False,
-            )
-        )
+        error = {"message": reason, "type": "Interrupted", "category": "UNKNOWN"}
+        status = ExecutionStatus.INTERRUPTED
+        await record.fail(Failure(status, counts=False, error=error, reason=reason))
     result = step.result(ExecutionStatus.INTERRUPTED)
     report = result.failure_report = step.report({"message": reason}, recoverable=False)
     report.suggested_fix = "find out what kills the process, then retry the step"

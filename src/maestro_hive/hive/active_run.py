@@ -8,17 +8,17 @@ import random
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.engine import values
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.budget import Budget
+from maestro_hive.engine.failures import with_own_lines
 from maestro_hive.engine.limits import Limit
 from maestro_hive.engine.policy import PolicyCheck
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
 from maestro_hive.engine.step import StepExecution, StepSpec, Turn, check_may_continue
 from maestro_hive.engine.step_record import MemoryPersona, RunStep
-from maestro_hive.engine.tracebacks import with_own_lines
 from maestro_hive.engine.values import IMMUTABLE, OwnArguments
 from maestro_hive.hive import runs
 from maestro_hive.hive.errors import OutsideRunError
@@ -37,30 +37,11 @@ if TYPE_CHECKING:
     from maestro_hive.engine.policy import Enforcer
     from maestro_hive.engine.rates import Rate
     from maestro_hive.engine.step import Stage
-    from maestro_hive.hive.functions import StepFunction
+    from maestro_hive.hive.functions import StepFunction, WorkflowFunction
     from maestro_hive.maestro.state.records import NewEntry
     from maestro_hive.maestro.state.store import DocumentGuard, Store
 
 _active: ContextVar[ActiveRun | None] = ContextVar("active_run", default=None)
-
-
-class Workflow(Protocol):
-    """What a run is executed of."""
-
-    @property
-    def name(self) -> str:
-        """What its runs are found by."""
-        ...
-
-    @property
-    def function(self) -> Callable[..., Awaitable[Any]]:
-        """What is called, at every start."""
-        ...
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of what it takes, with stars as in its signature."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +51,9 @@ class RunContext:
     config: ExecutionConfig
     store: Store
     #: Runs a workflow as the child of a run.
-    run_child: Callable[[ActiveRun, Workflow, tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
+    run_child: Callable[
+        [ActiveRun, WorkflowFunction[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]
+    ]
     healer: Healer | None = None
     enforcer: Enforcer | None = None
     escalation: Escalation | None = None
@@ -146,7 +129,7 @@ class ActiveRun:
         self._listeners: dict[bytes, asyncio.Future[None]] = {}
         self._claimed: set[bytes] = set()
         #: Has the inbox read at once; set by what watches it.
-        self.check_inbox: Callable[[], None] = _no_watcher
+        self.check_inbox: Callable[[], None] = lambda: None
         self.loop = asyncio.get_running_loop()
         self._context = context
         self._tasks: Counter[asyncio.Task[Any]] = Counter()
@@ -292,25 +275,15 @@ class ActiveRun:
             number = self.occurrence(plan.identity)
             if number > 1:
                 plan = plan.occurrence(number)
-        data = self._recorded(plan)
+        data = self.run.recorded(plan.identity, plan.name)
         if data is not None:
             return None if not data else await values.decode(data, "result")
         own = None if is_plain else OwnArguments(plan.encoded)
         try:
             return await self._execute(step, prepared, plan, args, kwargs, own)
-        except Exception as error:  # noqa: BLE001 - whatever the step raised
-            raise with_own_lines(error)  # noqa: B904 - it is the same error
-
-    def _recorded(self, plan: Plan) -> bytes | None:
-        """Return the result of a completed step, encoded; empty if it has none, None if it is not."""
-        state = self.run.state
-        found = state.by_identity.get(plan.identity)
-        if found is not None and found.completed is not None:
-            return self.run.store.load(found.completed) or b""
-        if plan.name in state.completed_tasks:  # marked by hand
-            entry = state.completed_tasks[plan.name]
-            return b"" if entry is None else self.run.store.load(entry) or b""
-        return None
+        except Exception as error:
+            with_own_lines(error)
+            raise
 
     async def _execute(
         self,
@@ -324,7 +297,7 @@ class ActiveRun:
         run = self.run
         turn = Turn(run, plan.identity, plan.name)
         while not await turn.take():
-            data = self._recorded(plan)
+            data = self.run.recorded(plan.identity, plan.name)
             if data is not None:
                 return None if not data else await values.decode(data, "result")
         try:
@@ -361,7 +334,6 @@ class ActiveRun:
             checks=checks,
             stages=context.stages(step.name, options),
             healer=context.healer,
-            checks_source=config.level1.enable_syntax_validation,
             reads_back=True,
         )
         policy = RoundPolicy(
@@ -373,7 +345,7 @@ class ActiveRun:
         return PreparedStep(spec, policy)
 
     async def run_child(
-        self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, workflow: WorkflowFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return the result of another workflow, in a run of its own."""
         return await self._context.run_child(self, workflow, args, kwargs)
@@ -404,10 +376,6 @@ def _settle(listener: asyncio.Future[None], error: Exception | None) -> None:
         listener.set_result(None)
     else:
         listener.set_exception(error)
-
-
-def _no_watcher() -> None:
-    """Do nothing: the inbox is not watched yet."""
 
 
 def active_run(what: str, name: str = "") -> ActiveRun:
