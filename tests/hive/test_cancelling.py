@@ -317,7 +317,7 @@ def test_a_task_cancelled_at_any_moment_ends_as_cancelled_and_its_run_is_resumed
 
     @hive.workflow
     async def parent() -> list[str]:
-        return await asyncio.gather(work("a"), work("b"), child("c"))
+        return list(await asyncio.gather(work("a"), work("b"), child("c")))
 
     async def stop_after(turns: int) -> bool:
         """Return whether the run had ended by itself after so many turns of the loop."""

@@ -22,7 +22,7 @@ from maestro_hive.maestro.state import codec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.maestro.state.store import DocumentGuard
+    from maestro_hive.engine.breaker import Permit
 
 
 class Identity(NamedTuple):
@@ -45,9 +45,9 @@ class ForeignCall:
     #: How many of the arguments before do not identify the call.
     identified_from: int = 0
 
-    async def make(self, number: int, guard: DocumentGuard | None) -> Any:
+    async def make(self, number: int, permit: Permit) -> Any:
         """Call it once, and wait for what it returns."""
-        del number, guard
+        del number, permit
         if is_async(self.function):
             outcome = self.function(*self.args, **self.kwargs)
         else:
