@@ -1196,7 +1196,7 @@ def test_a_disk_that_does_not_say_whether_a_copy_is_a_link_is_an_error_of_ours(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(Path, "is_symlink", broken)
-    with pytest.raises(FolderError, match="cannot be looked at: Input/output error"):
+    with pytest.raises(FolderError, match="cannot be examined: Input/output error"):
         StatePersistence(config, "w")
     monkeypatch.undo()
     StatePersistence(config, "w").shutdown()

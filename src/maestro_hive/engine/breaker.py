@@ -28,7 +28,12 @@ from maestro_hive.engine.breaker_rules import BreakerRules, CircuitState, Moment
 from maestro_hive.engine.errors import CircuitBreakerOpen
 from maestro_hive.engine.shared import shared
 from maestro_hive.kernel.clock import Clock, SystemClock
-from maestro_hive.kernel.errors import DocumentCorruptError, RunLeasedError, StorageError
+from maestro_hive.kernel.errors import (
+    DocumentCorruptError,
+    RunLeasedError,
+    StaleDocumentError,
+    StorageError,
+)
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Breaker
 from maestro_hive.maestro.state.shared_records import BREAKERS
@@ -308,11 +313,16 @@ class CircuitBreaker:
         record, guard = self._backend.known()
         return Permit(self, guard=guard) if record.state == _CLOSED else self.acquire()
 
+    def current(self) -> tuple[Breaker, DocumentGuard | None]:
+        """Return the record as it is, and what refuses a write if it has changed."""
+        self._backend.read()
+        return self._backend.known()
+
     def acquire(self) -> Permit:
         """Return the permit for one call; raise ``CircuitBreakerOpen`` if there is none."""
-        record = self._backend.read()
+        record, guard = self.current()
         if record.state == _CLOSED:
-            return Permit(self)
+            return Permit(self, guard=guard)
         at = self._moment()
         remaining = self.rules.remaining(record, at)
         if remaining:
@@ -469,6 +479,20 @@ class Permit:
     def age(self) -> float:
         """Return how many seconds ago it was given."""
         return self._breaker.clock.awake_seconds() - self._started
+
+    def renewed_guard(self) -> DocumentGuard | None:
+        """Return the guard by what the breaker is now, for a call that had to wait.
+
+        ``StaleDocumentError`` if it is closed no more: then ``acquire`` another permit.
+        """
+        guard = self.guard
+        if guard is None:
+            return None
+        record, self.guard = self._breaker.current()
+        if record.state != _CLOSED:
+            version = self.guard.version if self.guard is not None else 0
+            raise StaleDocumentError(*guard[:2], expected=guard.version, version=version)
+        return self.guard
 
     def succeeded_without_news(self) -> bool:
         """Note that the call succeeded; False, and nothing done, if that has to be written."""

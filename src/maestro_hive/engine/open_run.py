@@ -178,7 +178,9 @@ class OpenRun:
                 self._lease, (entry,), status=status, sync=sync, guard=guard, release=release
             )
         except asyncio.CancelledError:
-            await self._finish_writing(recorder, sync=sync)
+            # The lease may be gone with what was written: then nothing of the run follows it.
+            with contextlib.suppress(*((FencedError,) if release else ())):
+                await self._finish_writing(recorder, sync=sync)
             raise
         self._take(entry, seq)
 

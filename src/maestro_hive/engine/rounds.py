@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.maestro.state.store import DocumentGuard
 
 ResultT = TypeVar("ResultT")
 
@@ -90,7 +89,7 @@ class RoundCall(Protocol):
     #: Whether ``make`` records its start under the breaker's guard.
     uses_guard: bool
 
-    async def make(self, number: int, guard: DocumentGuard | None) -> Any:
+    async def make(self, number: int, permit: Permit) -> Any:
         """Make round ``number`` and return what came of it; raise if it failed."""
         ...
 
@@ -195,7 +194,7 @@ class Rounds:
             self._started = started
         token = round_number.set(number)
         try:
-            outcome = await self.call.make(number, permit.guard)
+            outcome = await self.call.make(number, permit)
         except StaleDocumentError:
             raise
         except SkippedError as skipped:

@@ -9,6 +9,7 @@ Rounds, behind a circuit breaker, are made around this by ``rounds``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ from maestro_hive.engine.healing import NOT_HEALED, Healer, Healing, heal
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
 from maestro_hive.engine.step_record import MemoryStep, RunStep
 from maestro_hive.engine.values import IMMUTABLE
-from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.errors import ConfigurationError, StaleDocumentError
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
@@ -59,10 +60,14 @@ if TYPE_CHECKING:
 
 _ACTIVE = (ExecutionStatus.RUNNING, ExecutionStatus.RETRYING)
 
+#: How often a breaker may change between being read and the record of a start.
+_RENEWALS = 100
+
 #: The steps that this task is inside of.
 _inside: ContextVar[frozenset[tuple[str, bytes]]] = ContextVar("steps_inside", default=frozenset())
 
 Leave: TypeAlias = "Callable[[], None]"
+RenewedGuard: TypeAlias = "Callable[[], DocumentGuard | None]"
 OwnArguments: TypeAlias = (
     "Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[tuple[tuple[Any, ...], dict[str, Any]]]]"
 )
@@ -178,10 +183,13 @@ class StepExecution:
 
     # --- one round ---
 
-    async def run_round(self, guard: DocumentGuard | None = None) -> Any:
+    async def run_round(
+        self, guard: DocumentGuard | None = None, renewed_guard: RenewedGuard | None = None
+    ) -> Any:
         """Return the output of the first attempt that succeeds; raise when none will.
 
-        ``guard`` stands for the breaker's permit: the first attempt starts only if it holds.
+        ``guard`` stands for the breaker's permit: the first attempt starts only if it holds. It is
+        renewed after the stages: they may take long, and their turn would be lost with it.
         """
         try:
             while True:
@@ -189,7 +197,10 @@ class StepExecution:
                 leaving: list[Leave] | tuple[()]
                 leaving = () if not self.spec.stages else await self._enter_stages()
                 try:
-                    done, output = await self._attempt(guard)
+                    if self.spec.stages and guard is not None and renewed_guard is not None:
+                        done, output = await self._attempt_renewed(renewed_guard)
+                    else:
+                        done, output = await self._attempt(guard)
                 finally:
                     for leave in leaving:
                         leave()
@@ -202,6 +213,14 @@ class StepExecution:
             if latest is not None and latest.status in _ACTIVE:
                 self._note(status_of(error))
             raise
+
+    async def _attempt_renewed(self, renewed_guard: RenewedGuard) -> tuple[bool, Any]:
+        """Make an attempt under a guard of now, and of later if that failed: the turn stays ours."""
+        for _ in range(_RENEWALS):
+            guard = renewed_guard()
+            with contextlib.suppress(StaleDocumentError):
+                return await self._attempt(guard)
+        return await self._attempt(renewed_guard())
 
     async def _enter_stages(self) -> list[Leave]:
         leaving: list[Leave] = []

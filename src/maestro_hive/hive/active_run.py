@@ -28,6 +28,7 @@ from maestro_hive.maestro.state.views import open_waits
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from maestro_hive.engine.breaker import Permit
     from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.healing import Healer
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.step import Stage
     from maestro_hive.hive.functions import StepFunction, WorkflowFunction
     from maestro_hive.maestro.state.records import NewEntry
-    from maestro_hive.maestro.state.store import DocumentGuard, Store
+    from maestro_hive.maestro.state.store import Store
 
 _active: ContextVar[ActiveRun | None] = ContextVar("active_run", default=None)
 
@@ -103,7 +104,7 @@ class StepCall:
         self.persona: str | None = step.spec.persona
         self.uses_guard = True
 
-    async def make(self, number: int, guard: DocumentGuard | None) -> Any:
+    async def make(self, number: int, permit: Permit) -> Any:
         """Make the attempts of one round."""
         step = self.step
         record = step.record
@@ -113,7 +114,7 @@ class StepCall:
             await check_may_continue(step)
         if step.spec.checks:
             await step.check()
-        return await step.run_round(guard)
+        return await step.run_round(permit.guard, permit.renewed_guard)
 
 
 class ActiveRun:

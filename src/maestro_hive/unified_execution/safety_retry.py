@@ -45,7 +45,8 @@ from maestro_hive.unified_execution.persona_executor import Call, PersonaExecuto
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.maestro.state.store import DocumentGuard, Store
+    from maestro_hive.engine.breaker import Permit
+    from maestro_hive.maestro.state.store import Store
 
 
 __all__ = [
@@ -69,8 +70,9 @@ class ExecutorCall:
         self.persona: str | None = executor.persona_id
         self.uses_guard = uses_guard
 
-    async def make(self, number: int, guard: DocumentGuard | None) -> ExecutionResult:
+    async def make(self, number: int, permit: Permit) -> ExecutionResult:
         """Make the attempts of one round."""
+        guard = permit.guard if self.uses_guard else None
         result = await self.executor.make(self.call, number, guard, has_turn=True)
         if not result.success:
             raise SkippedError(result)
@@ -441,9 +443,9 @@ class ForeignCall:
     #: How many of the arguments before do not identify the call.
     identified_from: int = 0
 
-    async def make(self, number: int, guard: DocumentGuard | None) -> Any:
+    async def make(self, number: int, permit: Permit) -> Any:
         """Call it once, and wait for what it returns."""
-        del number, guard
+        del number, permit
         if is_async(self.function):
             outcome = self.function(*self.args, **self.kwargs)
             outcome = await outcome if inspect.isawaitable(outcome) else outcome
