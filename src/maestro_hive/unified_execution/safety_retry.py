@@ -63,17 +63,19 @@ DEFAULT_BREAKER = "default"
 class ExecutorCall:
     """A call of a ``PersonaExecutor``: a round is one set of attempts at its step."""
 
-    def __init__(self, executor: PersonaExecutor, call: Call, *, uses_guard: bool) -> None:
+    def __init__(self, executor: PersonaExecutor, call: Call) -> None:
         self.executor = executor
         self.call = call
         self.name = call.name
         self.persona: str | None = executor.persona_id
-        self.uses_guard = uses_guard
+        self.uses_guard = False
+        #: Whether the rounds are made in the turn of the step: they are recorded in its run.
+        self.has_turn = False
 
     async def make(self, number: int, permit: Permit) -> ExecutionResult:
         """Make the attempts of one round."""
         guard = permit.guard if self.uses_guard else None
-        result = await self.executor.make(self.call, number, guard, has_turn=True)
+        result = await self.executor.make(self.call, number, guard, has_turn=self.has_turn)
         if not result.success:
             raise SkippedError(result)
         return result
@@ -193,6 +195,7 @@ class SafetyRetryWrapper:
             call.uses_guard = (
                 executor_run is not None and executor_run.store is policy.breaker.store
             )
+            call.has_turn = run is not None and run is executor_run
         if run is None:
             return await self._rounds(Rounds(policy, call, None, b""), call)
         identity = self._identity(call)
@@ -278,7 +281,7 @@ def _understand(
     task, name, rest, named = _executor_arguments(persona, args, kwargs, task_name)
     if isinstance(owner, PersonaExecutor):
         executor = owner.options(retry=True) if retry else owner
-        return ExecutorCall(executor, executor.plan(task, name, rest, named), uses_guard=False)
+        return ExecutorCall(executor, executor.plan(task, name, rest, named))
     return ForeignCall(
         function=function,
         name=name,
