@@ -37,12 +37,12 @@ class Source(NamedTuple):
     reader: EventReader
 
 
-def _read(read: Callable[[Source], Any]) -> Any:
+def _read(read: Callable[[Source], Any], default: Any = dataclasses.MISSING) -> Any:
     """Declare how a field is read; without it, it is the fact of its own name."""
-    return dataclasses.field(metadata={"read": read})
+    return dataclasses.field(default=default, metadata={"read": read})
 
 
-def _fact(*path: str, default: object = None) -> Any:
+def _fact(*path: str, default: Any = dataclasses.MISSING) -> Any:
     """Declare a field that is the first of these facts there is; ``a.b`` is a part of ``a``."""
 
     def read(source: Source) -> object:
@@ -51,9 +51,9 @@ def _fact(*path: str, default: object = None) -> Any:
             value = (_part(source.facts, outer) if outer else source.facts).get(inner)
             if value:
                 return value
-        return default
+        return None if default is dataclasses.MISSING else default
 
-    return _read(read)
+    return _read(read, default)
 
 
 #: How a fact is read for a field of each type; None is what is not there.
@@ -165,9 +165,9 @@ class RunStarted(RunEvent):
     """A workflow was started: by itself, as a child of ``parent``, or as a fork of another run."""
 
     workflow: str
-    parent: str | None
-    forked_from: str | None
-    from_step: str | None
+    parent: str | None = None
+    forked_from: str | None = None
+    from_step: str | None = None
 
     def __str__(self) -> str:
         child = f", child of run {self.parent}" if self.parent else ""
@@ -181,8 +181,8 @@ class RunEnded(RunEvent):
     """A workflow ended; ``status`` is success, failed or cancelled."""
 
     status: str = _fact("status", default="failed")
-    error_type: str | None = _fact("error.type")
-    message: str | None = _fact("error.message", "reason")
+    error_type: str | None = _fact("error.type", default=None)
+    message: str | None = _fact("error.message", "reason", default=None)
 
     def __str__(self) -> str:
         why = _error(self.error_type, self.message)
@@ -272,7 +272,9 @@ def _field_names(data: bytes | None) -> tuple[str, ...]:
 class StepStarted(AttemptEvent):
     """An attempt at a step started; ``interrupted`` if the end of the previous one is missing."""
 
-    interrupted: bool = _read(lambda source: source.reader.is_open(source.entry.step))
+    interrupted: bool = _read(
+        lambda source: source.reader.is_open(source.entry.step), default=False
+    )
 
     def __str__(self) -> str:
         died = "; the process of the previous attempt died" if self.interrupted else ""

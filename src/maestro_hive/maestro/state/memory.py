@@ -90,13 +90,16 @@ class MemoryStore:
 
     @property
     def location(self) -> str:
+        """In memory."""
         return "memory"
 
     @property
     def usable(self) -> bool:
+        """Return whether it is open, in this process."""
         return not self._closed and os.getpid() == self._holder.pid
 
     def syncs_fast(self) -> bool:
+        """Memory needs no sync."""
         return True
 
     # --- runs ---
@@ -109,6 +112,7 @@ class MemoryStore:
         status: str | None = None,
         busy_timeout: float | None = None,
     ) -> RunLease:
+        """Take a run's lease for this store."""
         files.check_identifier(name, "run id")
         with self._locked():
             run = self._run_leases.get(name)
@@ -139,6 +143,7 @@ class MemoryStore:
         return record
 
     def release_run(self, run: RunLease) -> None:
+        """Release a run's lease when its last user is done."""
         with self._locked():
             run.users -= 1
             if run.users > 0:
@@ -148,12 +153,14 @@ class MemoryStore:
             self.release_lease(run.lease)
 
     def run(self, name: str) -> RunRecord | None:
+        """Find a run by its name."""
         self._check_open()
         return self._data.runs.get(name)
 
     def runs(
         self, *, status: str | None = None, workflow: str | None = None, limit: int | None = None
     ) -> list[RunRecord]:
+        """List runs, newest first."""
         with self._locked():
             found = [
                 run
@@ -163,9 +170,11 @@ class MemoryStore:
         return sorted(found, key=lambda run: -run.id)[:limit]
 
     def count_runs(self, *, status: str | None = None, workflow: str | None = None) -> int:
+        """Return how many runs there are."""
         return len(self.runs(status=status, workflow=workflow))
 
     def last_change(self, run: RunRecord) -> datetime:
+        """Return when something was last recorded of a run."""
         last = self.entries(run.id)[-1:]
         return max([run.updated_at, *(entry.when for entry in last)])
 
@@ -174,6 +183,7 @@ class MemoryStore:
     def append(
         self, appends: Sequence[Append], *, sync: bool = True, busy_timeout: float | None = None
     ) -> list[int | FencedError | StaleDocumentError]:
+        """Record entries; memory has nothing to sync, and no other process to wait for."""
         del sync, busy_timeout
         with self._locked():
             # Read before anything is written: it is all or nothing.
@@ -221,18 +231,22 @@ class MemoryStore:
         return run.seq
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
+        """Return a run's entries in order."""
         with self._locked():
             return self._data.entries.get(run, [])[after:]
 
     def load(self, entry: Entry) -> bytes | None:
+        """Return an entry's value."""
         return entry.value
 
     def values_of(self, run: int) -> Iterator[StoredValue]:
+        """Yield nothing: every value is in its entry."""
         del run
         self._check_open()
         return iter(())
 
     def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
+        """Delete a run and its entries."""
         with self._locked():
             record = self.run(name)
             if record is None:
@@ -248,21 +262,26 @@ class MemoryStore:
     # --- documents ---
 
     def document(self, namespace: str, key: str) -> Document | None:
+        """Return a document."""
         self._check_open()
         return self._data.documents.get((namespace, key))
 
     def documents(self, namespace: str | None = None) -> list[Document]:
+        """Return documents by namespace and key."""
         with self._locked():
             found = sorted(self._data.documents.items())
         return [document for (space, _), document in found if namespace in (None, space)]
 
     def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
+        """Replace a document by the result of ``change``."""
         return self._change({(namespace, key): change})[0]
 
     def set_documents(self, values: Mapping[tuple[str, str], Encoded | None]) -> None:
+        """Set many documents at once."""
         self._change({where: lambda _, value=value: value for where, value in values.items()})  # type: ignore[misc]
 
     def delete_documents(self, namespace: str | None = None) -> int:
+        """Delete documents."""
         gone = [(document.namespace, document.key) for document in self.documents(namespace)]
         self.set_documents(dict.fromkeys(gone))
         return len(gone)
@@ -299,6 +318,7 @@ class MemoryStore:
     # --- leases ---
 
     def take_lease(self, name: str, seconds: float = LEASE_SECONDS) -> Lease:
+        """Take a lease."""
         with self._locked():
             current = self._data.leases.get(name)
             if (
@@ -327,6 +347,7 @@ class MemoryStore:
         return FencedError(lease.name.removeprefix(_RUN), fence=lease.fence, current=number)
 
     def renew_leases(self) -> None:
+        """Extend every lease this store holds."""
         with self._locked():
             expires, boot = self.clock.awake_seconds() + self._lease_seconds, self.clock.boot_id()
             for name, lease in self._data.leases.items():
@@ -334,22 +355,27 @@ class MemoryStore:
                     self._data.leases[name] = replace(lease, expires=expires, boot=boot)
 
     def release_lease(self, lease: Lease) -> None:
+        """Release a lease."""
         with self._locked():
             if self._fenced(lease) is None:
                 del self._data.leases[lease.name]
 
     def lease(self, name: str) -> Lease | None:
+        """Return a lease that was not released."""
         self._check_open()
         return self._data.leases.get(name)
 
     def leases(self) -> list[Lease]:
+        """Return every lease that was not released, by name."""
         with self._locked():
             return sorted(self._data.leases.values(), key=lambda lease: lease.name)
 
     def is_alive(self, lease: Lease) -> bool:
+        """Return whether the store that holds a lease is open."""
         return lease.boot == self.clock.boot_id() and lease.holder.id in self._data.living
 
     def run_leases(self) -> dict[str, Lease]:
+        """Return the leases of runs whose holders live."""
         return {
             lease.name.removeprefix(_RUN): lease
             for lease in self.leases()
@@ -359,22 +385,27 @@ class MemoryStore:
     # --- the whole journal ---
 
     def unused_values(self) -> tuple[int, int]:
+        """Return none: every value is in its entry."""
         self._check_open()
         return 0, 0
 
     def collect(self) -> int:
+        """Delete nothing: every value is in its entry."""
         self._check_open()
         return 0
 
     def empty_log(self) -> bool:
+        """Do nothing: there is no log."""
         self._check_open()
         return True
 
     def check(self) -> list[str]:
+        """Find nothing wrong: memory is not read back from anywhere."""
         self._check_open()
         return []
 
     def backup(self, target: Path) -> None:
+        """Refuse: there is nothing to copy from."""
         raise StorageError(f"a journal in memory has no files to copy to {target}")
 
     def abandon(self) -> None:
@@ -383,6 +414,7 @@ class MemoryStore:
         self._closed = True
 
     def close(self) -> None:
+        """Release every lease."""
         if not self.usable:
             return  # a forked child has nothing to release
         for run in list(self._run_leases.values()):

@@ -418,20 +418,16 @@ class JournalFile:
                 self._read_mutex.release()
         with self._second_mutex:
             self._check_usable()
-            if self._second_reader is None:
-                self._second_reader = self._connect_again()
+            try:
+                self._second_reader = self._second_reader or self._connect()
+            except apsw.Error as error:
+                raise self._explain(error) from error
             return self._rows(self._second_reader, sql, bindings)
 
     def _rows(self, db: apsw.Connection, sql: str, bindings: Row) -> list[Row]:
         self._check_usable()
         try:
             return db.execute(sql, bindings).fetchall()
-        except apsw.Error as error:
-            raise self._explain(error) from error
-
-    def _connect_again(self) -> apsw.Connection:
-        try:
-            return self._connect()
         except apsw.Error as error:
             raise self._explain(error) from error
 
