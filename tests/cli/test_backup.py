@@ -15,6 +15,7 @@ from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePersistence
 from tests.cli.processes import complaint, execute_steps, filled, maestro
+from tests.python_processes import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,8 +154,8 @@ main()
 
 def killed_backup(folder: Path, target: Path) -> None:
     """Kill a backup when it has the journal and is about to copy the rest."""
-    words = [sys.executable, "-c", KILLED, "backup", str(target), "--store", str(folder)]
-    assert subprocess.run(words, check=False).returncode == -9
+    killed = run_python(KILLED, "backup", target, "--store", folder)
+    assert killed.returncode == -9
 
 
 @pytest.mark.parametrize("is_there", [False, True])

@@ -8,8 +8,6 @@ import os
 import resource
 import signal
 import stat
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +16,7 @@ import pytest
 
 from maestro_hive.kernel.errors import FolderError, StorageError, StoreClosedError
 from maestro_hive.kernel.locks import FileLock, is_locked
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,13 +38,9 @@ sys.stdin.read()
 
 
 @contextmanager
-def running(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
+def running(code: str, *args: object) -> Iterator[PythonProcess]:
     """Run ``code`` in a process of its own until the block ends; wait for its first line."""
-    command = [sys.executable, "-c", code, *map(str, args)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
+    with PythonProcess(code, *args) as process:
         assert process.stdout.readline() == "ready\n"
         try:
             yield process
