@@ -145,13 +145,15 @@ class Copier:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             with self._condition:
+                # First what is being written: an older copy of a run must not replace a newer one.
+                left = until - time.monotonic()
+                self._condition.wait_for(lambda: self._writing is None, left)
                 place = next((key for key, job in self._jobs.items() if job.store is store), None)
-                if place is None:
-                    left = until - time.monotonic()
-                    self._condition.wait_for(lambda: self._writing is not store, left)
+                if place is None or self._writing is not None:
                     return
                 job = self._jobs.pop(place)
-            _write(job)
+                self._writing = store
+            self._finish(job)
 
     def flush_all(self) -> None:
         """Write what was requested, at the end of the process."""
@@ -162,29 +164,30 @@ class Copier:
         for store in stores.values():
             self.flush(store)
 
+    def _finish(self, job: _Job) -> None:
+        """Write a copy, the only one at this time."""
+        try:
+            job.write()
+        except (MaestroError, OSError) as error:
+            logger.error("a copy could not be written: %s", error)  # noqa: TRY400 - one sentence
+        except Exception:
+            logger.exception("a copy could not be written")  # and the next ones are
+        finally:
+            with self._condition:
+                self._writing = None
+                self._condition.notify_all()
+
     def _serve(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._jobs)
+                self._condition.wait_for(lambda: self._jobs and self._writing is None)
                 place = next(iter(self._jobs))
                 job = self._jobs.pop(place)
                 self._writing = job.store
             started = time.monotonic()
-            try:
-                _write(job)
-            finally:
-                with self._condition:
-                    self._writing = None
-                    self._condition.notify_all()
+            self._finish(job)
             del job
             time.sleep((time.monotonic() - started) * _REST_FACTOR)
-
-
-def _write(job: _Job) -> None:
-    try:
-        job.write()
-    except (MaestroError, OSError) as error:
-        logger.error("a copy could not be written: %s", error)  # noqa: TRY400 - one sentence
 
 
 copier = PerProcess(Copier)

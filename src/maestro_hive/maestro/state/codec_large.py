@@ -366,6 +366,7 @@ class _Reader:
         self._at = 0  # in the window
         self._is_last = False
         self._keeps_tags = False
+        self._one_by_one_until = 0  # in the data
         self._fill()
 
     def read(self) -> Any:
@@ -503,13 +504,20 @@ class _Reader:
     def _up_to(self, cut: int, brackets: str, room: int) -> Any:
         """Read what ends at a comma; None if it is none between two items.
 
-        If it is inside an item, the text up to it is not valid.
+        If it is inside an item, the text up to it is not valid. If it is behind the end of what is
+        read, that end is found. Elsewhere the items up to it are read one by one: to try again
+        after each of them would take the square of their number.
         """
-        if cut <= self._at:
+        at = self._at
+        if cut <= at or self._start + at < self._one_by_one_until:
             return None
         try:
-            found = self._decoded(brackets % self._text[self._at : cut], room)
-        except JSONDecodeError:
+            found = self._decoded(brackets % self._text[at:cut], room)
+        except JSONDecodeError as error:
+            end = at + error.pos - 2  # of what stands inside the brackets that were closed there
+            if error.msg == "Extra data" and at < end < cut:
+                return self._up_to(end, brackets, room)
+            self._one_by_one_until = self._start + cut
             return None
         self._at = cut
         return found
