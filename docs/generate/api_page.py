@@ -6,11 +6,13 @@ import inspect
 import re
 import textwrap
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from docs.generate import sources
+from maestro_hive.engine.options import CallOptions, Options, StepOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,7 +163,7 @@ def _parts(name: str, thing: Any) -> Iterator[str]:
         if made:
             yield f"```python\n{made}\n```"
         yield sources.documentation(thing)
-        fields = "\n".join(_item(each.text, each.promise) for each in sources.attributes(thing))
+        fields = "\n".join(_item(each.text, each.promise) for each in _attributes(thing))
         if fields:
             yield fields
         for method in sources.methods(thing, _public_classes()):
@@ -172,6 +174,15 @@ def _parts(name: str, thing: Any) -> Iterator[str]:
         assert isinstance(node, sources.Function)
         yield f"```python\n{sources.signature(node, name)}\n```"
         yield sources.documentation(thing)
+
+
+def _attributes(thing: type) -> list[sources.Attribute]:
+    """Return the attributes of a class; ``Options`` says what an option means, whoever takes it."""
+    found = sources.attributes(thing)
+    if thing not in (StepOptions, CallOptions):
+        return found
+    options = {each.name: each for each in sources.attributes(Options)}
+    return [replace(each, promise=options[each.name].promise) for each in found]
 
 
 def _item(text: str, said: str) -> str:

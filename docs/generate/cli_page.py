@@ -36,7 +36,8 @@ are one sentence on stderr; `--debug` adds the traceback.
 
 def write() -> str:
     """Return the page."""
-    root = click.Context(cli, info_name="maestro", terminal_width=_WIDTH)
+    names = cli.context_settings["help_option_names"]  # stored by a command when first asked
+    root = click.Context(cli, info_name="maestro", terminal_width=_WIDTH, help_option_names=names)
     parts = [_HEAD, f"\n## `maestro`\n\n{_help(root)}"]
     for section, verbs in SECTIONS.items():
         parts.append(f"\n## {section}\n")

@@ -15,6 +15,7 @@ import pytest
 from docs.generate import api_page, pictures, sources
 from docs.generate.pages import PAGES, PICTURES, ROOT
 from maestro_hive.cli.app import VERBS
+from maestro_hive.engine.options import CallOptions, StepOptions
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -43,6 +44,20 @@ def test_every_public_name_and_method_says_what_it_promises(module: str) -> None
         if inspect.isclass(thing):
             for method in sources.methods(thing):
                 assert method.promise, f"{module}.{name}.{method.name}"
+
+
+@pytest.mark.parametrize("taken", [StepOptions, CallOptions])
+def test_every_option_of_a_step_is_described(taken: type) -> None:
+    page = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n### `{taken.__name__}`\n")[2].partition("\n### ")[0]
+    for name in taken.__annotations__:
+        assert re.search(rf"^- `{name}: [^`]+`: \S", section, re.MULTILINE), name
+
+
+def test_help_is_shown_as_the_command_prints_it() -> None:
+    page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
+    assert not re.search(r"^ +--help ", page, re.MULTILINE)
+    assert re.search(r"^  -h, --help ", page, re.MULTILINE)
 
 
 def test_links_inside_the_reference_lead_to_headings() -> None:

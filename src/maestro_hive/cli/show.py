@@ -264,6 +264,7 @@ def _print_step(details: StepDetails) -> None:
         ("interruptions", step.interruptions),
         ("tokens", f"{step.tokens:,}"),
         ("took", output.took(step.took_seconds)),
+        ("options", _options(details)),
     )
     for attempt in details.attempts:
         _print_attempt(attempt)
@@ -276,6 +277,12 @@ def _print_step(details: StepDetails) -> None:
     _print_value("output", details.output)
     _print_value(f"memory of {step.persona}", details.memory)
     _print_history(step.persona, details.history)
+
+
+def _options(details: StepDetails) -> str:
+    """Return the options of the latest attempt."""
+    given = details.attempts[-1].options if details.attempts else {}
+    return ", ".join(f"{name}={value}" for name, value in given.items())
 
 
 def _print_attempt(attempt: AttemptView) -> None:

@@ -1,7 +1,8 @@
 """The options of a step: declared once, checked by one table, the same for Hive and executors.
 
 To add an option: one field of ``Options`` with its check, and one line in the ``TypedDict`` of who
-may set it. The reference page is made from these.
+may set it. One that is ``recorded`` is stored with each attempt, and shown. The reference page is
+made from these.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Key: TypeAlias = str | Callable[..., str]
 
 
 class StepOptions(TypedDict, total=False):
-    """What ``@hive.step(…)`` takes."""
+    """What ``@hive.step(…)`` takes; all of it may be left out."""
 
     persona: str
     name: str | None
@@ -38,7 +39,7 @@ class StepOptions(TypedDict, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """What ``PersonaExecutor.options(…)`` takes."""
+    """What ``PersonaExecutor.options(…)`` takes; all of it may be left out."""
 
     force: bool
     retry: bool
@@ -56,8 +57,9 @@ class CallOptions(TypedDict, total=False):
 Check: TypeAlias = Callable[[str, object], Any]
 
 
-def _option(default: Any, check: Check) -> Any:
-    return field(default=default, metadata={"check": check})
+def _option(default: Any, check: Check, *, recorded: bool = False) -> Any:
+    """Declare an option; a ``recorded`` one has values that are plain JSON, and is no secret."""
+    return field(default=default, metadata={"check": check, "recorded": recorded})
 
 
 def _text(name: str, value: object) -> str:
@@ -94,27 +96,28 @@ class Options:
     #: What the step is called; without it, as its function.
     name: str | None = _option(None, settings.optional(_text))
     #: How many attempts may fail in one round.
-    max_attempts: int | None = _option(None, settings.optional(settings.whole(1)))
+    max_attempts: int | None = _option(None, settings.optional(settings.whole(1)), recorded=True)
     #: Seconds for one attempt.
-    timeout: float | None = _option(None, settings.optional(settings.positive))
+    timeout: float | None = _option(None, settings.optional(settings.positive), recorded=True)
     #: Which errors are worth another attempt: types, or a function (yes, no, or seconds to wait).
     retry_on: RetryOn | None = _option(
         None, settings.optional(lambda _, value: check_retry_on(value))
     )
     #: The name of a breaker to share, such as the provider's; without it, the persona's.
-    breaker: str | None = _option(None, settings.optional(checked_name))
+    breaker: str | None = _option(None, settings.optional(checked_name), recorded=True)
     #: How many attempts may run at once, in all processes on the store together.
-    max_concurrency: int | None = _option(None, settings.optional(settings.whole(1)))
+    max_concurrency: int | None = _option(None, settings.optional(settings.whole(1)), recorded=True)
     #: How many attempts may start in a time, as in ``60/min``, in all processes together.
     rate: Rate | None = _option(None, settings.optional(lambda _, value: Rate.parse(value)))
     #: The step's identity instead of its input: a text such as ``invoice-{number}``, or a function.
     key: Key | None = _option(None, settings.optional(_key))
-    #: What to do about an attempt that started and whose end was never recorded.
-    on_ambiguous: Ambiguous = _option("rerun", _ambiguous)
+    #: What to do about an attempt that started and whose end was never recorded: execute the step
+    #: again (``rerun``), ask a person (``ask``), or let it fail (``fail``).
+    on_ambiguous: Ambiguous = _option("rerun", _ambiguous, recorded=True)
     #: Whether the input is stored, or its digest alone.
     store_input: bool = _option(True, settings.flag)
     #: How many tokens the persona may spend in the run.
-    budget: int | None = _option(None, settings.optional(settings.whole(1)))
+    budget: int | None = _option(None, settings.optional(settings.whole(1)), recorded=True)
     #: Execute the task even if it is completed; its result is discarded.
     force: bool = _option(False, settings.flag)
     #: Give a step that failed or was interrupted for good a new set of attempts. One that has
@@ -134,9 +137,18 @@ class Options:
         checked = {name: CHECKS[name](f"{what} {name}", value) for name, value in given.items()}
         return replace(self, **checked)
 
+    def recorded(self) -> dict[str, Any]:
+        """Return the options to store with each attempt: the recorded ones that were given."""
+        chosen = {name: getattr(self, name) for name in RECORDED}
+        return {name: value for name, value in chosen.items() if value != DEFAULTS[name]}
+
 
 #: How each option is checked, by name.
 CHECKS: dict[str, Check] = {each.name: each.metadata["check"] for each in fields(Options)}
+#: The options that are stored with each attempt.
+RECORDED: tuple[str, ...] = tuple(
+    each.name for each in fields(Options) if each.metadata["recorded"]
+)
 #: What each option is when it is not given, by name.
 DEFAULTS: dict[str, Any] = {
     each.name: each.default for each in fields(Options) if each.default is not MISSING

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import warnings
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from maestro_hive.maestro.state.codec import Encoded, EncodedCall
 
@@ -41,11 +42,15 @@ class Plan(NamedTuple):
     input: Encoded | None
     #: The encoded input; None where it has no form in JSON.
     encoded: Encoded | None = None
+    #: The options that are recorded; part of the facts, and not of the identity.
+    options: Mapping[str, Any] = MappingProxyType({})
 
     def occurrence(self, number: int) -> Plan:
         """Return the plan of the n-th of several equal calls."""
         identity = hashlib.sha256(self.identity + b"#%d" % number).digest()
         facts = {"name": self.name, "occurrence": number, "persona": self.persona}
+        if self.options:
+            facts["options"] = dict(self.options)
         return self._replace(identity=identity, facts=codec.dump_canonical(facts))
 
 
@@ -55,11 +60,13 @@ def effect_key(run_id: str, identity: bytes) -> str:
 
 
 class Planner:
-    """Plans the steps of one persona and one name."""
+    """Plans the steps of one persona and one name; ``options`` are recorded with each attempt."""
 
-    __slots__ = ("_facts", "_family", "_name", "_persona", "_start", "_warned")
+    __slots__ = ("_facts", "_family", "_name", "_options", "_persona", "_start", "_warned")
 
-    def __init__(self, persona: str, name: object) -> None:
+    def __init__(
+        self, persona: str, name: object, options: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         if not isinstance(name, str) or name in ("", UNNAMED):
             raise ConfigurationError(
                 f"a durable step needs a name to be found by, and {name!r} is none;"
@@ -67,8 +74,12 @@ class Planner:
             )
         self._persona = persona
         self._name = name
-        self._facts = codec.encode({"name": name, "persona": persona}, "step").data
+        self._options = options
+        facts: dict[str, Any] = {"name": name, "persona": persona}
+        self._facts = codec.encode(facts, "step").data
         self._start = hashlib.sha256(self._facts)
+        if options:  # of no importance to which step it is
+            self._facts = codec.dump_canonical({**facts, "options": dict(options)})
         self._family = f"{persona}/{name}"
         self._warned = False
 
@@ -103,6 +114,7 @@ class Planner:
             self._family,
             encoded if store_input else None,
             encoded,
+            self._options,
         )
 
     def _warn(self, error: EncodeError) -> None:

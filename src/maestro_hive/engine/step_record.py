@@ -285,10 +285,13 @@ class RunStep:
     def spend(self, attempt: int, tokens: int, usd: float) -> None:
         """Count what was spent."""
         spent = {"persona": self.plan.persona, "tokens": tokens, "usd": usd}
+        self.add_event(EntryKind.SPENT, attempt, spent)
+
+    def add_event(self, kind: EntryKind, attempt: int, facts: dict[str, Any]) -> None:
+        """Record what happened in an attempt; durable on return, also when the attempt is over."""
         state = self.state
         number = state.number if state else 0
-        entry = NewEntry(EntryKind.SPENT, number, attempt, codec.dump_canonical(spent))
-        self.run.append([entry])
+        self.run.append([NewEntry(kind, number, attempt, codec.dump_canonical(facts))])
 
     def progress(self) -> dict[str, Any]:
         """Return what it last saved of its work; a copy."""
@@ -513,6 +516,9 @@ class MemoryStep:
             self._persona.tokens += tokens
             self._persona.usd += usd
             self._tokens[attempt] = self._tokens.get(attempt, 0) + tokens
+
+    def add_event(self, kind: EntryKind, attempt: int, facts: dict[str, Any]) -> None:
+        """Do nothing: without a run, events are not recorded."""
 
     def progress(self) -> dict[str, Any]:
         """Return what it last saved of its work; a copy."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
+    from maestro_hive.engine.options import StepOptions as StepOptions
     from maestro_hive.engine.rates import Rate as Rate
     from maestro_hive.hive.errors import OutsideRunError as OutsideRunError
     from maestro_hive.hive.errors import RunCancelledError as RunCancelledError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 load_lazily(
     globals(),
     {
+        "maestro_hive.engine.options": "StepOptions",
         "maestro_hive.engine.rates": "Rate",
         "maestro_hive.hive.errors": (
             "OutsideRunError RunCancelledError RunFailedError RunInactiveError "

@@ -45,7 +45,7 @@ class StepFunction(Generic[P, R]):
         self.options = options
         self.signature = inspect.signature(function)
         self.is_async = is_async(function)
-        self.planner = Planner(options.persona, name)
+        self.planner = Planner(options.persona, name, options.recorded())
         #: How many arguments a call has that needs no binding; None where each call is bound.
         self._arity = _simple_arity(self.signature)
 
@@ -197,15 +197,7 @@ class Definitions:
     ) -> Any:
         """Make a durable step of a function, async or not.
 
-        ``persona`` is who does the work, with a memory, a history and a token budget; also with a
-        breaker, unless ``breaker`` names one to share, such as the provider's. ``max_attempts``,
-        ``timeout`` (seconds for one attempt) and ``retry_on`` (errors, or a function that returns
-        True, False or seconds) override the configuration. ``max_concurrency`` and ``rate``
-        ("60/min") are limits for all processes on the state folder together. ``key`` sets the identity
-        explicitly: a text such as "invoice-{number}", or a function of the arguments. ``on_ambiguous``
-        decides what happens after an attempt whose end was never recorded: "rerun",
-        "ask" or "fail". ``store_input=False`` stores only the digest of the input. ``budget``
-        limits the tokens of the persona.
+        The options are those of ``StepOptions``; the configuration decides what is not given.
         """
 
         def decorate(function: Callable[..., Any]) -> StepFunction[..., Any]:

@@ -158,6 +158,8 @@ class PersonaExecutor:
         other = copy.copy(self)
         changed = self._spec.options.changed(dict(given), CallOptions)
         other._spec = replace(self._spec, options=changed)  # noqa: SLF001 - it is one of us
+        if changed.recorded() != self._spec.options.recorded():
+            other._planners = {}  # noqa: SLF001 - as above
         return other
 
     @property
@@ -203,7 +205,8 @@ class PersonaExecutor:
             return Call(task, name, args, kwargs, None)
         planner = self._planners.get(name) if isinstance(name, str) else None
         if planner is None:
-            planner = self._planners[name] = Planner(self.persona_id, name)
+            recorded = self._spec.options.recorded()
+            planner = self._planners[name] = Planner(self.persona_id, name, recorded)
         options = self._spec.options
         key = options.key if isinstance(options.key, str) else None
         plan = planner.plan(args, kwargs, key=key, store_input=options.store_input)

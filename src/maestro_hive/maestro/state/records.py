@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class EntryKind(IntEnum):
     """What an entry of a run records. The numbers are stored: never reuse one."""
 
-    #: An attempt at a step started; identity: the step's; facts: name, persona; value: the input.
+    #: An attempt at a step started; identity: the step's; facts: name, persona,
+    #: and options, if any were given; value: the input.
     ATTEMPT_STARTED = 1
     #: An attempt failed or was stopped; facts: status, error (type, message, category, traceback,
     #: recoverable), reason, round, clock (when, and seconds since the first one started), and where they
@@ -67,6 +68,10 @@ class EntryKind(IntEnum):
     WAIT_ENDED = 20
     #: The workflow started another as its child; identity: of the call; facts: run_id, workflow.
     CHILD_STARTED = 21
+
+
+#: The kinds that are events alone: nothing of them is in the folded state of a run.
+EVENTS_ONLY: frozenset[EntryKind] = frozenset()
 
 
 class Entry(NamedTuple):

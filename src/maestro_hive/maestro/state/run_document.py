@@ -134,6 +134,7 @@ _FACTS: dict[str, Any] = {
     **dict.fromkeys(("forked_from", "from_step", "what", "how", "reason", "ticket"), str),
     **dict.fromkeys(("tokens", "usd", "round", "fence"), int | float),
     "error": dict.fromkeys(("type", "message", "category", "traceback"), str),
+    "options": {},
     "parameters": list,
     "report": {},
     "shape": {},

@@ -8,7 +8,7 @@ of a run, are those of ``views``, from which the JSON copies and the ``workflows
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.maestro.state import codec, events
@@ -82,7 +82,10 @@ class PersonaView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """One attempt at a step; ``retry_in`` is the wait before the next one."""
+    """One attempt at a step; ``retry_in`` is the wait before the next one.
+
+    ``options`` are those that the step was executed with, as far as they are recorded.
+    """
 
     attempt: int
     status: str
@@ -93,6 +96,7 @@ class AttemptView:
     error: dict[str, Any] | None = None
     healed: bool = False
     retry_in: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,6 +372,7 @@ def _attempts(run: RecordedRun, step: StepState) -> tuple[AttemptView, ...]:
                     status="interrupted",
                     started_at=entry.when,
                     tokens=tokens,
+                    options=dict(facts_of(entry).get("options") or {}),
                 )
             )
         elif entry.kind == EntryKind.ATTEMPT_FAILED and attempts:
