@@ -10,7 +10,7 @@ import time
 import warnings
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.clock import Clock, SystemClock, to_micros
@@ -412,13 +412,19 @@ def _refuse_inherited(folder: Path) -> None:
 # --- maintenance ---
 
 
+class _Maintained(Protocol):
+    def renew_leases(self) -> None: ...
+
+    def checkpoint(self) -> None: ...
+
+
 class Maintenance:
     """One daemon thread per store, started when there is something to do.
 
     What fails here fails again at the store's next write, where a caller waits for the result.
     """
 
-    def __init__(self, store: SqliteStore, interval: float) -> None:
+    def __init__(self, store: _Maintained, interval: float) -> None:
         self._store = weakref.ref(store)
         self._interval = interval
         self._wake = threading.Event()
