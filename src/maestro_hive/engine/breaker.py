@@ -9,7 +9,7 @@ them. Half open lets exactly one call through, the probe; if its process dies, a
 right to make the probe is a lease, and its fencing number stands in the breaker's record: a probe
 that was taken for dead decides nothing any more.
 
-A process remembers the record it read last. ``acquire`` reads it again; ``admit`` does not, and
+A process remembers the record it read last. ``acquire`` reads it again; ``admit_known`` does not, and
 gives a guard instead: what is recorded with it is refused if the record has changed meanwhile.
 """
 
@@ -304,14 +304,14 @@ class CircuitBreaker:
 
     # --- with a permit ---
 
-    def admit(self) -> Permit:
-        """Return the permit for one call, by what this process knows of the breaker.
+    def admit_known(self) -> Permit | None:
+        """Return the permit for one call if the breaker is closed as this process knows it.
 
-        Its ``guard`` refuses the record of the call's start if the breaker has changed meanwhile:
-        then ``acquire`` one instead.
+        Its ``guard`` refuses the record of the call's start if the breaker has changed meanwhile;
+        then, or without a permit from here, ``acquire`` one.
         """
         record, guard = self._backend.known()
-        return Permit(self, guard=guard) if record.state == _CLOSED else self.acquire()
+        return Permit(self, guard=guard) if record.state == _CLOSED else None
 
     def current(self) -> tuple[Breaker, DocumentGuard | None]:
         """Return the record as it is, and what refuses a write if it has changed."""

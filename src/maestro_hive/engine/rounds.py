@@ -54,7 +54,7 @@ from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, to_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from random import Random
 
     from maestro_hive.engine.breaker import CircuitBreaker, Permit
@@ -89,7 +89,7 @@ class RoundCall(Protocol):
     #: Whether ``make`` records its start under the breaker's guard.
     uses_guard: bool
 
-    async def make(self, number: int, permit: Permit) -> Any:
+    def make(self, number: int, permit: Permit) -> Awaitable[Any]:
         """Make round ``number`` and return what came of it; raise if it failed."""
         ...
 
@@ -145,13 +145,16 @@ class Rounds:
         while len(self.failed) < self.policy.config.max_attempts:
             if self.failed:
                 await self._wait()
-            permit: Permit | None = None
+            # The first time by what this process knows; a start under that guard may be refused.
+            permit = self.policy.breaker.admit_known() if self.call.uses_guard else None
             for _ in range(_ADMISSIONS):
-                permit = await self._permit(again=permit is not None)
+                if permit is None:
+                    permit = await self._permit()
                 try:
                     return await self._round(permit)
                 except StaleDocumentError:
                     permit.release()
+                    permit = None
                 except RoundFailedError as failed:
                     await self._record_failed(failed)
                     break
@@ -167,12 +170,9 @@ class Rounds:
             # Counted from now: a wall clock that was set back must not make it longer.
             await Wait.start(self._clock, left).finished(self._clock)
 
-    async def _permit(self, *, again: bool) -> Permit:
-        breaker = self.policy.breaker
+    async def _permit(self) -> Permit:
         try:
-            if self.call.uses_guard and not again:
-                return breaker.admit()
-            return await self._off_loop(breaker.acquire)
+            return await self._off_loop(self.policy.breaker.acquire)
         except CircuitBreakerOpen as refused:
             if self.failed:
                 refused.context.update(self._so_far())

@@ -238,7 +238,14 @@ class StepExecution:
     async def _attempt(self, guard: DocumentGuard | None) -> tuple[bool, Any]:
         """Return whether an attempt succeeded, and its output; False: there will be another."""
         spec, record = self.spec, self.record
-        await self._start(guard)
+        if spec.latest is not None:
+            spec.latest.status = ExecutionStatus.RUNNING
+        try:
+            await record.start(guard)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._stopped(error, asked=True)  # the task was not called, so it is not to blame
+            raise
         number, feedback = record.started_attempt()
         context = StepContext(
             record,
@@ -280,16 +287,6 @@ class StepExecution:
             self.spec.budget.check()
         except TokenBudgetExceeded:
             self._note(ExecutionStatus.BANKRUPT)
-            raise
-
-    async def _start(self, guard: DocumentGuard | None) -> None:
-        if self.spec.latest is not None:
-            self.spec.latest.status = ExecutionStatus.RUNNING
-        try:
-            await self.record.start(guard)
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._stopped(error, asked=True)  # the task was not called, so it is not to blame
             raise
 
     def _spend(self, attempt: int, tokens: int, usd: float) -> None:
@@ -548,12 +545,17 @@ class Turn:
         self._name = name
         self._token: Any = None
 
-    async def take(self) -> bool:
-        """Return True with the turn; False after another task's: it may have completed the step."""
+    def take(self) -> bool:
+        """Take the turn; False if another task has it: then ``wait`` for that."""
         run, identity = self._run, self._identity
-        if run.enter(identity):
-            self._token = _inside.set(_inside.get() | {(run.run_id, identity)})
-            return True
+        if not run.enter(identity):
+            return False
+        self._token = _inside.set(_inside.get() | {(run.run_id, identity)})
+        return True
+
+    async def wait(self) -> None:
+        """Return after another task's turn: it may have completed the step."""
+        run, identity = self._run, self._identity
         if (run.run_id, identity) in _inside.get():
             raise ConfigurationError(
                 f"{self._name!r} executes itself, with the same input, and would wait for ever"
@@ -561,7 +563,6 @@ class Turn:
         waiter = run.wait_for(identity)
         if waiter is not None:
             await asyncio.shield(asyncio.wrap_future(waiter))
-        return False
 
     def give_back(self) -> None:
         """Let the next one have it."""

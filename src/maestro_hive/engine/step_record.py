@@ -28,6 +28,7 @@ from maestro_hive.maestro.state.projections import facts_of, feedback_of, was_he
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from contextlib import AbstractContextManager
 
     from maestro_hive.engine.failures import Failure
@@ -157,7 +158,7 @@ class RunStep:
 
     # --- what happens ---
 
-    async def start(self, guard: DocumentGuard | None = None) -> None:
+    def start(self, guard: DocumentGuard | None = None) -> Awaitable[None]:
         """Record that an attempt starts: safe against a kill, if not against a power cut."""
         run, plan, clock = self.run, self.plan, self._clock
         state = run.state.by_identity.get(plan.identity)
@@ -181,11 +182,11 @@ class RunStep:
             plan.identity,
             to_micros(now),
         )
-        await run.record(entry, sync=False, guard=guard)
+        return run.record(entry, sync=False, guard=guard)
 
-    async def complete(self, output: Encoded | None) -> None:
-        """Record the result; when this returns, the step never runs again."""
-        await self.run.record(self._entry(_COMPLETED, value=output), sync=True)
+    def complete(self, output: Encoded | None) -> Awaitable[None]:
+        """Record the result; when it is awaited, the step never runs again."""
+        return self.run.record(self._entry(_COMPLETED, value=output), sync=True)
 
     async def fail(self, failure: Failure) -> None:
         """Record that the attempt failed, and how long to wait for the next."""

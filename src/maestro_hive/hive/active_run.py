@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,16 +103,20 @@ class StepCall:
         self.persona: str | None = step.spec.persona
         self.uses_guard = True
 
-    async def make(self, number: int, permit: Permit) -> Any:
+    def make(self, number: int, permit: Permit) -> Awaitable[Any]:
         """Make the attempts of one round."""
         step = self.step
         record = step.record
         assert isinstance(record, RunStep)
         record.round = number
-        if record.state is not None:
-            await check_may_continue(step)
-        if step.spec.checks:
-            await step.check()
+        if record.state is not None or step.spec.checks:
+            return self._make_checked(permit)
+        return step.run_round(permit.guard, permit.renewed_guard)
+
+    async def _make_checked(self, permit: Permit) -> Any:
+        step = self.step
+        await check_may_continue(step)
+        await step.check()
         return await step.run_round(permit.guard, permit.renewed_guard)
 
 
@@ -133,7 +136,7 @@ class ActiveRun:
         self.check_inbox: Callable[[], None] = lambda: None
         self.loop = asyncio.get_running_loop()
         self._context = context
-        self._tasks: Counter[asyncio.Task[Any]] = Counter()
+        self._tasks: dict[asyncio.Task[Any], int] = {}
         self._calls: dict[bytes, int] = {}
         self._prepared: dict[StepFunction[..., Any], PreparedStep] = {}
 
@@ -152,15 +155,22 @@ class ActiveRun:
         """Await a call as part of this run: cancelling the run cancels it."""
         task = asyncio.current_task()
         assert task is not None
-        if self.cancel_reason is not None:
-            self.check_active()
-        self._tasks[task] += 1
+        self._own(task)
         try:
             return await call()
         finally:
-            self._tasks[task] -= 1
-            if not self._tasks[task]:
-                del self._tasks[task]
+            self._disown(task)
+
+    def _own(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task with this run; raise if the run was cancelled."""
+        self._tasks[task] = self._tasks.get(task, 0) + 1
+        if self.cancel_reason is not None:
+            self.check_active()
+
+    def _disown(self, task: asyncio.Task[Any]) -> None:
+        left = self._tasks[task] = self._tasks[task] - 1
+        if not left:
+            del self._tasks[task]
 
     async def _stop_leftovers(self) -> None:
         left = [task for task in self._tasks if not task.done()]
@@ -265,7 +275,9 @@ class ActiveRun:
             prepared = self._prepared[step] = self._prepare(step)
         options = step.options
         key = None if options.key is None else step.key_for(options.key, args, kwargs)
-        is_plain = not kwargs and IMMUTABLE.issuperset(map(type, args))
+        is_plain = IMMUTABLE.issuperset(map(type, args)) and (
+            not kwargs or IMMUTABLE.issuperset(map(type, kwargs.values()))
+        )
         if is_plain:
             plan = step.planner.plan(args, kwargs, key=key, store_input=options.store_input)
         else:
@@ -297,20 +309,25 @@ class ActiveRun:
     ) -> Any:
         run = self.run
         turn = Turn(run, plan.identity, plan.name)
-        while not await turn.take():
+        while not turn.take():
+            await turn.wait()
             data = self.run.recorded(plan.identity, plan.name)
             if data is not None:
                 return None if not data else await values.decode(data, "result")
+        task = asyncio.current_task()
+        assert task is not None
         try:
+            self._own(task)
             record = RunStep(run, plan, 1)
             execution = StepExecution(
                 prepared.spec, record, step.name, step.function, args, kwargs, step.is_async, own
             )
             rounds = Rounds(prepared.policy, StepCall(execution), run, plan.identity)
-            return await self.owning(rounds.run)
+            return await rounds.run()
         except RoundsSkippedError:
             return None
         finally:
+            self._disown(task)
             turn.give_back()
             run.copy_if_due()
 

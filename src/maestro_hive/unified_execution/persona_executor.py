@@ -255,8 +255,9 @@ class PersonaExecutor:
             found = self.found(call)
             if found is not None:
                 return found
-            if await turn.take():
+            if turn.take():
                 break
+            await turn.wait()
         try:
             return await self._in_turn(step, guard)
         finally:

@@ -200,8 +200,8 @@ class SafetyRetryWrapper:
             return await self._rounds(Rounds(policy, call, None, b""), call)
         identity = self._identity(call)
         turn = Turn(run, identity, call.name)
-        while not await turn.take():
-            pass
+        while not turn.take():
+            await turn.wait()
         try:
             rounds = Rounds(policy, call, run, identity)
             if self._retry or (isinstance(call, ExecutorCall) and call.executor.starts_over):
