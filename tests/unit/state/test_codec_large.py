@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
-from maestro_hive.maestro.state import codec, codec_large
+from maestro_hive.maestro.state import codec, codec_large, strict_json
 from maestro_hive.maestro.state.codec_large import (
     canonical_digest_large,
     decode_large,
@@ -364,7 +364,7 @@ def test_the_cost_of_reading_does_not_grow_with_the_square_of_the_items(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    parse_text = codec_large.parse_text
+    parse_text = strict_json.parse_text
 
     def counted(text: str, depth: int) -> object:
         read.append(len(text))
