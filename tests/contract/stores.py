@@ -138,7 +138,7 @@ class MemoryStores:
         pass
 
 
-EVERY_STORE: tuple[type[SqliteStores | MemoryStores], ...] = (SqliteStores, MemoryStores)
+EVERY_STORE: tuple[type[Stores], ...] = (SqliteStores, MemoryStores)
 
 
 # --- words that the tests share ---------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.context import round_number
+from maestro_hive.engine.context import current, round_number
 from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.kernel.errors import ConfigurationError, StorageError
 from maestro_hive.unified_execution import (
@@ -495,6 +495,40 @@ def test_what_was_not_fixed_waits_and_does_not_recover(restarts: Restarts, statu
     result = execute(restarts.executor(healing_engine=Healer(status)), Body(NO, "yes"))
     assert result.final_status is ExecutionStatus.SUCCESS
     assert restarts.clock.slept == pytest.approx([1])
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_a_healer_has_to_say_is_given_to_the_next_attempt(
+    restarts: Restarts, durable: bool
+) -> None:
+    class Diagnosis:
+        def heal_single(self, failure: FailureReport) -> object:
+            return SimpleNamespace(status="FAILED", feedback=f"{failure.details}: quote the keys")
+
+    def task() -> list[str]:
+        if current().attempt == 1:
+            raise NO
+        return current().feedback
+
+    healer = Diagnosis()
+    executor = (
+        restarts.executor(healing_engine=healer)
+        if durable
+        else PersonaExecutor(restarts.config, healing_engine=healer)
+    )
+    result = execute(executor, task)
+    assert result.final_output == ["Attempt 1 failed: UNKNOWN: no\nno: quote the keys"]
+    assert result.attempts[0].metrics["feedback"] == "no: quote the keys"
+
+
+@pytest.mark.parametrize("feedback", ["", None, 5, ["a"]])
+def test_feedback_that_is_no_text_is_none(restarts: Restarts, feedback: object) -> None:
+    class Odd:
+        def heal_single(self, _: FailureReport) -> object:
+            return SimpleNamespace(status="FAILED", feedback=feedback)
+
+    result = execute(restarts.executor(healing_engine=Odd()), Body(NO, "yes"))
+    assert "feedback" not in result.attempts[0].metrics
 
 
 def test_a_healer_that_fails_is_no_second_failure_and_is_not_forgotten(

@@ -72,6 +72,8 @@ class Failure(NamedTuple):
     final: bool = False
     healed: bool = False
     healing_error: str | None = None
+    #: What a healer has to say to the next attempt.
+    feedback: str | None = None
 
 
 def failed_attempt(facts: dict[str, Any], decision: Decision, healing: Healing) -> Failure:
@@ -85,6 +87,7 @@ def failed_attempt(facts: dict[str, Any], decision: Decision, healing: Healing) 
         final=not decision.retry,
         healed=healing.fixed,
         healing_error=healing.error,
+        feedback=healing.feedback,
     )
 
 
@@ -209,6 +212,7 @@ def set_failure(
     *,
     healed: bool = False,
     healing_error: str | None = None,
+    feedback: str | None = None,
 ) -> None:
     """Describe the error that an attempt ended with."""
     attempt.error_message = error.get("message")
@@ -220,6 +224,8 @@ def set_failure(
         metrics["recoverable"] = False
     if healing_error is not None:
         metrics["healing_error"] = healing_error
+    if feedback is not None:
+        metrics["feedback"] = feedback
 
 
 def attempt_facts(attempt: ExecutionAttempt) -> dict[str, Any]:

@@ -12,23 +12,27 @@ if TYPE_CHECKING:
     from maestro_hive.engine.errors import FailureReport
 
 
-#: How much of a healer's own error is recorded.
-_MAX_ERROR = 2_000
+#: How much of a healer's feedback, or of its own error, is recorded.
+_MAX_TEXT = 2_000
 
 
 class Healer(Protocol):
-    """Examines a failure, and may repair its cause; what it returns has a ``status``."""
+    """Examines a failure, and may repair its cause or say what the next attempt should know."""
 
     def heal_single(self, failure: FailureReport) -> Any:
-        """Try to repair the cause; the status FIXED of the returned object means that it is repaired."""
+        """Return an object with a ``status``, where FIXED means that the cause is repaired.
+
+        If it has a text as ``feedback``, the next attempts find it in ``current().feedback``.
+        """
         ...
 
 
 class Healing(NamedTuple):
-    """Whether a failure's cause is repaired, and the healer's own error, if it failed."""
+    """Whether a failure's cause is repaired, the healer's feedback, and its own error."""
 
     fixed: bool
     error: str | None = None
+    feedback: str | None = None
 
 
 NOT_HEALED = Healing(fixed=False)
@@ -48,9 +52,13 @@ async def heal(healer: Healer, failure: FailureReport, seconds: float) -> Healin
                 call(failure) if is_async(call) else call_in_thread(call, (failure,), {})
             )
         status = getattr(answer, "status", None)
-        return Healing(fixed=str(getattr(status, "value", status)).upper() == "FIXED")
+        feedback = getattr(answer, "feedback", None)
+        return Healing(
+            fixed=str(getattr(status, "value", status)).upper() == "FIXED",
+            feedback=feedback[:_MAX_TEXT] if isinstance(feedback, str) and feedback else None,
+        )
     except Exception as error:  # noqa: BLE001 - the user's code, like the task
         if deadline.expired() and isinstance(error, TimeoutError):
             return Healing(fixed=False, error=f"it was not finished within {seconds:g} seconds")
         text = f"{type(error).__name__}: {text_of(error)}"
-        return Healing(fixed=False, error=text[:_MAX_ERROR])
+        return Healing(fixed=False, error=text[:_MAX_TEXT])

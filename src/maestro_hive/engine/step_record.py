@@ -24,7 +24,12 @@ from maestro_hive.engine.results import (
 from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.projections import facts_of, feedback_of, was_healed
+from maestro_hive.maestro.state.projections import (
+    facts_of,
+    feedback_of,
+    feedback_sentence,
+    was_healed,
+)
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
 
 if TYPE_CHECKING:
@@ -228,6 +233,8 @@ class RunStep:
             facts["healed"] = True
         if failure.healing_error is not None:
             facts["healing_error"] = failure.healing_error
+        if failure.feedback is not None:
+            facts["feedback"] = failure.feedback
         if failure.wait is not None:
             facts["wait"] = Wait.start(self._clock, failure.wait).to_json()
         return self._entry(EntryKind.ATTEMPT_FAILED, codec.dump_canonical(facts))
@@ -366,9 +373,13 @@ def _end_attempt(attempt: ExecutionAttempt, entry: Entry) -> None:
     facts = facts_of(entry)
     attempt.status = ExecutionStatus(facts.get("status", "failed"))
     attempt.ended_at = from_micros(entry.at)
-    healing_error = facts.get("healing_error")
-    healed = bool(facts.get("healed"))
-    set_failure(attempt, facts.get("error", {}), healed=healed, healing_error=healing_error)
+    set_failure(
+        attempt,
+        facts.get("error", {}),
+        healed=bool(facts.get("healed")),
+        healing_error=facts.get("healing_error"),
+        feedback=facts.get("feedback"),
+    )
 
 
 # --- in memory -----------------------------------------------------------------------------------
@@ -429,8 +440,11 @@ class MemoryStep:
         if not self.failures:
             return []
         return [
-            f"Attempt {each.attempt_number} failed:"
-            f" {each.metrics.get('error_category', 'UNKNOWN')}: {each.error_message}"
+            feedback_sentence(
+                each.attempt_number,
+                {"category": each.metrics.get("error_category"), "message": each.error_message},
+                each.metrics.get("feedback"),
+            )
             for each in self._attempts
             if each.error_message is not None
         ]
@@ -477,7 +491,11 @@ class MemoryStep:
         attempt.status = failure.status
         attempt.ended_at = self._clock.now()
         set_failure(
-            attempt, failure.error, healed=failure.healed, healing_error=failure.healing_error
+            attempt,
+            failure.error,
+            healed=failure.healed,
+            healing_error=failure.healing_error,
+            feedback=failure.feedback,
         )
         attempt.tokens_used = self._tokens.get(attempt.attempt_number, 0)
         self.failures += failure.counts

@@ -282,8 +282,9 @@ class MemoryStore:
 
     def delete_documents(self, namespace: str | None = None) -> int:
         """Delete documents."""
-        gone = [(document.namespace, document.key) for document in self.documents(namespace)]
-        self.set_documents(dict.fromkeys(gone))
+        with self._locked():  # also between the two: nothing is added meanwhile
+            gone = [(document.namespace, document.key) for document in self.documents(namespace)]
+            self.set_documents(dict.fromkeys(gone))
         return len(gone)
 
     def _change(self, changes: Mapping[tuple[str, str], Change]) -> list[Document | None]:

@@ -578,6 +578,12 @@ def feedback_of(step: StepState) -> list[str]:
 
 
 def _sentence(entry: Entry) -> str:
-    error = facts_of(entry).get("error", {})
-    what = f"{error.get('category', 'UNKNOWN')}: {error.get('message', 'no message')}"
-    return f"Attempt {entry.attempt} failed: {what}"
+    facts = facts_of(entry)
+    return feedback_sentence(entry.attempt, facts.get("error", {}), facts.get("feedback"))
+
+
+def feedback_sentence(attempt: int, error: Mapping[str, Any], healer: str | None) -> str:
+    """Return how an attempt failed, and what a healer had to say about it."""
+    what = f"{error.get('category') or 'UNKNOWN'}: {error.get('message', 'no message')}"
+    sentence = f"Attempt {attempt} failed: {what}"
+    return f"{sentence}\n{healer}" if healer else sentence

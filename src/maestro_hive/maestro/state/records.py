@@ -23,7 +23,8 @@ class EntryKind(IntEnum):
     ATTEMPT_STARTED = 1
     #: An attempt failed or was stopped; facts: status, error (type, message, category, traceback,
     #: recoverable), reason, round, clock (when, and seconds since the first one started), and where they
-    #: apply: counts (false: no failure of the task), final, wait, healed, healing_error.
+    #: apply: counts (false: no failure of the task), final, wait, healed, healing_error,
+    #: feedback (of a healer).
     ATTEMPT_FAILED = 2
     #: An attempt succeeded, and its step is finished; value: the result.
     STEP_COMPLETED = 3

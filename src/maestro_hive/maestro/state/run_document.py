@@ -131,7 +131,9 @@ _KINDS = {kind.name.lower(): kind for kind in EntryKind}
 #: The types of facts that are computed with or read; each may also be None.
 _FACTS: dict[str, Any] = {
     **dict.fromkeys(("name", "persona", "task", "workflow", "parent", "run_id", "status"), str),
-    **dict.fromkeys(("forked_from", "from_step", "what", "how", "reason", "ticket"), str),
+    **dict.fromkeys(
+        ("forked_from", "from_step", "what", "how", "reason", "ticket", "feedback"), str
+    ),
     **dict.fromkeys(("tokens", "usd", "round", "fence"), int | float),
     "error": dict.fromkeys(("type", "message", "category", "traceback"), str),
     "options": {},
