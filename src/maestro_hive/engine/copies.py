@@ -154,6 +154,16 @@ class Copier:
                 job = self._jobs.pop(place)
                 self._writing = store
             self._finish(job)
+        with self._condition:
+            late = [key for key, job in self._jobs.items() if job.store is store]
+            for key in late:
+                del self._jobs[key]
+        if late:
+            logger.warning(
+                "%s: %d runs have no new JSON copy, for want of time; the journal has them",
+                store.location,
+                len(late),
+            )
 
     def flush_all(self) -> None:
         """Write what was requested, at the end of the process."""

@@ -346,11 +346,10 @@ class OpenRun:
         """Return the whole run as JSON."""
         self.check_lease()
         self.catch_up()
-        entries = self.store.entries(self.lease.run)
-        with self.mutex:
-            return document_of(
-                self.store, self.lease.run, entries, self.state, self.run_id, self.fence
-            )
+        with self.mutex:  # for the fields alone: reading a long run's entries takes time
+            state, seq, fence, shown = self.state, self.state.seq, self.fence, self.fields()
+        entries = [each for each in self.store.entries(self.lease.run) if each.seq <= seq]
+        return document_of(self.store, self.lease.run, entries, state, self.run_id, fence, shown)
 
     def fields(self) -> dict[str, Any]:
         """Return the run's fields, by the names that ``ExecutionState`` has for them."""
@@ -421,7 +420,8 @@ def copy_finished(config: StateConfig, store: Store, run_id: str, fence: int) ->
         return
     entries = store.entries(record.id)
     if entries:
-        state = fold(entries, store.load)
+        with _without_garbage_collection():
+            state = fold(entries, store.load)
         document = document_of(store, record.id, entries, state, run_id, fence)
         RunCopies(config, run_id, store.clock).write_state(document)
 

@@ -41,7 +41,6 @@ from maestro_hive.engine.failures import (
 from maestro_hive.engine.healing import NOT_HEALED, Healer, Healing, heal
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
 from maestro_hive.engine.step_record import MemoryStep, RunStep
-from maestro_hive.engine.values import IMMUTABLE
 from maestro_hive.kernel.errors import ConfigurationError, StaleDocumentError
 from maestro_hive.maestro.state import codec
 
@@ -268,7 +267,7 @@ class StepExecution:
             if type(record) is RunStep:
                 encoded = (
                     codec.encode(output, "result")
-                    if type(output) in IMMUTABLE
+                    if codec.is_small((output,))
                     else await values.encode(output, "result")
                 )
         except Exception as error:  # noqa: BLE001 - whatever the task raises
@@ -278,7 +277,7 @@ class StepExecution:
             self._stopped(error, asked=attempt.was_asked_to_stop(error))
             raise
         await record.complete(encoded)
-        if spec.reads_back and encoded is not None and type(output) not in IMMUTABLE:
+        if spec.reads_back and encoded is not None and type(output) not in codec.IMMUTABLE:
             output = await values.decode(encoded.data, "result")
         return True, output
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state import codec, codec_large
+from maestro_hive.maestro.state.codec import IMMUTABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-#: Nothing can be changed inside of these.
-IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 #: What is longer than this takes too long for an event loop.
 _LARGE_BYTES = 256 * 1024
 

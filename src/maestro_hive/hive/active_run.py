@@ -18,9 +18,10 @@ from maestro_hive.engine.policy import PolicyCheck
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
 from maestro_hive.engine.step import StepExecution, StepSpec, Turn, check_may_continue
 from maestro_hive.engine.step_record import MemoryPersona, RunStep
-from maestro_hive.engine.values import IMMUTABLE, OwnArguments
+from maestro_hive.engine.values import OwnArguments
 from maestro_hive.hive import runs
 from maestro_hive.hive.errors import OutsideRunError
+from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import open_waits
 
@@ -275,9 +276,7 @@ class ActiveRun:
             prepared = self._prepared[step] = self._prepare(step)
         options = step.options
         key = None if options.key is None else step.key_for(options.key, args, kwargs)
-        is_plain = IMMUTABLE.issuperset(map(type, args)) and (
-            not kwargs or IMMUTABLE.issuperset(map(type, kwargs.values()))
-        )
+        is_plain = codec.is_small(args) and (not kwargs or codec.is_small(kwargs.values()))
         if is_plain:
             plan = step.planner.plan(args, kwargs, key=key, store_input=options.store_input)
         else:

@@ -13,6 +13,7 @@ and no piece keeps other threads waiting for long.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
@@ -109,6 +110,21 @@ class EncodedCall(NamedTuple):
     def value(self) -> Encoded:
         """The arguments as a value to be stored."""
         return Encoded(self.data, self.sha256)
+
+
+#: Nothing can be changed inside of these.
+IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
+#: Longer texts take too long for an event loop.
+_SHORT = 256 * 1024
+
+
+def is_small(values: Iterable[Any]) -> bool:
+    """Return whether values are immutable, and short enough to be encoded on an event loop."""
+    for value in values:
+        kind = type(value)
+        if kind not in IMMUTABLE or ((kind is str or kind is bytes) and len(value) > _SHORT):
+            return False
+    return True
 
 
 # --- encoding -------------------------------------------------------------------------------------
