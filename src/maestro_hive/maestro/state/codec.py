@@ -13,8 +13,7 @@ and no piece keeps other threads waiting for long.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
 from maestro_hive.maestro.state.codec_classes import (
@@ -51,6 +50,9 @@ from maestro_hive.maestro.state.strict_json import (
     write_sorted,
 )
 from maestro_hive.maestro.state.tree_codec import TreeDecoder, TreeEncoder, canonical_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "DOCUMENT_DEPTH",
