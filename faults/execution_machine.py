@@ -24,13 +24,12 @@ from maestro_hive.engine.config import ExecutionConfig, Level1Config, StateConfi
 from maestro_hive.engine.context import current, round_number
 from maestro_hive.engine.errors import UnrecoverableError
 from maestro_hive.engine.open_run import OpenRun
-from maestro_hive.engine.shared import forget_shared
+from maestro_hive.engine.shared import forget_shared, release
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.maestro.state import stores as opened
 from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
-from maestro_hive.unified_execution import state_persistence
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
 if TYPE_CHECKING:
@@ -261,7 +260,7 @@ class ExecutionMachine(RuleBasedStateMachine):
         run, self.executor = state.run, None
         self.kill_store()
         forget_shared(run.store, OpenRun, run.run_id, run)  # a new process starts without it
-        state_persistence._open_states().discard(state)  # noqa: SLF001 - and does not shut it down
+        release(state)  # and does not shut it down
 
     def run(self, work: Coroutine[Any, Any, None], *, concurrent: bool = False) -> None:
         """Run a coroutine to its end."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.errors import CircuitBreakerOpen
-from maestro_hive.engine.waits import Wait
-from maestro_hive.kernel.clock import ManualClock
+from maestro_hive.kernel.clock import ManualClock, Wait
 from maestro_hive.maestro.state.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def move_clocks(plan: Plan, outcome: Outcome) -> None:
 def _back_off(rng: random.Random, seconds: float, reboots: int) -> str:
     """Start a wait, crash during it a few times, and wait for its end."""
     clock = JumpyClock(rng)
-    facts = Wait.begin(clock, seconds).to_facts()
+    facts = Wait.start(clock, seconds).to_json()
     started = clock.true
     crashes = [True] * reboots + [False] * rng.choice((0, 1, 3))
     rng.shuffle(crashes)
@@ -119,7 +118,7 @@ def _back_off(rng: random.Random, seconds: float, reboots: int) -> str:
             clock.reboot()
             clock.disturb()
     up = clock.true
-    asyncio.run(Wait.from_facts(facts).over(clock))
+    asyncio.run(Wait.from_json(facts).finished(clock))
     return _judge(clock, started, up, seconds, 0.0)
 
 

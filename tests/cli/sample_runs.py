@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution import ExecutionConfig, PersonaExecutor, UnrecoverableError
 from tests.cli.processes import copy_of, environment
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,20 +141,14 @@ class ActiveRun:
     """A process that executes a run until it may finish, or is killed."""
 
     def __init__(self, program: str, folder: Path, run: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program, str(folder), run],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
+        self._process = PythonProcess(program, folder, run, env=environment())
         self.pid = self._process.pid
-        assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
     def finish(self, word: str = "done") -> None:
         """Let it finish."""
-        self._process.communicate(f"{word}\n", timeout=30)
+        self._process.stdin.write(f"{word}\n")
+        self._process.communicate(timeout=30)
 
     def kill(self) -> None:
         """End it as ``kill -9`` does; nothing, if it has ended."""

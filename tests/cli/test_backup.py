@@ -15,6 +15,7 @@ from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePersistence
 from tests.cli.processes import complaint, execute_steps, filled, maestro
+from tests.python_processes import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,25 +66,35 @@ with StatePersistence(ExecutionConfig.in_folder(sys.argv[1]), "live") as p:
 """
 
 
+def backup_during_writes(source: Path, acknowledged: Path) -> tuple[Path, list[str]]:
+    """Make backups, which are short, until something is written during one.
+
+    Return it, and what was acknowledged before it.
+    """
+    for number in range(50):
+        target = source.with_name(f"backup-{number}")
+        before = acknowledged.read_text().rpartition("\n")[0].split()
+        done = maestro("backup", target, "--store", source)
+        assert done.returncode == 0, done.stderr
+        if len(acknowledged.read_text().split()) > len(before):
+            return target, before
+    raise AssertionError("nothing was written during any backup")
+
+
 def test_a_backup_of_a_folder_in_use_has_all_that_was_acknowledged_before(
     tmp_path: Path,
 ) -> None:
-    source, target = tmp_path / "state", tmp_path / "backup"
-    acknowledged = tmp_path / "acknowledged"
+    source, acknowledged = tmp_path / "state", tmp_path / "acknowledged"
     with acknowledged.open("w") as out:
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(source)], stdout=out)
     try:
         while acknowledged.read_text().count("\n") < 200:
             assert writer.poll() is None
-        before = acknowledged.read_text().rpartition("\n")[0].split()
-        done = maestro("backup", target, "--store", source)
-        after = acknowledged.read_text().split()
+        target, before = backup_during_writes(source, acknowledged)
         assert writer.poll() is None
     finally:
         writer.kill()
         writer.wait()
-    assert done.returncode == 0, done.stderr
-    assert len(after) > len(before)
     store = SqliteStore(target)
     assert store.check() == []
     (run,) = store.runs()
@@ -153,8 +164,8 @@ main()
 
 def killed_backup(folder: Path, target: Path) -> None:
     """Kill a backup when it has the journal and is about to copy the rest."""
-    words = [sys.executable, "-c", KILLED, "backup", str(target), "--store", str(folder)]
-    assert subprocess.run(words, check=False).returncode == -9
+    killed = run_python(KILLED, "backup", target, "--store", folder)
+    assert killed.returncode == -9
 
 
 @pytest.mark.parametrize("is_there", [False, True])

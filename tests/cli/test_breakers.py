@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +10,7 @@ from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.errors import CircuitBreakerOpen
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from tests.cli.processes import answer, complaint, filled, in_terminal, maestro
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,14 +121,7 @@ for _ in sys.stdin:
 
 
 def test_another_process_sees_it_at_its_next_call(folder: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", CALLER, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as caller:
-        assert caller.stdin is not None
-        assert caller.stdout is not None
+    with PythonProcess(CALLER, folder) as caller:
         assert caller.stdout.readline() == "ready\n"
         seen = []
         for verb in (["open", "api", "--new"], ["reset", "api"], ["open", "api"]):

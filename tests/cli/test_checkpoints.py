@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from tests.cli.processes import (
     maestro,
     maestro_process,
 )
+from tests.python_processes import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,9 +221,7 @@ asyncio.run(main())
 
 def shop(folder: Path) -> list[str]:
     """Execute a run whose values are of a class in ``__main__``; return what it did now."""
-    words = [sys.executable, "-c", SHOP, str(folder)]
-    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60)
-    return done.stdout.splitlines()
+    return run_python(SHOP, folder, check=True).stdout.splitlines()
 
 
 def test_values_of_a_class_in_main_are_verified_shown_compared_and_restored(folder: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import open_waits
 from tests.cli.processes import answer, complaint, in_terminal_process, maestro
 from tests.cli.sample_runs import asks, entry, workflow
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,21 +73,18 @@ class Programs:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.folder = place / "state"
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[PythonProcess] = []
         self._hive: Hive | None = None
 
-    def start(self, what: str, run_id: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", _PROGRAM, str(self.folder), what, run_id]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    def start(self, what: str, run_id: str) -> PythonProcess:
+        process = PythonProcess(_PROGRAM, self.folder, what, run_id, stderr=True)
         self._started.append(process)
         return process
 
     def run(self, what: str, run_id: str) -> tuple[int, str, str]:
         process = self.start(what, run_id)
         out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
+        return process.wait(), out, err
 
     def maestro(self, *arguments: str) -> Any:
         return maestro(*arguments, "--store", self.folder)

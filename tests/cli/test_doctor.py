@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
 from tests.cli.processes import Done, answer, complaint, execute_steps, filled, maestro
+from tests.python_processes import PythonProcess, run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -266,18 +266,15 @@ time.sleep(600)
 
 
 @pytest.fixture
-def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def holder(folder: Path) -> Iterator[PythonProcess]:
     """A process that holds the run ``long``, which has something left to do."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
+    with PythonProcess(HOLDER, folder) as process:
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
 
 
-def test_the_holder_of_a_run_is_shown(folder: Path, holder: subprocess.Popen[str]) -> None:
+def test_the_holder_of_a_run_is_shown(folder: Path, holder: PythonProcess) -> None:
     found = examined(folder)
     (held,) = found["held"]
     assert (held["name"], held["pid"]) == ("run/long", holder.pid)
@@ -286,14 +283,14 @@ def test_the_holder_of_a_run_is_shown(folder: Path, holder: subprocess.Popen[str
 
 
 def test_a_held_run_stays_held_when_the_folder_is_repaired(
-    folder: Path, holder: subprocess.Popen[str]
+    folder: Path, holder: PythonProcess
 ) -> None:
     assert examined(folder, "--fix")["repaired"] == []
     assert [held["pid"] for held in examined(folder)["held"]] == [holder.pid]
 
 
 def test_leases_of_dead_processes_are_released_and_their_unfinished_runs_named(
-    folder: Path, holder: subprocess.Popen[str]
+    folder: Path, holder: PythonProcess
 ) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -405,7 +402,7 @@ os.kill(os.getpid(), 9)
 
 @needs_mount
 def test_the_log_of_a_killed_process_is_read_in_a_read_only_folder(folder: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False)
+    run_python(KILLED, folder)
     assert (folder / "journal.db-wal").stat().st_size
     mounted(folder, "--bind", str(folder))
     try:

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,6 +28,7 @@ from tests.cli.sample_runs import (
     quick,
     workflow,
 )
+from tests.python_processes import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -319,8 +318,7 @@ main()
 
 @pytest.mark.parametrize("at", ["1", "9"])
 def test_an_import_that_is_killed_leaves_nothing_in_the_way(new: Path, file: Path, at: str) -> None:
-    words = [sys.executable, "-c", _KILLED, "import", str(file), "--store", str(new)]
-    killed = subprocess.run(words, check=False, capture_output=True, env=environment(KILL_AT=at))
+    killed = run_python(_KILLED, "import", file, "--store", new, env=environment(KILL_AT=at))
     assert killed.returncode == -signal.SIGKILL
     store = SqliteStore(new)
     record = store.run(RUN)
@@ -344,10 +342,7 @@ def test_the_disk_that_is_full_leaves_no_half_a_run(new: Path, file: Path) -> No
         "os.kill(os.getpid(), signal.SIGKILL)",
         'raise __import__("apsw").FullError("database or disk is full")',
     )
-    words = [sys.executable, "-c", script, "import", str(file), "--store", str(new)]
-    failed = subprocess.run(
-        words, check=False, capture_output=True, text=True, env=environment(KILL_AT="9")
-    )
+    failed = run_python(script, "import", file, "--store", new, env=environment(KILL_AT="9"))
     assert failed.returncode == 1
     assert "could not be written" in failed.stderr
     assert "Traceback" not in failed.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +23,7 @@ from tests.cli.processes import (
     maestro_process,
 )
 from tests.cli.sample_runs import active_run, ends, workflow
+from tests.python_processes import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,9 +246,7 @@ hive.run_sync(boss, run_id="boss")
 
 def boss(folder: Path, end: str = "killed") -> list[str]:
     """Execute a run that has parts, and is killed when they are over; return what it did now."""
-    words = [sys.executable, "-c", BOSS, str(folder), end]
-    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
-    return done.stdout.splitlines()
+    return run_python(BOSS, folder, end).stdout.splitlines()
 
 
 def test_children_of_an_unfinished_run_are_left_out_when_runs_are_chosen_by_status(
@@ -354,7 +352,7 @@ purge_run(store, Path(sys.argv[1]), "private")
 @pytest.mark.parametrize("where", ["delete", "collect"])
 def test_a_purge_that_is_killed_leaves_nothing_that_comes_back(folder: Path, where: str) -> None:
     secretive(folder)
-    done = subprocess.run([sys.executable, "-c", KILLED_BETWEEN, str(folder), where], check=False)
+    done = run_python(KILLED_BETWEEN, folder, where)
     assert done.returncode == -9
     assert not (folder / "runs" / "private").exists()
     there = "private" in runs(folder)
@@ -368,7 +366,7 @@ def test_a_purge_that_is_killed_leaves_nothing_that_comes_back(folder: Path, whe
 
 def test_after_such_a_kill_the_values_are_collected(folder: Path) -> None:
     secretive(folder)
-    subprocess.run([sys.executable, "-c", KILLED_BETWEEN, str(folder), "collect"], check=False)
+    run_python(KILLED_BETWEEN, folder, "collect")
     assert places_of_the_secret(folder)
     assert maestro("gc", "--store", folder).returncode == 0
     assert places_of_the_secret(folder) == []

@@ -113,7 +113,7 @@ CALLS: dict[str, Callable[[Store, RunLease], Any]] = {
     "update_document": lambda store, _: store.update_document("s", "k", lambda _: encode(1)),
     "set_documents": lambda store, _: store.set_documents({("s", "k"): encode(1)}),
     "delete_documents": lambda store, _: store.delete_documents(),
-    "take_lease": lambda store, _: store.take_lease("the door"),
+    "take_lease": lambda store, _: store.take_lease("probe"),
     "renew_leases": lambda store, _: store.renew_leases(),
     "lease": lambda store, _: store.lease("run/run-1"),
     "collect": lambda store, _: store.collect(),

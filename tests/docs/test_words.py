@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 PACKAGE = ROOT / "src" / "maestro_hive"
 GLOSSARY = ROOT / "docs" / "glossary.md"
 
-#: Packages and pages that are still being rewritten. To be emptied.
-UNFINISHED = frozenset(
-    {
-        "cli",
-        "engine",
-        "hive",
-        "kernel",
-        "maestro",
-        "docs/adr/0002-append-only-and-one-fdatasync.md",
-        "docs/adr/0003-leases-presence-and-fencing.md",
-        "docs/storage-format.md",
-    }
-)
-
 PAGES = sorted(
     str(page.relative_to(ROOT))
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob(".github/**/*.md")]
@@ -75,13 +61,6 @@ def sources(package: str) -> list[Path]:
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
 
 
-def report(name: str, found: list[str]) -> None:
-    """Fail with what was found; for what is still being rewritten, expect it."""
-    if found and name in UNFINISHED:
-        pytest.xfail(f"{len(found)} retired words, being rewritten")
-    assert found == []
-
-
 @pytest.mark.parametrize("package", packages())
 def test_no_identifier_has_a_retired_word(package: str) -> None:
     words = set(retired("not in names"))
@@ -91,7 +70,7 @@ def test_no_identifier_has_a_retired_word(package: str) -> None:
         for name in sorted({file.stem, *identifiers(file)})
         if words & set(parts(name))
     ]
-    report(package, found)
+    assert found == []
 
 
 @pytest.mark.parametrize("package", packages())
@@ -102,14 +81,14 @@ def test_no_text_of_the_code_has_a_retired_word(package: str) -> None:
         for line, text in texts(file)
         for word in retired_in(text)
     ]
-    report(package, found)
+    assert found == []
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_page_has_a_retired_word(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    report(page, retired_in(prose))
+    assert retired_in(prose) == []
 
 
 # --- names and texts of a source file -------------------------------------------------------------

@@ -298,3 +298,44 @@ def test_retrying_a_run_that_is_executed_changes_nothing(hive: Hive) -> None:
             await running
 
     asyncio.run(main())
+
+
+def test_a_task_cancelled_at_any_moment_ends_as_cancelled_and_its_run_is_resumed(
+    hive: Hive,
+) -> None:
+    calls: list[str] = []
+
+    @hive.step
+    async def work(name: str) -> str:
+        await asyncio.sleep(0)
+        calls.append(name)
+        return name
+
+    @hive.workflow
+    async def child(name: str) -> str:
+        return await work(name)
+
+    @hive.workflow
+    async def parent() -> list[str]:
+        return list(await asyncio.gather(work("a"), work("b"), child("c")))
+
+    async def stop_after(turns: int) -> bool:
+        """Return whether the run had ended by itself after so many turns of the loop."""
+        running = asyncio.create_task(hive.run(parent, run_id=f"r{turns}"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ended = running.done()
+        if not running.cancel():
+            return ended
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await hive.run(parent, run_id=f"r{turns}") == ["a", "b", "c"]
+        return ended
+
+    async def main() -> None:
+        for turns in range(200):
+            if await stop_after(turns):
+                return
+        pytest.fail("the run never ended by itself")
+
+    asyncio.run(main())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maestro_hive import Hive
+from maestro_hive.engine.copies import Copier
 from maestro_hive.hive import RunFailedError
+from maestro_hive.testing import MemoryStore
 from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:
@@ -66,3 +70,38 @@ def test_a_failed_run_goes_on_with_what_was_completed(folder: Path) -> None:
         hive.retry("r")
         assert hive.run_sync(build, run_id="r") == ["A", "B"]
     assert calls == ["b"]
+
+
+# --- in the background -----------------------------------------------------------------------------
+
+
+def test_an_older_copy_that_is_being_written_does_not_replace_a_newer_one() -> None:
+    copier, store = Copier(), MemoryStore()
+    started, go_on, written = threading.Event(), threading.Event(), []
+
+    def write_old() -> None:
+        started.set()
+        go_on.wait(5)
+        written.append("old")
+
+    copier.request(store, "r", write_old)
+    assert started.wait(5)
+    copier.request(store, "r", lambda: written.append("new"))
+    threading.Timer(0.1, go_on.set).start()
+    copier.flush(store)
+    assert written == ["old", "new"]
+
+
+def test_after_a_copy_that_failed_the_next_ones_are_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    copier, store, written = Copier(), MemoryStore(), threading.Event()
+
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    with caplog.at_level(logging.ERROR):
+        copier.request(store, "r", fail)
+        copier.request(store, "q", written.set)
+        assert written.wait(5)
+    assert "a copy could not be written" in caplog.text

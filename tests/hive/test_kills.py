@@ -6,8 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections import Counter
@@ -19,6 +17,7 @@ from maestro_hive import Hive
 from maestro_hive.kernel.errors import RunLeasedError
 from tests.hive.conftest import quick_config
 from tests.hive.test_waits import status
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,18 +101,8 @@ class Program:
 
     def __init__(self, folder: Path, text: str, *words: str) -> None:
         self.folder = folder
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                textwrap.dedent(_PRELUDE) + textwrap.dedent(text),
-                str(folder),
-                *words,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        code = textwrap.dedent(_PRELUDE) + textwrap.dedent(text)
+        self.process = PythonProcess(code, folder, *words, stderr=True)
 
     def kill(self) -> None:
         self.process.kill()
@@ -121,7 +110,7 @@ class Program:
 
     def end(self) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=_BUSY_TIMEOUT)
-        return self.process.returncode, out, err
+        return self.process.wait(), out, err
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _BUSY_TIMEOUT

@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from maestro_hive import Hive
+from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.limits import NAMESPACE, Limit, RateLimit, Semaphore
 from maestro_hive.engine.rates import Rate
 from maestro_hive.engine.shared import all_shared
 from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError, StoreClosedError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.testing import ManualClock, MemoryStore
+from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from maestro_hive.engine.step import StepExecution
     from maestro_hive.maestro.state.records import Lease
     from maestro_hive.maestro.state.store import Store
 
@@ -704,3 +709,68 @@ def test_a_forked_child_starts_with_nothing_shared(folder_store: SqliteStore) ->
         os._exit(1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 42
+
+
+# --- with a breaker -----------------------------------------------------------------------------
+
+
+def test_an_attempt_enters_once_however_often_its_breaker_changes_meanwhile(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[str] = []
+    enter_limit = Limit.enter
+
+    async def counted(limit: Limit, step: StepExecution | None) -> Callable[[], None] | None:
+        entered.append(limit.name)
+        return await enter_limit(limit, step)
+
+    monkeypatch.setattr(Limit, "enter", counted)
+
+    @hive.step(max_attempts=1, max_concurrency=2)
+    async def work(number: int) -> int:
+        await asyncio.sleep(0)
+        if number % 2:
+            raise ValueError(number)  # changes the record of the breaker, as does the next success
+        return number
+
+    @hive.workflow
+    async def build() -> int:
+        done = await asyncio.gather(*map(work, range(20)), return_exceptions=True)
+        return sum(isinstance(each, int) for each in done)
+
+    assert hive.run_sync(build) == 10
+    rounds = hive.config.level2.max_attempts
+    assert len(entered) == 10 + 10 * rounds
+
+
+def test_a_breaker_that_opens_while_an_attempt_waits_for_its_turn_refuses_it(
+    folder: Path,
+) -> None:
+    calls: list[str] = []
+    turn = asyncio.Event()
+    config = quick_config()
+    with Hive(folder, config) as hive:
+
+        @hive.step(persona="model", max_concurrency=1)
+        async def work(name: str) -> str:
+            calls.append(name)
+            await turn.wait()
+            return name
+
+        @hive.workflow
+        async def build() -> list[object]:
+            done = await asyncio.gather(work("a"), work("b"), return_exceptions=True)
+            return [type(each).__name__ for each in done]
+
+        async def main() -> None:
+            running = asyncio.create_task(hive.run(build, run_id="r"))
+            await until(lambda: calls == ["a"])
+            store = open_store(folder)
+            breaker = CircuitBreaker(1, 60, name="model", store=store)
+            breaker.record_failure()
+            close_store(store)
+            turn.set()
+            assert await running == ["str", "CircuitBreakerOpen"]
+
+        asyncio.run(main())
+    assert calls == ["a"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import select
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections import Counter
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from maestro_hive.engine.rates import Rate
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,18 +69,10 @@ class Child:
         seconds: float = 0.0,
         lease: float = 15.0,
     ) -> None:
-        words = [str(folder), rate, most, str(tasks), str(seconds), str(lease)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process = PythonProcess(_CHILD, folder, rate, most, tasks, seconds, lease)
         self.pid = self._process.pid
 
     def go(self) -> None:
-        assert self._process.stdout is not None
-        assert self._process.stdin is not None
         readable, _, _ = select.select([self._process.stdout], [], [], _TIMEOUT)
         assert readable, "a child does not start"
         assert self._process.stdout.readline() == "ready\n"

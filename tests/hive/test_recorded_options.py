@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Unpack
 
 from maestro_hive import ExecutionConfig, Hive
-from maestro_hive.admin.details import step_details
+from maestro_hive.admin.runs import step_details
 from maestro_hive.maestro.state.stores import open_reader
 from maestro_hive.unified_execution import PersonaExecutor
 from tests.cli.processes import maestro

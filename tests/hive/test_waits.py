@@ -18,6 +18,7 @@ from maestro_hive.hive.answer_types import ShapeError
 from maestro_hive.hive.runs import read_run
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.views import open_waits
 from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class Approval:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so, for a few seconds at most."""
-    async with asyncio.timeout(10):
+    """Wait until something is so, for half a minute at most: the machine may be busy."""
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - what changes is in a journal
             await asyncio.sleep(0.01)
 
@@ -297,6 +298,7 @@ def test_many_waits_hold_no_thread(hive: Hive) -> None:
     async def main() -> list[Any]:
         running = asyncio.create_task(hive.run(many, run_id="r"))
         await until(lambda: status(hive) == "waiting")
+        await until(lambda: len(open_waits(read_run(hive._open(), "r"))) == 200)
         await asyncio.sleep(0.3)
         assert threading.active_count() < 20
         for number in range(200):

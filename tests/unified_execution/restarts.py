@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive.engine.context import StepContext, current
+from maestro_hive.engine.shared import release
 from maestro_hive.maestro.state import stores as opened
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.testing import ManualClock, MemoryStore
@@ -22,7 +23,6 @@ from maestro_hive.unified_execution import (
     StateConfig,
     UnrecoverableError,
     persona_executor,
-    state_persistence,
 )
 from maestro_hive.unified_execution.persona_executor import (
     ExecutionResult,
@@ -86,7 +86,7 @@ class Restarts:
         assert self._memory is not None, "only in memory can a test outlive its process"
         self._memory.abandon()
         for executor in self._executors:
-            state_persistence._open_states().discard(executor.state_persistence)
+            release(executor.state_persistence)
         self._executors.clear()
         self._open()
 

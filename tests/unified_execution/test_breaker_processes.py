@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import select
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ import pytest
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.maestro.state.shared_records import BREAKERS
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,21 +66,14 @@ class Child:
     """A process with a wrapper of its own, which executes one task per line it is told."""
 
     def __init__(self, folder: Path, cooldown: float = LONG) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(folder), str(cooldown)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process = PythonProcess(_CHILD, folder, cooldown)
         self.pid = self._process.pid
 
     def send(self, seconds: float, ending: str) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds} {ending}\n")
         self._process.stdin.flush()
 
     def receive(self) -> list[str]:
-        assert self._process.stdout is not None
         received, _, _ = select.select([self._process.stdout], [], [], _BUSY_TIMEOUT)
         assert received, "a child says nothing"
         return self._process.stdout.readline().split()

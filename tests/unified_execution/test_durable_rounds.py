@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +19,12 @@ from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.testing import ManualClock, MemoryStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 from maestro_hive.unified_execution.safety_retry import CircuitBreaker, SafetyRetryWrapper
+from tests.python_processes import run_python
 from tests.unified_execution.failing_tasks import Task, failing
 
 if TYPE_CHECKING:
+    import subprocess
+
     from maestro_hive.engine.escalation import EscalationCase
 
 RUN = "run-1"
@@ -330,8 +331,7 @@ def test_killed_in_any_attempt_the_rounds_continue_where_they_were(
     tmp_path: Any, kill_at: int
 ) -> None:
     def start() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", _PROGRAM, str(tmp_path), str(kill_at)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return run_python(_PROGRAM, tmp_path, kill_at)
 
     first = start()
     assert first.returncode == (-9 if kill_at < 5 else 0), first.stderr

@@ -446,3 +446,29 @@ def test_an_odd_error_is_a_failure_like_others(
     assert len(tickets) == 1
     assert again.result is not None
     assert again.result.final_status is ExecutionStatus.HELP_NEEDED
+
+
+@pytest.mark.parametrize("run_id", [None, RUN, "another-run"])
+def test_equal_calls_at_once_execute_a_step_once_whatever_run_their_rounds_are_in(
+    quick: ExecutionConfig, executor: PersonaExecutor, run_id: str | None
+) -> None:
+    calls: list[str] = []
+
+    async def write(page: str) -> str:
+        calls.append(page)
+        await asyncio.sleep(0.02)
+        return page
+
+    async def both() -> list[Any]:
+        with (
+            SafetyRetryWrapper(quick, workflow_id=run_id) as first,
+            SafetyRetryWrapper(quick) as second,
+        ):
+            work = [
+                each.execute_safe(executor.execute, write, "write", "a")
+                for each in (first, first, second)
+            ]
+            return await asyncio.gather(*work)
+
+    outputs = [result.level1_results[-1].final_output for result in asyncio.run(both())]
+    assert (outputs, calls) == (["a", "a", "a"], ["a"])

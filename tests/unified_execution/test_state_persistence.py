@@ -15,7 +15,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -62,6 +61,7 @@ from maestro_hive.unified_execution import (
     reset_execution_config,
     save_state,
 )
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,37 +86,31 @@ config = ExecutionConfig(state=StateConfig(state_dir=state_dir, checkpoint_dir=c
 """
 
 
-def start(code: str, config: ExecutionConfig, *args: str) -> subprocess.Popen[str]:
+def start(code: str, config: ExecutionConfig, *args: str) -> PythonProcess:
     folders = [config.state.state_dir, config.state.checkpoint_dir]
-    return subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + code, *folders, *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return PythonProcess(PREAMBLE + code, *folders, *args, stderr=True)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
+def finish(process: PythonProcess) -> str:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     return out
 
 
-def read_until(process: subprocess.Popen[str], wanted: str) -> None:
-    assert process.stdout is not None
+def read_until(process: PythonProcess, wanted: str) -> None:
     for line in process.stdout:
         if line.strip() == wanted:
             return
     raise AssertionError(f"it ended without saying {wanted!r}: {process.communicate()[1]}")
 
 
-def kill(process: subprocess.Popen[str], how: int = signal.SIGKILL) -> None:
+def kill(process: PythonProcess, how: int = signal.SIGKILL) -> None:
     process.send_signal(how)
     process.communicate(timeout=30)
 
 
 @contextmanager
-def holding(config: ExecutionConfig, run: str) -> Iterator[subprocess.Popen[str]]:
+def holding(config: ExecutionConfig, run: str) -> Iterator[PythonProcess]:
     """Have another process hold a run."""
     code = f"p = StatePersistence(config, {run!r})\nprint('held', flush=True)\ntime.sleep(60)"
     process = start(code, config)
@@ -1196,7 +1190,7 @@ def test_a_disk_that_does_not_say_whether_a_copy_is_a_link_is_an_error_of_ours(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(Path, "is_symlink", broken)
-    with pytest.raises(FolderError, match="cannot be looked at: Input/output error"):
+    with pytest.raises(FolderError, match="cannot be examined: Input/output error"):
         StatePersistence(config, "w")
     monkeypatch.undo()
     StatePersistence(config, "w").shutdown()

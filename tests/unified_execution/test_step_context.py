@@ -480,7 +480,7 @@ def test_threads_of_a_step_do_not_undo_each_others_progress(any_executor: Person
 def test_a_thread_that_is_late_does_not_write_over_the_next_attempt(
     restarts: Restarts, monkeypatch: Any
 ) -> None:
-    executor = restarts.executor().options(timeout=0.1, max_attempts=2, retry_on=lambda _: 0)
+    executor = restarts.executor().options(timeout=0.5, max_attempts=2, retry_on=lambda _: 0)
     run = executor._run
     assert run is not None
     append = run.append
@@ -488,7 +488,7 @@ def test_a_thread_that_is_late_does_not_write_over_the_next_attempt(
     def append_slowly(entries: Any, *args: Any, **kwargs: Any) -> None:
         if threading.current_thread() in slow:
             slow.clear()
-            time.sleep(0.3)
+            time.sleep(0.9)
         append(entries, *args, **kwargs)
 
     slow: set[threading.Thread] = set()

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maestro_hive.engine.waits import Wait
+from maestro_hive.kernel.clock import Wait
 from maestro_hive.testing import ManualClock
 
 
 def test_a_wait_gets_shorter_and_is_over_once() -> None:
     clock = ManualClock()
-    wait = Wait.begin(clock, 10)
+    wait = Wait.start(clock, 10)
     assert (wait.remaining(clock), wait.elapsed(clock)) == (10, 0)
     clock.advance(4)
     assert (wait.remaining(clock), wait.elapsed(clock)) == (6, 4)
@@ -28,16 +28,16 @@ def test_a_wait_gets_shorter_and_is_over_once() -> None:
 
 def test_a_wait_can_be_written_down_and_continues() -> None:
     clock = ManualClock()
-    wait = Wait.begin(clock, 10.25)
+    wait = Wait.start(clock, 10.25)
     clock.advance(3)
-    again = Wait.from_facts(json.loads(json.dumps(wait.to_facts())))
+    again = Wait.from_json(json.loads(json.dumps(wait.to_json())))
     assert again == wait
     assert again.remaining(clock) == 7.25
 
 
 def test_a_sleeping_machine_waits_too() -> None:
     clock = ManualClock()
-    wait = Wait.begin(clock, 10)
+    wait = Wait.start(clock, 10)
     clock.sleep_machine(8)
     assert wait.remaining(clock) == 2
 
@@ -45,21 +45,21 @@ def test_a_sleeping_machine_waits_too() -> None:
 @pytest.mark.parametrize("seconds", [-86_400, 86_400])
 def test_within_a_boot_a_wrong_wall_clock_does_not_matter(seconds: float) -> None:
     clock = ManualClock()
-    wait = Wait.begin(clock, 10)
+    wait = Wait.start(clock, 10)
     clock.jump(seconds)
     assert wait.remaining(clock) == 10
 
 
 def test_after_a_reboot_the_wall_clock_counts() -> None:
     clock = ManualClock()
-    wait = Wait.begin(clock, 100)
+    wait = Wait.start(clock, 100)
     clock.reboot(30)
     assert wait.remaining(clock) == 70
 
 
 def test_after_a_reboot_it_is_never_longer_than_the_whole_wait() -> None:
     clock = ManualClock()
-    wait = Wait.begin(clock, 100)
+    wait = Wait.start(clock, 100)
     clock.jump(-86_400)
     clock.reboot(30)
     assert wait.remaining(clock) == 100
@@ -69,16 +69,16 @@ def test_after_a_reboot_it_is_never_longer_than_the_whole_wait() -> None:
 
 def test_it_is_waited_out_in_slices() -> None:
     clock = ManualClock()
-    asyncio.run(Wait.begin(clock, 12).over(clock))
+    asyncio.run(Wait.start(clock, 12).finished(clock))
     assert clock.slept == [5, 5, 2]
 
 
 def test_a_machine_that_slept_meanwhile_shortens_the_next_slice() -> None:
     clock = ManualClock()
-    wait = Wait.begin(clock, 12)
+    wait = Wait.start(clock, 12)
 
     async def main() -> None:
-        waiting = asyncio.create_task(wait.over(clock))
+        waiting = asyncio.create_task(wait.finished(clock))
         await asyncio.sleep(0)
         clock.sleep_machine(6)
         await waiting
@@ -89,7 +89,7 @@ def test_a_machine_that_slept_meanwhile_shortens_the_next_slice() -> None:
 
 def test_no_wait_is_over_at_once() -> None:
     clock = ManualClock()
-    asyncio.run(Wait.begin(clock, 0).over(clock))
+    asyncio.run(Wait.start(clock, 0).finished(clock))
     assert clock.slept == []
 
 
@@ -100,6 +100,6 @@ def test_no_wait_is_over_at_once() -> None:
 def test_it_ends_whatever_the_clock_rounds(uptime: float, seconds: float) -> None:
     clock = ManualClock()
     clock.advance(uptime)
-    asyncio.run(Wait.begin(clock, seconds).over(clock))
+    asyncio.run(Wait.start(clock, seconds).finished(clock))
     assert len(clock.slept) <= 14
     assert sum(clock.slept) == pytest.approx(seconds, abs=1e-5)

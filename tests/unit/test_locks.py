@@ -8,8 +8,6 @@ import os
 import resource
 import signal
 import stat
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +16,7 @@ import pytest
 
 from maestro_hive.kernel.errors import FolderError, StorageError, StoreClosedError
 from maestro_hive.kernel.locks import FileLock, is_locked
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,13 +38,9 @@ sys.stdin.read()
 
 
 @contextmanager
-def running(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
+def running(code: str, *args: object) -> Iterator[PythonProcess]:
     """Run ``code`` in a process of its own until the block ends; wait for its first line."""
-    command = [sys.executable, "-c", code, *map(str, args)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
+    with PythonProcess(code, *args) as process:
         assert process.stdout.readline() == "ready\n"
         try:
             yield process
@@ -106,7 +101,7 @@ def test_a_forgotten_lock_is_free(path: Path) -> None:
     assert not is_locked(path)
 
 
-@pytest.mark.parametrize("use", ["try_acquire", "share", "release"])
+@pytest.mark.parametrize("use", ["try_acquire", "join", "release"])
 def test_a_closed_lock_says_that_it_is_closed(path: Path, use: str) -> None:
     lock = FileLock(path)
     lock.close()
@@ -116,9 +111,8 @@ def test_a_closed_lock_says_that_it_is_closed(path: Path, use: str) -> None:
 
 def test_a_shared_lock_keeps_out_who_wants_it_alone_and_is_not_called_locked(path: Path) -> None:
     with held(path) as first, held(path) as second, held(path) as third:
-        assert first.try_acquire()
-        first.share()
-        second.share()
+        assert first.join()
+        assert not second.join()
         assert not third.try_acquire()
         assert not is_locked(path)
         first.release()

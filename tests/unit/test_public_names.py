@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
@@ -91,6 +92,22 @@ def test_the_commands_are_the_documented_ones() -> None:
     assert set(cli.commands) == set(re.findall(r"^### `maestro (\w+)`$", page, re.MULTILINE))
 
 
+@pytest.mark.parametrize(
+    "module", ["maestro_hive", "maestro_hive.hive", "maestro_hive.unified_execution"]
+)
+def test_type_checkers_see_the_names_that_are_loaded_lazily(module: str) -> None:
+    home = import_module(module)
+    imports = [
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(home)))
+        if type(node) is ast.ImportFrom
+    ]
+    seen = {each.asname: node.module for node in imports for each in node.names if each.asname}
+    assert set(seen) == set(home.__all__) - {"__version__"}
+    for name, origin in seen.items():
+        assert getattr(home, name) is getattr(import_module(str(origin)), name)
+
+
 def test_the_same_name_is_the_same_thing_wherever_it_is_imported_from() -> None:
     once: dict[str, object] = {}
     for module in (
@@ -111,7 +128,7 @@ def test_dir_shows_the_public_names_before_they_are_loaded() -> None:
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'maestro_hive' has no attribute 'Hivee'"):
-        _ = maestro_hive.Hivee
+        _ = maestro_hive.Hivee  # type: ignore[attr-defined]
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ import pytest
 
 from maestro_hive.kernel import signals
 from maestro_hive.kernel.signals import PoliteStop, stop_politely
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,16 +106,10 @@ finally:
 
 
 @contextmanager
-def program(body: str, run: str = RUN) -> Iterator[subprocess.Popen[str]]:
+def program(body: str, run: str = RUN) -> Iterator[PythonProcess]:
     """Start a program, wait until it is ready, and leave none behind."""
-    with subprocess.Popen(
-        [sys.executable, "-c", BEGIN + body + run],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with PythonProcess(BEGIN + body + run, stderr=True) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             time.sleep(0.1)  # until it waits
             yield process
@@ -124,14 +117,13 @@ def program(body: str, run: str = RUN) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+def end_of(process: PythonProcess) -> tuple[int, str]:
     """Return how it ended, which it must do soon, and what else it printed."""
     output, _ = process.communicate(timeout=10)
-    return process.returncode, output
+    return process.wait(), output
 
 
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
+def line_of(process: PythonProcess) -> str:
     return process.stdout.readline().strip()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from maestro_hive.engine.breaker import CircuitBreaker
-from maestro_hive.engine.breaker_rules import BreakerRules, Moment
+from maestro_hive.engine.breaker_rules import BreakerRules, Moment, closed
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state import shared_records
 from maestro_hive.maestro.state.records import Breaker
@@ -61,7 +61,7 @@ def breaker_names(reader: Reader, prefix: str, most: int) -> list[str]:
 def reset_breaker(store: Store, name: str) -> None:
     """Close a breaker and forget its failures, for all processes, from their next call on."""
     _require_known(store, name)
-    shared_records.breakers(store).update(name, lambda found: _closed(found or Breaker(name=name)))
+    shared_records.breakers(store).update(name, lambda found: closed(found or Breaker(name=name)))
 
 
 def open_breaker(store: Store, name: str, seconds: float, *, create: bool = False) -> None:
@@ -70,19 +70,13 @@ def open_breaker(store: Store, name: str, seconds: float, *, create: bool = Fals
     if not create:
         _require_known(store, name, " Another one is opened with --new.")
     now = Moment.of(store.clock)
-
-    def opened(found: Breaker | None) -> Breaker:
-        return replace(
-            found or Breaker(name=name),
-            state="open",
-            opened_at=now.now,
-            opened_because="opened by hand (maestro breakers open)",
-            cooldown_seconds=seconds,
-            boot=now.boot,
-            boot_seconds=now.boot_seconds,
-        )
-
-    shared_records.breakers(store).update(name, opened)
+    rules, because = (
+        BreakerRules(cooldown_seconds=seconds),
+        "opened by hand (maestro breakers open)",
+    )
+    shared_records.breakers(store).update(
+        name, lambda found: rules.opened(found or Breaker(name=name), now, because)
+    )
 
 
 def _require_known(reader: Reader, name: str, hint: str = "") -> None:
@@ -91,15 +85,3 @@ def _require_known(reader: Reader, name: str, hint: str = "") -> None:
         return
     listed = f"There is: {', '.join(known)}." if known else "There is none yet."
     raise ConfigurationError(f"No breaker is called {name!r}. {listed}{hint}")
-
-
-def _closed(breaker: Breaker) -> Breaker:
-    return replace(
-        breaker,
-        state="closed",
-        consecutive_failures=0,
-        opened_at=None,
-        opened_because="",
-        cooldown_seconds=None,
-        recent="",
-    )

@@ -108,7 +108,8 @@ def repair(folder: Path) -> Findings:
     repaired = list(_repair_permissions(folder))
     warnings: tuple[str, ...] = ()
     try:
-        _refuse_to_wait(folder)
+        if _is_writer_stuck(folder):
+            raise StoreBusyError(_STUCK)
         with folders.writing(folder) as store:
             repairs = _Examination(folder).repairs
             repaired += [_attempted(each.report, partial(each.action, store)) for each in repairs]
@@ -117,11 +118,6 @@ def repair(folder: Path) -> Findings:
     found = examine(folder)
     warnings = (*warnings, *(each for each in found.warnings if not warnings))
     return replace(found, repaired=tuple(repaired), warnings=warnings)
-
-
-def _refuse_to_wait(folder: Path) -> None:
-    if _is_writer_stuck(folder):
-        raise StoreBusyError(_STUCK)
 
 
 def _is_writer_stuck(folder: Path) -> bool:

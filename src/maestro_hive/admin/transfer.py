@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from maestro_hive.admin.folder import checkpoint_folders, writing
 from maestro_hive.admin.runs import find_run
 from maestro_hive.engine.copies import FILE, KIND
+from maestro_hive.engine.open_run import append_entries, document_of
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import (
     AtomicWriteError,
@@ -24,9 +25,7 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.maestro.state import run_document
 from maestro_hive.maestro.state.projections import fold
-from maestro_hive.maestro.state.records import from_micros
-from maestro_hive.maestro.state.run_document import CopiedEntries, RunText, read_run
-from maestro_hive.maestro.state.store import Append
+from maestro_hive.maestro.state.run_document import CopiedEntries, read_run
 from maestro_hive.maestro.state.views import plain_values, show_fields
 
 if TYPE_CHECKING:
@@ -59,17 +58,11 @@ def _export(reader: Reader, record: RunRecord) -> ExportedRun:
     entries = reader.entries(record.id)
     load = plain_values(reader.load)
     state = fold(entries, load)
-    fields = {
-        "workflow_id": record.name,
-        **show_fields(state, load),
-        "created_at": from_micros(state.created_at).isoformat(),
-        "updated_at": from_micros(state.updated_at).isoformat(),
-    }
+    shown = show_fields(state, load)
     if state.started is None:
-        fields["status"] = record.status
-    saved_at = reader.clock.now().isoformat()
+        shown["status"] = record.status
     fence = state.fence_floor + (lease.fence if lease is not None else 0)
-    run = RunText(reader, record.id, record.name, entries, fields, saved_at, fence)
+    run = document_of(reader, record.id, entries, state, record.name, fence, shown)
     text = run_document.seal(KIND, {}, raw={"run": run})
     if len(text) > files.MAX_FILE_BYTES:
         raise StorageError(
@@ -190,10 +183,7 @@ def append_copy(
     store: Store, run: RunLease, copy: RunCopy, *, status: str | None, journal_lost: bool
 ) -> None:
     """Append the entries of a copy to a run, behind a mark that earlier ones no longer count."""
-    entries = list(CopiedEntries(copy, journal_lost=journal_lost))
-    (written,) = store.append([Append(run, entries, status)])
-    if isinstance(written, Exception):
-        raise written
+    append_entries(store, run, list(CopiedEntries(copy, journal_lost=journal_lost)), status)
 
 
 def _refuse_existing(store: Store, run_id: str, folder: Path) -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from maestro_hive.cli.app import cli
+    from maestro_hive.cli.app import cli as cli
 
-__all__ = ["cli", "main"]
+__all__ = ["main"]
 
-__getattr__, __dir__ = load_lazily(__name__, globals(), {"maestro_hive.cli.app": ("cli",)})
+load_lazily(globals(), {"maestro_hive.cli.app": "cli"})
 
 
 def main() -> None:

@@ -40,15 +40,15 @@ class Verb(NamedTuple):
 
 SECTIONS: dict[str, tuple[Verb, ...]] = {
     "Runs": (
-        Verb("runs", "runs", "List runs, newest first, with their status."),
+        Verb("runs", "show", "List runs, newest first, with their status."),
         Verb("show", "show", "Show a run and its steps, or one step in detail."),
         Verb("events", "show", "Print the events of a run, and follow it."),
         Verb("answer", "control", "Answer a question that a run waits for."),
         Verb("retry", "control", "Retry what failed in a run, or one step of it."),
         Verb("cancel", "control", "Cancel a run and its children."),
         Verb("fork", "control", "Start a new run from the completed steps of another."),
-        Verb("export", "transfer", "Write a run to one file, to be imported elsewhere."),
-        Verb("import", "transfer", "Import a run from a file that export wrote."),
+        Verb("export", "maintenance", "Write a run to one file, to be imported elsewhere."),
+        Verb("import", "maintenance", "Import a run from a file that export wrote."),
     ),
     "Shared by runs": (
         Verb("breakers", "breakers", "Show the circuit breakers; open or reset one."),
@@ -62,7 +62,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("gc", "maintenance", "Delete what nothing refers to."),
         Verb("purge", "maintenance", "Delete runs completely: journal, copies and checkpoints."),
     ),
-    "The shell": (Verb("completion", "completion", "Print the completion script for a shell."),),
+    "The shell": (Verb("completion", "command", "Print the completion script for a shell."),),
 }
 
 VERBS: dict[str, Verb] = {verb.name: verb for section in SECTIONS.values() for verb in section}

@@ -8,8 +8,7 @@ import click
 
 from maestro_hive.admin import breakers as admin
 from maestro_hive.cli import output
-from maestro_hive.cli.command import duration, sub_verb, verb_group
-from maestro_hive.cli.completion import breaker_names
+from maestro_hive.cli.command import breaker_names, duration, sub_verb, verb_group
 from maestro_hive.maestro.state.run_view import to_dict
 
 if TYPE_CHECKING:

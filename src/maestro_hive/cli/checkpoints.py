@@ -8,14 +8,12 @@ import click
 
 from maestro_hive.admin import checkpoints as admin
 from maestro_hive.cli import output
-from maestro_hive.cli.command import sub_verb, verb_group
-from maestro_hive.cli.completion import checkpoint_ids, run_ids
+from maestro_hive.cli.command import checkpoint_ids, run_ids, sub_verb, verb_group
 from maestro_hive.cli.errors import FAILED
 from maestro_hive.cli.output import Styled
 from maestro_hive.maestro.state.run_view import to_dict
 
 if TYPE_CHECKING:
-    from maestro_hive.admin.checkpoints import CheckpointFile
     from maestro_hive.cli.command import Call
 
 _SIGNS = {"added": Styled("+", "green"), "removed": Styled("-", "red")}
@@ -221,19 +219,11 @@ def restore(call: Call, run: str, checkpoint_id: str, *, yes: bool) -> None:
     checkpoint = admin.find_checkpoint(call.folder, checkpoint_id, run)
     with call.writing() as store, admin.Restore(store, call.folder, checkpoint) as restoring:
         again = restoring.will_run_again()
-        output.line(f"run {run!r} is restored from {_described(checkpoint)}")
-        output.line(f"steps that are completed now and will run again: {_listed(again)}")
+        made = checkpoint.created_at()
+        when = f", made at {made:%Y-%m-%d %H:%M:%S} UTC" if made else ""
+        output.line(f"run {run!r} is restored from checkpoint {checkpoint.id!r}{when}")
+        names = f"{len(again)} ({output.listed(again, _LISTED)})" if again else "none"
+        output.line(f"steps that are completed now and will run again: {names}")
         call.confirm("Restore it?", yes=yes)
         restoring.restore()
     output.line("restored; start its program to resume it from there")
-
-
-def _described(checkpoint: CheckpointFile) -> str:
-    made = checkpoint.created_at()
-    return (
-        f"checkpoint {checkpoint.id!r}{f', made at {made:%Y-%m-%d %H:%M:%S} UTC' if made else ''}"
-    )
-
-
-def _listed(names: list[str]) -> str:
-    return f"{len(names)} ({output.listed(names, _LISTED)})" if names else "none"

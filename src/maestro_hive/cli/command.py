@@ -1,4 +1,4 @@
-"""What every verb shares: ``--store``, ``--debug``, ``--json``, asking first, help with examples."""
+"""What every verb shares: its options, asking first, help with examples, and completion."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import click
 
 from maestro_hive.cli import output
 from maestro_hive.cli.errors import FAILED, WRONG_USE, complain
+from maestro_hive.kernel.errors import MaestroError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -241,34 +242,24 @@ def _with_options(command: CommandT, examples: str, *, reads: bool) -> CommandT:
 
 def common_options(*, reads: bool) -> list[click.Parameter]:
     """Return the options that may be given before and after a verb; the last one counts."""
-    options = [
-        click.Option(
-            ["--store"],
-            metavar="FOLDER",
-            type=click.Path(),
-            callback=_set_store,
-            expose_value=False,
-            help=_STORE_HELP,
-        ),
-        click.Option(
-            ["--debug"],
-            is_flag=True,
-            callback=_set_debug,
-            expose_value=False,
-            help="Show the traceback of an error.",
+    store = click.Option(
+        ["--store"],
+        metavar="FOLDER",
+        type=click.Path(),
+        callback=_set_store,
+        expose_value=False,
+        help=_STORE_HELP,
+    )
+    flags = {"--debug": "Show the traceback of an error."}
+    if reads:
+        flags["--json"] = "Print JSON."
+    return [
+        store,
+        *(
+            click.Option([name], is_flag=True, callback=_set_flag, expose_value=False, help=text)
+            for name, text in flags.items()
         ),
     ]
-    if reads:
-        options.append(
-            click.Option(
-                ["--json"],
-                is_flag=True,
-                callback=_set_json,
-                expose_value=False,
-                help="Print JSON.",
-            )
-        )
-    return list(options)
 
 
 def _set_store(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
@@ -279,9 +270,106 @@ def _set_store(ctx: click.Context, option: click.Parameter, value: str | None) -
     ctx.ensure_object(Call).chosen = Path(value)
 
 
-def _set_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    ctx.ensure_object(Call).debug |= value
+def _set_flag(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    if value:
+        name = "wants_json" if option.name == "json" else "debug"
+        setattr(ctx.ensure_object(Call), name, True)
 
 
-def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    ctx.ensure_object(Call).wants_json |= value
+# --- completion ------------------------------------------------------------------------------------
+
+
+#: How many names are completed: more would not fit on a screen.
+_MOST = 100
+
+#: Bash splits words at colons, and run ids may have some: the parts are joined again for click, and
+#: what is before the last colon is removed from the completions.
+_WITH_COLONS = r"""
+_maestro_completion_with_colons() {
+    local line=$COMP_LINE words=() cword=0 i word before
+    for ((i = 0; i < ${#COMP_WORDS[@]}; i++)); do
+        word=${COMP_WORDS[i]}
+        if ((i)) && [[ $line != [[:blank:]]* && ($word == :* || ${words[-1]} == *:) ]]; then
+            words[-1]+=$word
+        else
+            words+=("$word")
+        fi
+        line=${line#*"$word"}
+        ((i == COMP_CWORD)) && cword=$((${#words[@]} - 1))
+    done
+    local COMP_WORDS=("${words[@]}") COMP_CWORD=$cword
+    _maestro_completion "$@"
+    word=${words[cword]}
+    if [[ $COMP_WORDBREAKS == *:* && $word == *:* ]]; then
+        before=${word%"${word##*:}"}
+        COMPREPLY=("${COMPREPLY[@]#"$before"}")
+    fi
+}
+
+complete -o nosort -F _maestro_completion_with_colons maestro
+"""
+
+
+@verb(
+    "completion",
+    examples="""
+    maestro completion bash > ~/.local/share/bash-completion/completions/maestro
+    maestro completion zsh > ~/.zfunc/_maestro        with ~/.zfunc in fpath, before compinit
+    maestro completion fish > ~/.config/fish/completions/maestro.fish
+    eval "$(maestro completion bash)"                 for this shell only
+    """,
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(_: Call, shell: str) -> None:
+    """Print the completion script for a shell.
+
+    Put it where your shell finds such scripts, and start a new shell. The tab key then completes
+    verbs, options, and the names of runs, breakers and checkpoints.
+    """
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - needed here only
+
+    made = get_completion_class(shell)
+    assert made is not None
+    root = click.get_current_context().find_root().command
+    script = made(root, {}, "maestro", "_MAESTRO_COMPLETE").source()
+    click.echo(f"{script}{_WITH_COLONS}" if shell == "bash" else script)
+
+
+def run_ids(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Complete a run id, from the newest runs."""
+    from maestro_hive.admin import runs  # noqa: PLC0415 - only when completing
+
+    return _read(ctx, lambda reader: runs.run_ids(reader, incomplete, _MOST))
+
+
+def breaker_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a circuit breaker."""
+    from maestro_hive.admin import breakers  # noqa: PLC0415 - only when completing
+
+    return _read(ctx, lambda reader: breakers.breaker_names(reader, incomplete, _MOST))
+
+
+def checkpoint_ids(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the id of a checkpoint."""
+    from maestro_hive.admin.checkpoints import list_checkpoints  # noqa: PLC0415 - as above
+
+    with contextlib.suppress(MaestroError, OSError):
+        ids = {each.id for each in list_checkpoints(_folder(ctx))}
+        return sorted(each for each in ids if each.startswith(incomplete))[:_MOST]
+    return []
+
+
+def _read(ctx: click.Context, find: Callable[[Reader], list[str]]) -> list[str]:
+    """Read names, and none if that fails: a message would disturb the typing."""
+    from maestro_hive.admin.folder import reading  # noqa: PLC0415 - only when completing
+
+    with contextlib.suppress(MaestroError, OSError), reading(_folder(ctx)) as reader:
+        return find(reader)
+    return []
+
+
+def _folder(ctx: click.Context) -> Path:
+    from maestro_hive.admin.folder import choose_folder  # noqa: PLC0415 - only when completing
+
+    call = ctx.find_object(Call)
+    return choose_folder(call.chosen if call else None)[0]

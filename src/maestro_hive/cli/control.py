@@ -11,8 +11,7 @@ import click
 
 from maestro_hive.admin.runs import find_run
 from maestro_hive.cli import output
-from maestro_hive.cli.command import Helpful, verb
-from maestro_hive.cli.completion import run_ids
+from maestro_hive.cli.command import Helpful, run_ids, verb
 from maestro_hive.cli.show import expected
 from maestro_hive.hive import control
 from maestro_hive.kernel.errors import DecodeError

@@ -1,4 +1,4 @@
-"""``maestro show`` and ``maestro events``: one run, one step, and what happens in it."""
+"""``maestro runs``, ``show`` and ``events``: all runs, one of them, and what happens in it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from maestro_hive.admin.details import Ending, EventFeed, run_details, step_details
+from maestro_hive.admin.runs import Ending, EventFeed, list_runs, run_details, step_details
 from maestro_hive.cli import errors, output
-from maestro_hive.cli.command import verb
-from maestro_hive.cli.completion import run_ids
+from maestro_hive.cli.command import run_ids, verb
 from maestro_hive.hive.answer_types import describe as describe_shape
 from maestro_hive.maestro.state import events
 from maestro_hive.maestro.state.run_view import to_dict
@@ -20,6 +19,7 @@ from maestro_hive.maestro.state.run_view import to_dict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from maestro_hive.admin.runs import RunSummary
     from maestro_hive.cli.command import Call
     from maestro_hive.maestro.state.events import RunEvent
     from maestro_hive.maestro.state.run_view import (
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         WaitView,
     )
 
+#: How many runs are listed.
+_LIMIT = 50
 #: How many steps are shown of a long run, from its end.
 _MOST_STEPS = 50
 #: How many characters of a value are shown.
@@ -44,6 +46,66 @@ _PIPED_STEP_COLUMNS = [
 ]
 #: How often a run that is followed is read.
 _POLL_SECONDS = 0.2
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+@verb(
+    "runs",
+    examples="""
+    maestro runs                                    the newest 50
+    maestro runs --status failed --status stopped   those that need attention
+    maestro runs --workflow build --limit 0         all runs of one workflow
+    maestro runs --json                             for another program
+    """,
+    reads=True,
+)
+@click.option(
+    "--status",
+    "statuses",
+    metavar="STATUS",
+    multiple=True,
+    help="Only runs with this status; may be repeated.",
+)
+@click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=_LIMIT,
+    show_default=True,
+    help="How many at most; 0 for all.",
+)
+def runs_command(call: Call, statuses: tuple[str, ...], workflow: str | None, limit: int) -> None:
+    """List runs, newest first, with their status.
+
+    A run is pending, running, waiting (for an answer, see 'maestro answer'), success, failed or
+    cancelled; and stopped if it is not finished and no living process executes it: start its
+    program again, and it is resumed. A run without a workflow has the status that its program set,
+    and is running while a process has it open.
+    """
+    with call.reading() as reader:
+        found = list_runs(reader, statuses=statuses, workflow=workflow, limit=limit or None)
+    if call.wants_json:
+        call.print_json(**to_dict(found))
+        return
+    columns = ["run", "workflow", "status", "started", "updated", "waits for"]
+    filtered = bool(statuses or workflow)
+    empty = "there are no such runs" if filtered else "there are no runs"
+    output.table(columns, map(_run_row, found.runs), empty=empty)
+    if found.total > len(found.runs):
+        output.note(f"… and {found.total - len(found.runs):,} more: --limit 0")
+
+
+def _run_row(run: RunSummary) -> list[output.Cell]:
+    return [
+        run.run_id,
+        run.workflow,
+        output.status(run.status),
+        run.started_at,
+        run.updated_at,
+        ", ".join(wait.name for wait in run.waits_for),
+    ]
 
 
 # --- show -----------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Attempt:
         context = self._context
         token = current_step.set(context)
         try:
-            work = task(*args, **kwargs) if is_async else _in_thread(task, args, kwargs)
+            work = task(*args, **kwargs) if is_async else call_in_thread(task, args, kwargs)
             if type(work) is CoroutineType:
                 result = await self._drive(work)
             else:
@@ -155,9 +155,10 @@ def _is_from_a_signal(error: BaseException) -> bool:
     return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
-async def _in_thread(
+async def call_in_thread(
     task: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
+    """Call a function that may block, with this context; await what it returns, if that can be."""
     call = partial(copy_context().run, task, *args, **kwargs)
     result = await asyncio.wrap_future(threads.run(call))
     return await result if inspect.isawaitable(result) else result

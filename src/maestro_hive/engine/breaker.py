@@ -9,7 +9,7 @@ them. Half open lets exactly one call through, the probe; if its process dies, a
 right to make the probe is a lease, and its fencing number stands in the breaker's record: a probe
 that was taken for dead decides nothing any more.
 
-A process remembers the record it read last. ``acquire`` reads it again; ``admit`` does not, and
+A process remembers the record it read last. ``acquire`` reads it again; ``admit_known`` does not, and
 gives a guard instead: what is recorded with it is refused if the record has changed meanwhile.
 """
 
@@ -21,14 +21,19 @@ import dataclasses
 import os
 import threading
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from maestro_hive.engine import settings
 from maestro_hive.engine.breaker_rules import BreakerRules, CircuitState, Moment
 from maestro_hive.engine.errors import CircuitBreakerOpen
 from maestro_hive.engine.shared import shared
 from maestro_hive.kernel.clock import Clock, SystemClock
-from maestro_hive.kernel.errors import DocumentCorruptError, RunLeasedError, StorageError
+from maestro_hive.kernel.errors import (
+    DocumentCorruptError,
+    RunLeasedError,
+    StaleDocumentError,
+    StorageError,
+)
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import Breaker
 from maestro_hive.maestro.state.shared_records import BREAKERS
@@ -60,39 +65,11 @@ class ProbeTakenError(Exception):
     """Another caller makes the probe."""
 
 
-class BreakerBackend(Protocol):
-    """Where a breaker's record is, and who may make its probe."""
-
-    def read(self) -> Breaker:
-        """Return the record as it is."""
-        ...
-
-    def known(self) -> tuple[Breaker, DocumentGuard | None]:
-        """Return the record as it was read last, and what refuses a write if it has changed."""
-        ...
-
-    def change(self, rule: Rule) -> Breaker:
-        """Replace the record by what ``rule`` makes of it, atomically; return what it is now.
-
-        Nothing is written if that is the very same one.
-        """
-        ...
-
-    def acquire_probe(self) -> ProbeLease:
-        """Become the one who makes the probe; ``ProbeTakenError`` if another caller does."""
-        ...
-
-    def release_probe(self, probe: ProbeLease) -> None:
-        """Let another caller make it; nothing happens if one already does."""
-        ...
-
-
 class MemoryBackend:
-    """In this process alone; ``quiet`` while the breaker is closed and nothing has failed."""
+    """Where a breaker's record is, and who may make its probe: in this process alone."""
 
     def __init__(self, name: str) -> None:
         self.record = Breaker(name=name)
-        self.quiet = True
         self._mutex = threading.RLock()
         self._numbers = 0
         self._taken = False
@@ -102,18 +79,17 @@ class MemoryBackend:
         return self.record
 
     def known(self) -> tuple[Breaker, DocumentGuard | None]:
-        """Return the record as it is."""
+        """Return the record as it was read last, and what refuses a write if it has changed."""
         return self.record, None
 
     def change(self, rule: Rule) -> Breaker:
-        """Replace the record by what ``rule`` makes of it."""
+        """Replace the record by what ``rule`` makes of it, atomically; return what it is now."""
         with self._mutex:
-            record = self.record = rule(self.record)
-            self.quiet = record.state == CircuitState.CLOSED and not record.consecutive_failures
-            return record
+            self.record = rule(self.record)
+            return self.record
 
     def acquire_probe(self) -> ProbeLease:
-        """Become the one who makes the probe."""
+        """Become the one who makes the probe; ``ProbeTakenError`` if another caller does."""
         with self._mutex:
             if self._taken:
                 raise ProbeTakenError("in this process")
@@ -122,14 +98,17 @@ class MemoryBackend:
             return ProbeLease(self._numbers)
 
     def release_probe(self, probe: ProbeLease) -> None:
-        """Let another caller make it."""
+        """Let another caller make it; nothing happens if one already does."""
         with self._mutex:
             if probe.number == self._numbers:
                 self._taken = False
 
 
 class StoreBackend:
-    """In a store, for every process that uses it; one object for this process."""
+    """The same in a store, for every process that uses it; one object for this process.
+
+    Nothing is written where a rule returns the very record that it was given.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -230,7 +209,7 @@ class _UnchangedError(Exception):
 class CircuitBreaker:
     """Lets calls through, or not: in memory, or for everybody on a store, by name.
 
-    ``acquire`` gives a permit for one call; say to it how the call went. ``is_open`` and
+    ``acquire`` gives a permit for one call, which records its outcome. ``is_open`` and
     ``record_…`` do the same without a permit, for one caller at a time.
     """
 
@@ -260,13 +239,12 @@ class CircuitBreaker:
         )
         self.store = store
         self.clock = clock or (store.clock if store is not None else SystemClock())
-        self._counts_calls = self.rules.counts_calls
-        self._own = MemoryBackend(name) if store is None else None
-        self._backend: BreakerBackend
-        if store is not None:
-            self._backend = shared(store, StoreBackend, name, StoreBackend)
-        else:
-            self._backend = self._own = MemoryBackend(name)
+        self._counts_calls = self.rules.counts_calls  # read for every call
+        self._backend = (
+            MemoryBackend(name)
+            if store is None
+            else shared(store, StoreBackend, name, StoreBackend)
+        )
         self._last_success: datetime | None = None
         self._asked: Permit | None = None
 
@@ -326,20 +304,25 @@ class CircuitBreaker:
 
     # --- with a permit ---
 
-    def admit(self) -> Permit:
-        """Return the permit for one call, by what this process knows of the breaker.
+    def admit_known(self) -> Permit | None:
+        """Return the permit for one call if the breaker is closed as this process knows it.
 
-        Its ``guard`` refuses the record of the call's start if the breaker has changed meanwhile:
-        then ``acquire`` one instead.
+        Its ``guard`` refuses the record of the call's start if the breaker has changed meanwhile;
+        then, or without a permit from here, ``acquire`` one.
         """
         record, guard = self._backend.known()
-        return Permit(self, guard=guard) if record.state == _CLOSED else self.acquire()
+        return Permit(self, guard=guard) if record.state == _CLOSED else None
+
+    def current(self) -> tuple[Breaker, DocumentGuard | None]:
+        """Return the record as it is, and what refuses a write if it has changed."""
+        self._backend.read()
+        return self._backend.known()
 
     def acquire(self) -> Permit:
         """Return the permit for one call; raise ``CircuitBreakerOpen`` if there is none."""
-        record = self._backend.read()
+        record, guard = self.current()
         if record.state == _CLOSED:
-            return Permit(self)
+            return Permit(self, guard=guard)
         at = self._moment()
         remaining = self.rules.remaining(record, at)
         if remaining:
@@ -390,7 +373,7 @@ class CircuitBreaker:
             self._backend.change(lambda found: rule(found, at, seconds))
 
     def note_success(self) -> None:
-        """Note, in this process alone, that a call went well."""
+        """Note, in this process alone, that a call succeeded."""
         self._last_success = self.clock.now()
 
     def success_is_no_news(self) -> bool:
@@ -399,14 +382,11 @@ class CircuitBreaker:
         closed = record.state == _CLOSED and not record.consecutive_failures
         return closed and not self._counts_calls
 
-    def _release_probe(self, probe: ProbeLease) -> None:
-        self._backend.release_probe(probe)
-
     def _refusal(
         self, record: Breaker, remaining: float, probed: str | None = None
     ) -> CircuitBreakerOpen:
         cooldown = self.rules.cooldown_of(record)
-        # How long a probe takes nobody knows: have a look again soon.
+        # The duration of a probe is unknown: ask again soon.
         wait = remaining or min(cooldown, LEASE_SECONDS)
         retry_at = _later(self.clock.now(), wait).isoformat(timespec="seconds")
         because = record.opened_because or f"{record.consecutive_failures} failures in a row"
@@ -431,16 +411,15 @@ class CircuitBreaker:
     def is_open(self) -> bool:
         """Return whether the next call must not be made.
 
-        Half open, the first who asks is told that it may, and everybody else that they must not,
-        until ``record_success`` or ``record_failure``; or until so long has passed that whoever
-        asked must have forgotten about it.
+        Half open, it is False for the first caller and True for all others, until
+        ``record_success`` or ``record_failure``; or until so much time has passed that the first
+        caller cannot be expected to call either.
         """
-        own = self._own
-        if own is not None and own.quiet:
-            return False
         asked = self._asked
         if asked is not None and asked.age() > max(self.cooldown_seconds, LEASE_SECONDS):
             asked.release()
+        if self._backend.read().state == _CLOSED:
+            return False
         try:
             permit = self.acquire()
         except CircuitBreakerOpen:
@@ -450,15 +429,14 @@ class CircuitBreaker:
         return False
 
     def record_success(self) -> None:
-        """Say that a call went well."""
-        own = self._own
-        if own is not None and own.quiet and not self._counts_calls:
-            self._last_success = self.clock.now()
+        """Record that a call succeeded."""
+        if self._asked is None and self.success_is_no_news():
+            self.note_success()
         else:
             self._permit_asked_for().succeeded()
 
     def record_failure(self) -> None:
-        """Say that a call failed."""
+        """Record that a call failed."""
         self._permit_asked_for().failed()
 
     def _permit_asked_for(self) -> Permit:
@@ -472,9 +450,9 @@ class CircuitBreaker:
 class Permit:
     """The permission for one call; ``probe`` says that a half-open breaker waits for its outcome.
 
-    Say how it went, once: what is said after that changes nothing. As a context manager it says it
-    itself: an exception is a failure, and a call that was interrupted or cancelled is neither. One
-    that is dropped is given back.
+    The first outcome that is recorded counts. As a context manager it records it itself: an
+    exception is a failure, and a call that was interrupted or cancelled is neither. One that is
+    dropped is given back.
     """
 
     __slots__ = ("_breaker", "_pid", "_probe", "_started", "guard", "settled")
@@ -502,8 +480,22 @@ class Permit:
         """Return how many seconds ago it was given."""
         return self._breaker.clock.awake_seconds() - self._started
 
+    def renewed_guard(self) -> DocumentGuard | None:
+        """Return the guard by what the breaker is now, for a call that had to wait.
+
+        ``StaleDocumentError`` if it is closed no more: then ``acquire`` another permit.
+        """
+        guard = self.guard
+        if guard is None:
+            return None
+        record, self.guard = self._breaker.current()
+        if record.state != _CLOSED:
+            version = self.guard.version if self.guard is not None else 0
+            raise StaleDocumentError(*guard[:2], expected=guard.version, version=version)
+        return self.guard
+
     def succeeded_without_news(self) -> bool:
-        """Say that the call went well; False, and nothing done, if that has to be written."""
+        """Note that the call succeeded; False, and nothing done, if that has to be written."""
         breaker = self._breaker
         if self._probe is not None or not breaker.success_is_no_news():
             return False
@@ -512,18 +504,18 @@ class Permit:
         return True
 
     def succeeded(self, seconds: float | None = None) -> None:
-        """Say that the call went well, and how long it took."""
+        """Record that the call succeeded, and how long it took."""
         self._settle(seconds, failed=False)
 
     def failed(self, seconds: float | None = None) -> None:
-        """Say that the call failed, and how long it took."""
+        """Record that the call failed, and how long it took."""
         self._settle(seconds, failed=True)
 
     def release(self) -> None:
-        """Say that there was no call, or that it says nothing about the other side."""
+        """Give it back: there was no call, or its end says nothing about the other side."""
         if not self.settled:
             if self._probe is not None:
-                self._breaker._release_probe(self._probe)  # noqa: SLF001 - one thing, two faces
+                self._breaker._backend.release_probe(self._probe)  # noqa: SLF001 - one thing, two faces
             self.settled = True
 
     def _settle(self, seconds: float | None, *, failed: bool) -> None:
@@ -558,7 +550,7 @@ class Permit:
 
 def _release_quietly(breaker: CircuitBreaker, probe: ProbeLease) -> None:
     with contextlib.suppress(StorageError):  # a store that failed or was closed holds nothing
-        breaker._release_probe(probe)  # noqa: SLF001 - for the permit
+        breaker._backend.release_probe(probe)  # noqa: SLF001 - for the permit
 
 
 def checked_name(what: str, name: object) -> str:

@@ -124,7 +124,7 @@ class BreakerRules:
 
     def _opened_if_due(self, record: Breaker, at: Moment) -> Breaker:
         because = self._reason_to_open(record)
-        return self._opened(record, at, because) if because else record
+        return self.opened(record, at, because) if because else record
 
     def _reason_to_open(self, record: Breaker) -> str | None:
         if record.consecutive_failures >= self.threshold:
@@ -141,7 +141,8 @@ class BreakerRules:
             return f"{slow} of the last {_count(calls, 'call')} took {limit:g} s or longer"
         return None
 
-    def _opened(self, record: Breaker, at: Moment, because: str) -> Breaker:
+    def opened(self, record: Breaker, at: Moment, because: str) -> Breaker:
+        """Open for a full cooldown."""
         return replace(
             record,
             state=CircuitState.OPEN.value,
@@ -165,16 +166,7 @@ class BreakerRules:
         """Close, unless a newer probe was admitted."""
         if not _is_current(record, number):
             return record
-        return replace(
-            record,
-            state=CircuitState.CLOSED.value,
-            consecutive_failures=0,
-            opened_at=None,
-            opened_because="",
-            cooldown_seconds=None,
-            recent="",
-            last_success_time=at.now,
-        )
+        return replace(closed(record), last_success_time=at.now)
 
     def probe_failed(self, record: Breaker, number: int, at: Moment) -> Breaker:
         """Open again for a full cooldown, unless a newer probe was admitted."""
@@ -182,7 +174,7 @@ class BreakerRules:
             return record
         failures = record.consecutive_failures + 1
         after = replace(record, consecutive_failures=failures, last_failure_time=at.now)
-        return self._opened(after, at, f"{_count(failures, 'failure')} in a row, the last a probe")
+        return self.opened(after, at, f"{_count(failures, 'failure')} in a row, the last a probe")
 
     # --- the cooldown ---
 
@@ -220,6 +212,19 @@ class BreakerRules:
             boot=at.boot,
             boot_seconds=at.boot_seconds - cooled,
         )
+
+
+def closed(record: Breaker) -> Breaker:
+    """Return the record, closed and without failures."""
+    return replace(
+        record,
+        state=CircuitState.CLOSED.value,
+        consecutive_failures=0,
+        opened_at=None,
+        opened_because="",
+        cooldown_seconds=None,
+        recent="",
+    )
 
 
 def _is_current(record: Breaker, number: int) -> bool:

@@ -317,7 +317,8 @@ def _create_writable(path: Path) -> Path:
 
 def _warn_once(fallbacks: tuple[Fallback, ...]) -> None:
     """Log a warning about fallbacks that no warning was logged about before."""
-    first = [each for each in fallbacks if _shared.is_first_warning(each)]
+    mine = object()
+    first = [each for each in fallbacks if _shared.warned.setdefault(each, mine) is mine]
     if first:
         logger.warning(
             "state is stored in %s, because %s; set MAESTRO_STATE_DIR and MAESTRO_CHECKPOINT_DIR to"
@@ -341,17 +342,8 @@ class _Shared:
         self.config: dict[str, ExecutionConfig] = {}
         #: By default folder and fallback; None where the default folder itself is used.
         self.decisions: dict[tuple[Path, str], Fallback | None] = {}
-        self._warned: dict[Fallback, object] = {}
-
-    def is_first_warning(self, fallback: Fallback) -> bool:
-        """Return whether no warning about this fallback was logged before."""
-        mine = object()
-        return self._warned.setdefault(fallback, mine) is mine
-
-    def clear(self) -> None:
-        """Forget all of it."""
-        for each in (self.config, self.decisions, self._warned):
-            each.clear()
+        #: The fallbacks that a warning was logged about, each with who did that.
+        self.warned: dict[Fallback, object] = {}
 
 
 _shared = _Shared()
@@ -365,4 +357,5 @@ def get_execution_config() -> ExecutionConfig:
 
 def reset_execution_config() -> None:
     """Forget the shared configuration, and which default folders could be used."""
-    _shared.clear()
+    for each in (_shared.config, _shared.decisions, _shared.warned):
+        each.clear()

@@ -58,20 +58,12 @@ class RunCopies:
             return None
         return self._state_dir / "runs" / self._run_id / FILE
 
-    def highest_fence(self) -> int:
-        """Return the highest fencing number that a checkpoint of the run carries."""
-        return self.checkpoints.highest_fence(self._run_id)
-
     def write_state(self, run: RunText) -> None:
         """Write ``execution_state.json``: the run as of now."""
         if self._state_dir is None:
             return
         folder = files.make_folder_inside(self._state_dir, "runs", self._run_id)
         files.write_atomically(folder / FILE, documents.seal_in_chunks(KIND, {}, raw={"run": run}))
-
-    def write_checkpoint(self, checkpoint_id: str, run: RunText, fence: int) -> None:
-        """Write the run as a checkpoint of this id."""
-        self.checkpoints.write(self._run_id, checkpoint_id, run, fence=fence)
 
     def newest(self) -> RunCopy | None:
         """Return the newest good copy; damaged ones are set aside, and that is logged."""
@@ -153,13 +145,25 @@ class Copier:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             with self._condition:
+                # First what is being written: an older copy of a run must not replace a newer one.
+                left = until - time.monotonic()
+                self._condition.wait_for(lambda: self._writing is None, left)
                 place = next((key for key, job in self._jobs.items() if job.store is store), None)
-                if place is None:
-                    left = until - time.monotonic()
-                    self._condition.wait_for(lambda: self._writing is not store, left)
+                if place is None or self._writing is not None:
                     return
                 job = self._jobs.pop(place)
-            _write(job)
+                self._writing = store
+            self._finish(job)
+        with self._condition:
+            late = [key for key, job in self._jobs.items() if job.store is store]
+            for key in late:
+                del self._jobs[key]
+        if late:
+            logger.warning(
+                "%s: %d runs have no new JSON copy, for want of time; the journal has them",
+                store.location,
+                len(late),
+            )
 
     def flush_all(self) -> None:
         """Write what was requested, at the end of the process."""
@@ -170,29 +174,30 @@ class Copier:
         for store in stores.values():
             self.flush(store)
 
+    def _finish(self, job: _Job) -> None:
+        """Write a copy, the only one at this time."""
+        try:
+            job.write()
+        except (MaestroError, OSError) as error:
+            logger.error("a copy could not be written: %s", error)  # noqa: TRY400 - one sentence
+        except Exception:
+            logger.exception("a copy could not be written")  # and the next ones are
+        finally:
+            with self._condition:
+                self._writing = None
+                self._condition.notify_all()
+
     def _serve(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._jobs)
+                self._condition.wait_for(lambda: self._jobs and self._writing is None)
                 place = next(iter(self._jobs))
                 job = self._jobs.pop(place)
                 self._writing = job.store
             started = time.monotonic()
-            try:
-                _write(job)
-            finally:
-                with self._condition:
-                    self._writing = None
-                    self._condition.notify_all()
+            self._finish(job)
             del job
             time.sleep((time.monotonic() - started) * _REST_FACTOR)
-
-
-def _write(job: _Job) -> None:
-    try:
-        job.write()
-    except (MaestroError, OSError) as error:
-        logger.error("a copy could not be written: %s", error)  # noqa: TRY400 - one sentence
 
 
 copier = PerProcess(Copier)

@@ -243,7 +243,7 @@ class GovernanceViolation(ExecutionException):
 def text_of(value: object) -> str:
     """Return a value as text that can be written, also if its ``__str__`` raises."""
     try:
-        return _writable(str(value))
+        return writable(str(value))
     except Exception:  # noqa: BLE001 - the report of a failure must not fail
         return f"{type(value).__name__}, whose __str__ raised an error"
 
@@ -290,7 +290,7 @@ def _plain_leaf(value: object) -> Any:
         case float():
             return value if math.isfinite(value) else repr(value)
         case str() | PathLike():
-            return _writable(fsdecode(value))
+            return writable(fsdecode(value))
         case BaseException():
             return _describe(value)
         case date():
@@ -317,11 +317,11 @@ def _describe(error: object) -> str:
     if not isinstance(error, BaseException):
         return text_of(error)
     try:
-        return _writable("".join(traceback.format_exception_only(error)).strip())
+        return writable("".join(traceback.format_exception_only(error)).strip())
     except Exception:  # noqa: BLE001 - the position in a SyntaxError may be of any type
         return f"{type(error).__name__}: {text_of(error)}"
 
 
-def _writable(text: str) -> str:
+def writable(text: str) -> str:
     """Return ``text`` with lone surrogates, which UTF-8 cannot encode, escaped."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -8,7 +8,7 @@ import copy
 import textwrap
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from maestro_hive.engine import retry_policy
 from maestro_hive.engine.config import ErrorCategory
@@ -20,6 +20,7 @@ from maestro_hive.engine.errors import (
     UnrecoverableError,
     parts_of,
     text_of,
+    writable,
 )
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
 
@@ -30,10 +31,17 @@ if TYPE_CHECKING:
     from maestro_hive.engine.healing import Healing
     from maestro_hive.engine.retry_policy import Decision
 
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
 #: How much of an error is stored.
 _MESSAGE_LENGTH = 2_000
 _TRACEBACK_LENGTH = 4_000
 _REPORT_TEXT_LENGTH = 4_000
+#: What a report says of an attempt, besides its error's message.
+_REPORTED = (
+    *("attempt_id", "attempt_number", "started_at", "ended_at", "status"),
+    *("error_type", "tokens_used"),
+)
 #: An error that is raised again and again has all its frames, and each costs time.
 _FRAMES = 40
 #: Packages whose lines a user need not see: between the call and the task there is nothing else.
@@ -44,6 +52,10 @@ _OURS = (
     "maestro_hive.kernel",
     "asyncio",
 )
+#: Whose frames are removed from a traceback.
+_HIDDEN = ("maestro_hive", "asyncio")
+#: How many causes of an error are treated.
+_MAX_CHAIN = 50
 #: What Python source starts with.
 _SOURCE = ("def ", "class ", "import ", "from ")
 
@@ -56,8 +68,8 @@ class Failure(NamedTuple):
     counts: bool
     error: dict[str, Any]
     reason: str
-    wait: float | None
-    final: bool
+    wait: float | None = None
+    final: bool = False
     healed: bool = False
     healing_error: str | None = None
     #: What a healer has to say to the next attempt.
@@ -81,14 +93,7 @@ def failed_attempt(facts: dict[str, Any], decision: Decision, healing: Healing) 
 
 def ended_attempt(error: BaseException, status: ExecutionStatus, *, counts: bool) -> Failure:
     """Return what is recorded of an attempt whose error is raised as it is."""
-    return Failure(
-        status=status,
-        counts=counts,
-        error=error_facts(error),
-        reason="it is not retried",
-        wait=None,
-        final=False,
-    )
+    return Failure(status, counts, error_facts(error), "it is not retried")
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ def error_facts(error: BaseException) -> dict[str, Any]:
         "type": kind,
         "message": message[:_MESSAGE_LENGTH],
         "category": str(category),
-        "traceback": _encodable(trace)[-_TRACEBACK_LENGTH:],
+        "traceback": writable(trace)[-_TRACEBACK_LENGTH:],
     }
     return {**facts, "recoverable": False} if is_unrecoverable(error) else facts
 
@@ -121,10 +126,6 @@ def _own_frames(error: BaseException) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_globals.get("__package__") in _OURS:
         trace = trace.tb_next
     return trace or error.__traceback__
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def is_unrecoverable(error: BaseException) -> bool:
@@ -205,32 +206,33 @@ def check_source(output: str) -> None:
 # --- attempts as plain data ----------------------------------------------------------------------
 
 
-def metrics_of(
-    error: Mapping[str, Any], healing_error: str | None, feedback: str | None
-) -> dict[str, Any]:
-    """Return what an attempt's ``metrics`` say about its failure."""
-    metrics: dict[str, Any] = {"error_category": error.get("category", "UNKNOWN")}
+def set_failure(
+    attempt: ExecutionAttempt,
+    error: Mapping[str, Any],
+    *,
+    healed: bool = False,
+    healing_error: str | None = None,
+    feedback: str | None = None,
+) -> None:
+    """Describe the error that an attempt ended with."""
+    attempt.error_message = error.get("message")
+    attempt.error_type = error.get("type")
+    attempt.error_traceback = error.get("traceback")
+    attempt.healing_applied = healed
+    metrics = attempt.metrics = {"error_category": error.get("category", "UNKNOWN")}
     if not error.get("recoverable", True):
         metrics["recoverable"] = False
     if healing_error is not None:
         metrics["healing_error"] = healing_error
     if feedback is not None:
         metrics["feedback"] = feedback
-    return metrics
 
 
 def attempt_facts(attempt: ExecutionAttempt) -> dict[str, Any]:
     """Return an attempt as it stands in a report."""
-    return {
-        "attempt_id": attempt.attempt_id,
-        "attempt_number": attempt.attempt_number,
-        "started_at": attempt.started_at.isoformat(),
-        "ended_at": attempt.ended_at.isoformat() if attempt.ended_at else None,
-        "status": attempt.status.value,
-        "error_type": attempt.error_type,
-        "error_message": (attempt.error_message or "")[:_REPORT_TEXT_LENGTH] or None,
-        "tokens_used": attempt.tokens_used,
-    }
+    known = attempt.to_dict()
+    message = (attempt.error_message or "")[:_REPORT_TEXT_LENGTH] or None
+    return {**{name: known[name] for name in _REPORTED}, "error_message": message}
 
 
 def attempt_line(attempt: ExecutionAttempt) -> str:
@@ -276,3 +278,52 @@ def report_from(facts: Mapping[str, Any]) -> FailureReport:
 
 def _text(value: object) -> str:
     return str(value)[:_REPORT_TEXT_LENGTH]
+
+
+# --- tracebacks that show the user's code --------------------------------------------------------
+
+
+def with_own_lines(error: ErrorT) -> ErrorT:
+    """Return the error with only the user's frames in its traceback and in those of its causes."""
+    _point_at_cause(error)
+    each: BaseException | None = error
+    for _ in range(_MAX_CHAIN):
+        if each is None:
+            break
+        each.__traceback__ = _own_lines(each.__traceback__)
+        if isinstance(each, BaseExceptionGroup):
+            for part in each.exceptions:
+                with_own_lines(part)
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def _point_at_cause(error: BaseException) -> None:
+    """Make the exception of the step the direct cause of ``HelpNeeded``, without level 1 in between."""
+    cause = error.__cause__
+    if not isinstance(error, HelpNeeded) or not isinstance(cause, UnrecoverableError):
+        return
+    original = cause.original_error
+    if isinstance(original, BaseException):
+        error.__cause__ = original
+
+
+def _own_lines(trace: TracebackType | None) -> TracebackType | None:
+    first = last = None
+    while trace is not None:
+        following = trace.tb_next
+        if not _is_hidden(trace):
+            if last is None:
+                first = trace
+            else:
+                last.tb_next = trace
+            last = trace
+        trace = following
+    if last is not None:
+        last.tb_next = None
+    return first
+
+
+def _is_hidden(trace: TracebackType) -> bool:
+    name = str(trace.tb_frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] in _HIDDEN

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from maestro_hive.engine.attempt import call_in_thread, is_async
 from maestro_hive.engine.errors import text_of
-from maestro_hive.kernel.threads import threads
 
 if TYPE_CHECKING:
     from maestro_hive.engine.errors import FailureReport
@@ -50,7 +47,10 @@ async def heal(healer: Healer, failure: FailureReport, seconds: float) -> Healin
     deadline = asyncio.timeout(seconds)
     try:
         async with deadline:
-            answer = await _call(healer, failure)
+            call = healer.heal_single
+            answer = await (
+                call(failure) if is_async(call) else call_in_thread(call, (failure,), {})
+            )
         status = getattr(answer, "status", None)
         feedback = getattr(answer, "feedback", None)
         return Healing(
@@ -62,12 +62,3 @@ async def heal(healer: Healer, failure: FailureReport, seconds: float) -> Healin
             return Healing(fixed=False, error=f"it was not finished within {seconds:g} seconds")
         text = f"{type(error).__name__}: {text_of(error)}"
         return Healing(fixed=False, error=text[:_MAX_TEXT])
-
-
-async def _call(healer: Healer, failure: FailureReport) -> Any:
-    """Return what the healer returns; one that is not async is called in a thread."""
-    if inspect.iscoroutinefunction(healer.heal_single):
-        return await healer.heal_single(failure)
-    call = partial(copy_context().run, healer.heal_single, failure)
-    answer = await asyncio.wrap_future(threads.run(call))
-    return await answer if inspect.isawaitable(answer) else answer

@@ -26,12 +26,12 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
+from maestro_hive.engine import settings, values
 from maestro_hive.engine.rates import Counted, Moment, Rate, RateLog, count_start
 from maestro_hive.engine.shared import shared
 from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import (
     CodecError,
-    ConfigurationError,
     DocumentCorruptError,
     RunLeasedError,
     StorageError,
@@ -84,11 +84,7 @@ class Limit:
     def __init__(
         self, store: Store, name: str, *, rate: Rate | None, max_concurrency: int | None
     ) -> None:
-        if max_concurrency is not None and not _is_count(max_concurrency):
-            raise ConfigurationError(
-                f"max_concurrency of {name!r} is {max_concurrency!r}, and must be a whole number"
-                " from 1 on, or None for no limit"
-            )
+        settings.optional(settings.whole(1))(f"max_concurrency of {name!r}", max_concurrency)
         self.name = name
         self.rate = rate
         self.max_concurrency = max_concurrency
@@ -113,10 +109,6 @@ class Limit:
                     release()
                 raise
         return release
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 class _Queue:
@@ -377,21 +369,10 @@ async def _in_store(
     *,
     in_thread: bool = False,
 ) -> ResultT:
-    """Return what a blocking call of the store returns; made on the loop where the store is quick.
-
-    A task that is cancelled does not wait for the thread: ``undo`` is called there with the result
-    of the call, or with None if there is none.
-    """
+    """Return what a blocking call of the store returns; made on the loop where the store is quick."""
     if not in_thread and store.syncs_fast():
         return call()
-    active = threads.run(call)
-    try:
-        return await asyncio.wrap_future(active)
-    except BaseException:
-        active.add_done_callback(
-            lambda ended: undo(None if ended.cancelled() or ended.exception() else ended.result())
-        )
-        raise
+    return await values.in_thread(call, undo)
 
 
 def _release(store: Store, leases: list[Lease], done: Callable[[], None] = _nothing) -> None:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.engine.copies import RunCopies, copier, has_copies
-from maestro_hive.engine.shared import find_shared, forget_shared, shared
+from maestro_hive.engine.shared import forget_shared, shared
 from maestro_hive.kernel.errors import FencedError, StorageError
 from maestro_hive.maestro.state.projections import RunState, fold
 from maestro_hive.maestro.state.recorder import Recorder, recorder_for
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.engine.config import StateConfig
     from maestro_hive.maestro.state.run_document import RunCopy
-    from maestro_hive.maestro.state.store import DocumentGuard, RunLease, Store
+    from maestro_hive.maestro.state.store import DocumentGuard, Reader, RunLease, Store
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,9 @@ class OpenRun:
                     self.run_id, workflow, entries, status, busy_timeout
                 )
                 self._config = config
-                self._schedule_first_copy()
+                interval = config.auto_checkpoint_interval_seconds
+                first = min(interval, _FIRST_COPY_SECONDS) if interval else float("inf")
+                self._copy_due = time.monotonic() + first
             self.users += 1
             return True
 
@@ -122,16 +124,11 @@ class OpenRun:
     def check_open(self) -> None:
         """Raise if the run was closed."""
         if self.closed:
-            raise self._not_open()
-
-    def _not_open(self) -> StorageError:
-        return StorageError(f"run {self.run_id!r} was closed; open it again to go on")
+            raise StorageError(f"run {self.run_id!r} was closed; open it again to go on")
 
     def check_lease(self) -> None:
         """Raise if another process has the run by now: then this one must write no files either."""
-        (seq,) = self.store.append([Append(self.lease, ())], sync=False)
-        if isinstance(seq, FencedError):
-            raise seq
+        append_entries(self.store, self.lease, (), sync=False)
 
     def close(self, *, released: bool = False) -> None:
         """Stop using the run; the last user gives its lease back, unless that was ``released``."""
@@ -154,9 +151,7 @@ class OpenRun:
         with self.mutex:
             self.check_open()
             given = [NewEntry(EntryKind.RESTORED), *entries] if self.fresh else list(entries)
-            (seq,) = self.store.append([Append(self.lease, given, status)], sync=sync)
-            if isinstance(seq, Exception):
-                raise seq
+            append_entries(self.store, self.lease, given, status, sync=sync)
             self.fresh = False  # not before it is written
             self.catch_up()
 
@@ -170,8 +165,9 @@ class OpenRun:
         release: bool = False,
     ) -> None:
         """Record an entry from an event loop, together with what others record just now."""
-        if self.users == 0 or self._lease is None:
-            raise self._not_open()
+        if self.users == 0:
+            self.check_open()
+        assert self._lease is not None
         if self.fresh:
             self.append(())  # records first, and once, that what came before no longer counts
         recorder = self._recorder
@@ -182,7 +178,9 @@ class OpenRun:
                 self._lease, (entry,), status=status, sync=sync, guard=guard, release=release
             )
         except asyncio.CancelledError:
-            await self._finish_writing(recorder, sync=sync)
+            # The lease may be gone with what was written: then nothing of the run follows it.
+            with contextlib.suppress(*((FencedError,) if release else ())):
+                await self._finish_writing(recorder, sync=sync)
             raise
         self._take(entry, seq)
 
@@ -227,6 +225,19 @@ class OpenRun:
         with self.mutex:
             self._last_step = max(self._last_step, self.state.last_step) + 1
             return self._last_step
+
+    def recorded(self, identity: bytes, name: str) -> bytes | None:
+        """Return the encoded result of a completed step, empty if it has none; None if it is not.
+
+        A step is also completed when a task of its name was marked so by hand.
+        """
+        found = self.state.by_identity.get(identity)
+        if found is not None and found.completed is not None:
+            return self.store.load(found.completed) or b""
+        if name in self.state.completed_tasks:
+            entry = self.state.completed_tasks[name]
+            return b"" if entry is None else self.store.load(entry) or b""
+        return None
 
     # --- steps in flight ---
 
@@ -301,7 +312,7 @@ class OpenRun:
         if self._copies is None:
             assert self._config is not None
             self._copies = RunCopies(self._config, self.run_id, self.store.clock)
-            self._fence_seen = self._copies.highest_fence()
+            self._fence_seen = self._copies.checkpoints.highest_fence(self.run_id)
         return self._copies
 
     @property
@@ -309,12 +320,6 @@ class OpenRun:
         """The number that files carry: over that of every process before, also after a loss."""
         own = self.lease.lease.fence + self.state.fence_floor
         return own if own >= self._fence_seen else self._fence_seen + 1
-
-    def _schedule_first_copy(self) -> None:
-        assert self._config is not None
-        interval = self._config.auto_checkpoint_interval_seconds
-        first = min(interval, _FIRST_COPY_SECONDS)
-        self._copy_due = time.monotonic() + first if interval else float("inf")
 
     def copy_if_due(self) -> None:
         """Have ``execution_state.json`` written, in a thread, if the last one is old enough."""
@@ -331,10 +336,6 @@ class OpenRun:
         """Write ``execution_state.json``, and plan the next time by what it cost."""
         started = time.monotonic()
         self.copies.write_state(document or self.as_document())
-        self.plan_next_copy(started)
-
-    def plan_next_copy(self, started: float) -> None:
-        """Set when the next copy is due, after one that was started then."""
         assert self._config is not None
         interval = self._config.auto_checkpoint_interval_seconds
         cost = time.monotonic() - started
@@ -345,11 +346,10 @@ class OpenRun:
         """Return the whole run as JSON."""
         self.check_lease()
         self.catch_up()
-        entries = self.store.entries(self.lease.run)
-        with self.mutex:
-            return document_of(
-                self.store, self.lease.run, entries, self.state, self.run_id, self.fence
-            )
+        with self.mutex:  # for the fields alone: reading a long run's entries takes time
+            state, seq, fence, shown = self.state, self.state.seq, self.fence, self.fields()
+        entries = [each for each in self.store.entries(self.lease.run) if each.seq <= seq]
+        return document_of(self.store, self.lease.run, entries, state, self.run_id, fence, shown)
 
     def fields(self) -> dict[str, Any]:
         """Return the run's fields, by the names that ``ExecutionState`` has for them."""
@@ -399,10 +399,18 @@ def open_run(
     return run
 
 
-def open_run_here(store: Store, run_id: str) -> OpenRun | None:
-    """Return the run if this process has it open."""
-    found = find_shared(store, OpenRun, run_id)
-    return None if found is None or found.closed else found
+def append_entries(
+    store: Store,
+    lease: RunLease,
+    entries: Sequence[NewEntry],
+    status: str | None = None,
+    *,
+    sync: bool = True,
+) -> None:
+    """Record entries of a run that is leased; raise if another process has it by now."""
+    (written,) = store.append([Append(lease, entries, status)], sync=sync)
+    if isinstance(written, Exception):
+        raise written
 
 
 def copy_finished(config: StateConfig, store: Store, run_id: str, fence: int) -> None:
@@ -412,20 +420,27 @@ def copy_finished(config: StateConfig, store: Store, run_id: str, fence: int) ->
         return
     entries = store.entries(record.id)
     if entries:
-        state = fold(entries, store.load)
+        with _without_garbage_collection():
+            state = fold(entries, store.load)
         document = document_of(store, record.id, entries, state, run_id, fence)
         RunCopies(config, run_id, store.clock).write_state(document)
 
 
 def document_of(
-    store: Store, run: int, entries: list[Entry], state: RunState, run_id: str, fence: int
+    reader: Reader,
+    run: int,
+    entries: list[Entry],
+    state: RunState,
+    run_id: str,
+    fence: int,
+    shown: dict[str, Any] | None = None,
 ) -> RunText:
-    """Return a whole run as JSON."""
+    """Return a whole run as JSON; ``shown`` are its fields, where their classes may be unknown."""
     fields = {
         "workflow_id": run_id,
-        **show_fields(state, store.load),
+        **(show_fields(state, reader.load) if shown is None else shown),
         "created_at": from_micros(state.created_at).isoformat(),
         "updated_at": from_micros(state.updated_at).isoformat(),
     }
-    saved_at = store.clock.now().isoformat()
-    return RunText(store, run, run_id, entries, fields, saved_at, fence)
+    saved_at = reader.clock.now().isoformat()
+    return RunText(reader, run, run_id, entries, fields, saved_at, fence)

@@ -87,14 +87,6 @@ def _ambiguous(name: str, value: object) -> str:
     return str(value)
 
 
-def _retry_on(_: str, value: object) -> RetryOn:
-    return check_retry_on(value)
-
-
-def _rate(_: str, value: object) -> Rate:
-    return Rate.parse(value)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How a step is executed; None where the configuration decides."""
@@ -108,13 +100,15 @@ class Options:
     #: Seconds for one attempt.
     timeout: float | None = _option(None, settings.optional(settings.positive), recorded=True)
     #: Which errors are worth another attempt: types, or a function (yes, no, or seconds to wait).
-    retry_on: RetryOn | None = _option(None, settings.optional(_retry_on))
+    retry_on: RetryOn | None = _option(
+        None, settings.optional(lambda _, value: check_retry_on(value))
+    )
     #: The name of a breaker to share, such as the provider's; without it, the persona's.
     breaker: str | None = _option(None, settings.optional(checked_name), recorded=True)
     #: How many attempts may run at once, in all processes on the store together.
     max_concurrency: int | None = _option(None, settings.optional(settings.whole(1)), recorded=True)
     #: How many attempts may start in a time, as in ``60/min``, in all processes together.
-    rate: Rate | None = _option(None, settings.optional(_rate))
+    rate: Rate | None = _option(None, settings.optional(lambda _, value: Rate.parse(value)))
     #: The step's identity instead of its input: a text such as ``invoice-{number}``, or a function.
     key: Key | None = _option(None, settings.optional(_key))
     #: What to do about an attempt that started and whose end was never recorded: execute the step

@@ -53,13 +53,9 @@ class Plan(NamedTuple):
             facts["options"] = dict(self.options)
         return self._replace(identity=identity, facts=codec.dump_canonical(facts))
 
-    def effect_key(self, run_id: str) -> str:
-        """Return the name of the step's effect for the outside world, the same in all attempts."""
-        return effect_key(run_id, self.identity)
-
 
 def effect_key(run_id: str, identity: bytes) -> str:
-    """Return the name of an effect for the outside world."""
+    """Return the name of a step's effect for the outside world, the same in all attempts."""
     return hashlib.sha256(run_id.encode() + b"\0" + identity).hexdigest()[:32]
 
 

@@ -14,8 +14,6 @@ from maestro_hive.kernel.errors import StorageError
 from maestro_hive.kernel.files import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from maestro_hive.engine.step import StepExecution
     from maestro_hive.kernel.clock import Clock
 
@@ -71,10 +69,38 @@ class PolicyCheck:
         self._clock = clock
 
     async def check(self, step: StepExecution) -> None:
-        """Raise ``GovernanceViolation`` if the step is forbidden."""
+        """Raise ``GovernanceViolation`` if the step is forbidden; write the decision to the log."""
         tool = getattr(step.task, "__name__", step.name)
-        arguments = step.arguments()
-        enforce(self._enforcer, self._agent, tool, arguments, self._audit_log, self._clock)
+        arguments, agent = step.arguments(), self._agent
+        named = next((arguments[name] for name in _TARGETS if arguments.get(name)), None)
+        target = None if named is None else str(named)
+        verdict = self._enforcer.check(
+            agent=agent, tool_name=tool, target_path=target, action=infer_action(tool)
+        )
+        violation = getattr(verdict, "violation_type", None)
+        kind = str(getattr(violation, "value", violation)) if violation else None
+        message = str(getattr(verdict, "message", ""))
+        if self._audit_log is not None:
+            entry = {
+                "timestamp": self._clock.now().isoformat(),
+                "persona_id": agent.agent_id,
+                "role": agent.role,
+                "tool": tool,
+                "path": target,
+                "allowed": verdict.allowed,
+                "violation_type": kind,
+                "message": message,
+                "latency_ms": getattr(verdict, "latency_ms", 0),
+            }
+            _write(Path(self._audit_log), entry)
+        if not verdict.allowed:
+            raise GovernanceViolation(
+                message or f"{agent.agent_id} ({agent.role}) may not use {tool}",
+                kind or "policy_violation",
+                path=target,
+                tool_name=tool,
+                agent_id=agent.agent_id,
+            )
 
 
 def infer_action(tool_name: str) -> str:
@@ -84,46 +110,6 @@ def infer_action(tool_name: str) -> str:
         if re.search(pattern, words):
             return action
     return "execute"
-
-
-def enforce(
-    enforcer: Enforcer,
-    agent: AgentContext,
-    tool_name: str,
-    arguments: Mapping[str, Any],
-    audit_log: str | None,
-    clock: Clock,
-) -> None:
-    """Raise ``GovernanceViolation`` if the enforcer forbids the call; write the decision to the log."""
-    named = next((arguments[name] for name in _TARGETS if arguments.get(name)), None)
-    target = None if named is None else str(named)
-    verdict = enforcer.check(
-        agent=agent, tool_name=tool_name, target_path=target, action=infer_action(tool_name)
-    )
-    violation = getattr(verdict, "violation_type", None)
-    kind = str(getattr(violation, "value", violation)) if violation else None
-    message = str(getattr(verdict, "message", ""))
-    if audit_log is not None:
-        entry = {
-            "timestamp": clock.now().isoformat(),
-            "persona_id": agent.agent_id,
-            "role": agent.role,
-            "tool": tool_name,
-            "path": target,
-            "allowed": verdict.allowed,
-            "violation_type": kind,
-            "message": message,
-            "latency_ms": getattr(verdict, "latency_ms", 0),
-        }
-        _write(Path(audit_log), entry)
-    if not verdict.allowed:
-        raise GovernanceViolation(
-            message or f"{agent.agent_id} ({agent.role}) may not use {tool_name}",
-            kind or "policy_violation",
-            path=target,
-            tool_name=tool_name,
-            agent_id=agent.agent_id,
-        )
 
 
 def _write(path: Path, entry: dict[str, Any]) -> None:

@@ -65,27 +65,12 @@ class ExecutionAttempt:
         """How long it took; 0 while it runs."""
         if self.ended_at is None:
             return 0.0
-        return max(
-            0.0, (self.ended_at - self.started_at).total_seconds()
-        )  # a clock may be set back
+        # Not below 0: a clock may be set back.
+        return max(0.0, (self.ended_at - self.started_at).total_seconds())
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data; the output as it is."""
-        return {
-            "attempt_id": self.attempt_id,
-            "attempt_number": self.attempt_number,
-            "started_at": self.started_at.isoformat(),
-            "ended_at": self.ended_at.isoformat() if self.ended_at else None,
-            "duration_seconds": self.duration_seconds,
-            "status": self.status.value,
-            "error_message": self.error_message,
-            "error_type": self.error_type,
-            "error_traceback": self.error_traceback,
-            "output": self.output,
-            "tokens_used": self.tokens_used,
-            "healing_applied": self.healing_applied,
-            "metrics": dict(self.metrics),
-        }
+        return {**_plain(self), "duration_seconds": self.duration_seconds}
 
 
 @dataclass(slots=True)
@@ -116,21 +101,7 @@ class ExecutionResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data; outputs as they are."""
-        return {
-            "execution_id": self.execution_id,
-            "task_name": self.task_name,
-            "persona_id": self.persona_id,
-            "final_status": self.final_status.value,
-            "attempts": [attempt.to_dict() for attempt in self.attempts],
-            "attempt_count": self.attempt_count,
-            "success": self.success,
-            "total_duration_seconds": self.total_duration_seconds,
-            "total_tokens_used": self.total_tokens_used,
-            "final_output": self.final_output,
-            "recovery_applied": self.recovery_applied,
-            "failure_report": self.failure_report.to_dict() if self.failure_report else None,
-            "created_at": self.created_at.isoformat(),
-        }
+        return {**_plain(self), "attempt_count": self.attempt_count, "success": self.success}
 
 
 class LazyResult(ExecutionResult):
@@ -179,15 +150,28 @@ class Level2Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data; outputs as they are."""
-        return {
-            "execution_id": self.execution_id,
-            "task_name": self.task_name,
-            "final_status": self.final_status.value,
-            "level1_results": [result.to_dict() for result in self.level1_results],
-            "level2_attempts": self.level2_attempts,
-            "success": self.success,
-            "total_duration_seconds": self.total_duration_seconds,
-            "jira_ticket": self.jira_ticket,
-            "circuit_breaker_state": self.circuit_breaker_state,
-            "created_at": self.created_at.isoformat(),
-        }
+        return {**_plain(self), "success": self.success}
+
+
+_OUTPUTS = ("output", "final_output")
+
+
+def _plain(record: ExecutionAttempt | ExecutionResult | Level2Result) -> dict[str, Any]:
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    return {name: value if name in _OUTPUTS else _shown(value) for name, value in values.items()}
+
+
+def _shown(value: Any) -> Any:
+    match value:
+        case ExecutionStatus():
+            return value.value
+        case datetime():
+            return value.isoformat()
+        case dict():
+            return dict(value)
+        case list():
+            return [each.to_dict() for each in value]
+        case None | str() | int() | float():
+            return value
+        case _:
+            return value.to_dict()

@@ -43,22 +43,7 @@ from maestro_hive.kernel.errors import MaestroError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "MAX_RETRY_AFTER_SECONDS",
-    "Backoff",
-    "Decision",
-    "RandomSource",
-    "RetryOn",
-    "Verdict",
-    "asks_for_retry",
-    "check_retry_on",
-    "classify",
-    "decide",
-    "delay_before",
-    "never_retried",
-    "retry_after",
-    "with_jitter",
-]
+    from maestro_hive.engine.config import Level1Config, Level2Config
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -76,25 +61,6 @@ RetryOn: TypeAlias = (
 # --- backoff ---------------------------------------------------------------------------------
 
 
-class Backoff(Protocol):
-    """How waits grow, as in ``Level1Config`` and ``Level2Config``."""
-
-    @property
-    def base_delay_seconds(self) -> float:
-        """The first wait."""
-        ...
-
-    @property
-    def backoff_multiplier(self) -> float:
-        """The factor from one wait to the next."""
-        ...
-
-    @property
-    def max_delay_seconds(self) -> float:
-        """The longest wait."""
-        ...
-
-
 class RandomSource(Protocol):
     """A source of random numbers, such as ``random.Random``."""
 
@@ -103,7 +69,7 @@ class RandomSource(Protocol):
         ...
 
 
-def delay_before(config: Backoff, failures: int) -> float:
+def delay_before(config: Level1Config | Level2Config, failures: int) -> float:
     """Return the wait after that many failures, without jitter; 0 after none."""
     if failures < 1 or config.base_delay_seconds == 0:
         return 0.0
@@ -410,28 +376,24 @@ def _traits(error: BaseException) -> _Traits:
     return traits._replace(code=code) if isinstance(code, int) else traits
 
 
-def _is_test_failure(traits: _Traits) -> bool:
-    return traits.named(_TEST_FAILED) or traits.names >= {"Failed", "OutcomeException"}  # of pytest
-
-
 def _is_exhausted(traits: _Traits) -> bool:
     if isinstance(traits.error, RuntimeError) and traits.error.args == ("can't start new thread",):
         return True
     return traits.named(_EXHAUSTED) or traits.code in _EXHAUSTED_CODES
 
 
-def _is_remote(traits: _Traits) -> bool:
-    return traits.status is not None or traits.named(_REMOTE) or traits.code in _REMOTE_CODES
-
-
 #: The first match counts: a connection that timed out is a timeout.
 _KINDS: dict[ErrorCategory, Callable[[_Traits], bool]] = {
     ErrorCategory.SYNTAX: lambda traits: isinstance(traits.error, SyntaxError),
-    ErrorCategory.TEST_FAILURE: _is_test_failure,
+    ErrorCategory.TEST_FAILURE: lambda traits: (
+        traits.named(_TEST_FAILED) or traits.names >= {"Failed", "OutcomeException"}  # of pytest
+    ),
     ErrorCategory.RATE_LIMIT: lambda traits: traits.status == 429 or traits.named(_RATE_LIMITED),
     ErrorCategory.TIMEOUT: lambda traits: traits.named(_TIMED_OUT),
     ErrorCategory.RESOURCE_ERROR: _is_exhausted,
-    ErrorCategory.API_ERROR: _is_remote,
+    ErrorCategory.API_ERROR: lambda traits: (
+        traits.status is not None or traits.named(_REMOTE) or traits.code in _REMOTE_CODES
+    ),
 }
 
 

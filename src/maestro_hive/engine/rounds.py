@@ -7,7 +7,6 @@ survive a restart, and a retry of that step clears them.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -30,6 +29,7 @@ from maestro_hive.engine.failures import (
     plain_text,
     report_from,
     report_of,
+    set_failure,
 )
 from maestro_hive.engine.plan import effect_key
 from maestro_hive.engine.results import (
@@ -46,15 +46,15 @@ from maestro_hive.engine.retry_policy import (
     with_jitter,
 )
 from maestro_hive.engine.step import SkippedError
-from maestro_hive.engine.waits import Wait
+from maestro_hive.engine.values import in_thread
+from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import StaleDocumentError
-from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, to_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from random import Random
 
     from maestro_hive.engine.breaker import CircuitBreaker, Permit
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.maestro.state.store import DocumentGuard
 
 ResultT = TypeVar("ResultT")
 
@@ -83,22 +82,14 @@ class RoundPolicy:
 class RoundCall(Protocol):
     """What a round calls."""
 
-    @property
-    def name(self) -> str:
-        """What it is called in messages and records."""
-        ...
+    #: What it is called in messages and records.
+    name: str
+    #: Who does the work; None where that is unknown.
+    persona: str | None
+    #: Whether ``make`` records its start under the breaker's guard.
+    uses_guard: bool
 
-    @property
-    def persona(self) -> str | None:
-        """Who does the work; None where that is unknown."""
-        ...
-
-    @property
-    def uses_guard(self) -> bool:
-        """Whether ``make`` records its start under the breaker's guard."""
-        ...
-
-    async def make(self, number: int, guard: DocumentGuard | None) -> Any:
+    def make(self, number: int, permit: Permit) -> Awaitable[Any]:
         """Make round ``number`` and return what came of it; raise if it failed."""
         ...
 
@@ -154,13 +145,16 @@ class Rounds:
         while len(self.failed) < self.policy.config.max_attempts:
             if self.failed:
                 await self._wait()
-            permit: Permit | None = None
+            # The first time by what this process knows; a start under that guard may be refused.
+            permit = self.policy.breaker.admit_known() if self.call.uses_guard else None
             for _ in range(_ADMISSIONS):
-                permit = await self._permit(again=permit is not None)
+                if permit is None:
+                    permit = await self._permit()
                 try:
                     return await self._round(permit)
                 except StaleDocumentError:
                     permit.release()
+                    permit = None
                 except RoundFailedError as failed:
                     await self._record_failed(failed)
                     break
@@ -174,14 +168,11 @@ class Rounds:
         left = wait.remaining(self._clock) if wait is not None else 0.0
         if left and self.policy.breaker.remaining_seconds() < left:
             # Counted from now: a wall clock that was set back must not make it longer.
-            await Wait.begin(self._clock, left).over(self._clock)
+            await Wait.start(self._clock, left).finished(self._clock)
 
-    async def _permit(self, *, again: bool) -> Permit:
-        breaker = self.policy.breaker
+    async def _permit(self) -> Permit:
         try:
-            if self.call.uses_guard and not again:
-                return breaker.admit()
-            return await self._off_loop(breaker.acquire)
+            return await self._off_loop(self.policy.breaker.acquire)
         except CircuitBreakerOpen as refused:
             if self.failed:
                 refused.context.update(self._so_far())
@@ -203,7 +194,7 @@ class Rounds:
             self._started = started
         token = round_number.set(number)
         try:
-            outcome = await self.call.make(number, permit.guard)
+            outcome = await self.call.make(number, permit)
         except StaleDocumentError:
             raise
         except SkippedError as skipped:
@@ -243,27 +234,29 @@ class Rounds:
         found = error.result if isinstance(error, UnrecoverableError) else None
         if isinstance(found, ExecutionResult):
             return replace(found, failure_report=report_of(error) or report_of(found))
-        facts = error_facts(original_of(error) or error)
+        result = self.one_call(seconds, ExecutionStatus.FAILED, failure_report=report_of(error))
+        set_failure(result.attempts[0], error_facts(original_of(error) or error))
+        return result
+
+    def one_call(self, seconds: float, status: ExecutionStatus, **facts: Any) -> ExecutionResult:
+        """Return the result of a round that was one call: a single attempt."""
         ended_at = self._clock.now()
-        started_at = ended_at - timedelta(seconds=seconds)
         attempt = ExecutionAttempt(
             attempt_id=f"round-{self._first + len(self.failed)}",
             attempt_number=1,
-            started_at=started_at,
+            started_at=ended_at - timedelta(seconds=seconds),
             ended_at=ended_at,
-            status=ExecutionStatus.FAILED,
-            error_message=facts["message"],
-            error_type=facts["type"],
-            error_traceback=facts["traceback"],
+            status=status,
+            output=facts.get("final_output"),
         )
         return ExecutionResult(
             execution_id=self.execution_id,
             task_name=self.call.name,
             persona_id=self.call.persona or "",
-            final_status=ExecutionStatus.FAILED,
+            final_status=status,
             attempts=[attempt],
             total_duration_seconds=seconds,
-            failure_report=report_of(error),
+            **facts,
         )
 
     def _reported(self, result: ExecutionResult, error: Exception | None) -> ExecutionResult:
@@ -298,7 +291,7 @@ class Rounds:
         count = len(self.failed) + 1
         wait = None
         if count < self.policy.config.max_attempts:
-            wait = Wait.begin(self._clock, self._delay(count, failed.error))
+            wait = Wait.start(self._clock, self._delay(count, failed.error))
         number = self._first + len(self.failed)
         made = FailedRound(number=number, result=failed.result, wait=wait)
         await self._record(EntryKind.ROUND_FAILED, _round_facts(made))
@@ -336,11 +329,12 @@ class Rounds:
             final_status=status,
             level1_results=results,
             level2_attempts=len(results),
-            total_duration_seconds=self._elapsed(),
+            total_duration_seconds=self.elapsed(),
             circuit_breaker_state=self.policy.breaker.state.value,
         )
 
-    def _elapsed(self) -> float:
+    def elapsed(self) -> float:
+        """Return the seconds since the first round that was made here started."""
         return 0.0 if self._started is None else self._clock.awake_seconds() - self._started
 
     def _escalated(self) -> Mapping[str, Any] | None:
@@ -447,16 +441,14 @@ class Rounds:
     # --- waiting for the disk ---
 
     async def _breaker_failed(self, permit: Permit, seconds: float) -> None:
-        if self.policy.breaker.store is None:
-            permit.failed(seconds)
-        else:  # it is written, and another process may be in the way
-            await asyncio.wrap_future(threads.run(lambda: permit.failed(seconds)))
+        # It is written, and another process may be in the way.
+        await self._off_loop(lambda: permit.failed(seconds), writes=True)
 
-    async def _off_loop(self, call: Callable[[], ResultT]) -> ResultT:
+    async def _off_loop(self, call: Callable[[], ResultT], *, writes: bool = False) -> ResultT:
         store = self.policy.breaker.store
-        if store is None or store.syncs_fast():
+        if store is None or (not writes and store.syncs_fast()):
             return call()
-        return await asyncio.wrap_future(threads.run(call))
+        return await in_thread(call)
 
 
 class RoundFailedError(Exception):
@@ -504,7 +496,7 @@ def _round_facts(failed: FailedRound) -> dict[str, Any]:
         "seconds": result.total_duration_seconds,
         "tokens": result.total_tokens_used,
         "report": failed.report.to_dict(),
-        "wait": failed.wait.to_facts() if failed.wait else None,
+        "wait": failed.wait.to_json() if failed.wait else None,
     }
 
 
@@ -524,19 +516,11 @@ def _round_from(entry: Entry) -> FailedRound:
     )
     wait = facts["wait"]
     return FailedRound(
-        number=facts["round"], result=result, wait=Wait.from_facts(wait) if wait else None
+        number=facts["round"], result=result, wait=Wait.from_json(wait) if wait else None
     )
 
 
 def _attempt_from(facts: Mapping[str, Any]) -> ExecutionAttempt:
-    ended_at = facts["ended_at"]
-    return ExecutionAttempt(
-        attempt_id=facts["attempt_id"],
-        attempt_number=facts["attempt_number"],
-        started_at=datetime.fromisoformat(facts["started_at"]),
-        ended_at=datetime.fromisoformat(ended_at) if ended_at else None,
-        status=ExecutionStatus(facts["status"]),
-        error_type=facts["error_type"],
-        error_message=facts["error_message"],
-        tokens_used=facts["tokens_used"],
-    )
+    times = {name: facts[name] for name in ("started_at", "ended_at")}
+    typed = {name: when and datetime.fromisoformat(when) for name, when in times.items()}
+    return ExecutionAttempt(**{**facts, **typed, "status": ExecutionStatus(facts["status"])})

@@ -1,42 +1,55 @@
-"""Objects that everybody in this process shares for one store: open runs, breakers, limits."""
+"""The registry of a process: what it shares for one store, such as open runs, breakers and limits.
+
+Also what must live on without a reference. A forked child starts with an empty one.
+"""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from maestro_hive.kernel.process import PerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from maestro_hive.maestro.state.store import Store
 
 SharedT = TypeVar("SharedT")
 
 
+_Objects = weakref.WeakValueDictionary[tuple[type[Any], str], Any]
+
+
 class _Registry:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         # Weakly on both sides: an object lives as long as it is used, and refers to its store.
-        self.stores: weakref.WeakKeyDictionary[
-            Store, weakref.WeakValueDictionary[tuple[type[Any], str], Any]
-        ] = weakref.WeakKeyDictionary()
+        self.stores: weakref.WeakKeyDictionary[Store, _Objects] = weakref.WeakKeyDictionary()
+        self.retained: set[object] = set()
 
 
 _registry = PerProcess(_Registry)
+
+
+@contextmanager
+def _objects(store: Store) -> Iterator[_Objects]:
+    """Lock the registry, and give the objects of one store."""
+    registry = _registry()
+    with registry.lock:
+        found = registry.stores.get(store)
+        if found is None:
+            found = registry.stores[store] = weakref.WeakValueDictionary()
+        yield found
 
 
 def shared(
     store: Store, kind: type[SharedT], name: str, make: Callable[[Store, str], SharedT]
 ) -> SharedT:
     """Return this process's object of that kind and name on that store, made if there is none."""
-    registry = _registry()
-    with registry.lock:
-        objects = registry.stores.get(store)
-        if objects is None:
-            objects = registry.stores[store] = weakref.WeakValueDictionary()
+    with _objects(store) as objects:
         found: SharedT | None = objects.get((kind, name))
         if found is None:
             found = objects[kind, name] = make(store, name)
@@ -45,25 +58,36 @@ def shared(
 
 def find_shared(store: Store, kind: type[SharedT], name: str) -> SharedT | None:
     """Return this process's object of that kind and name, if there is one."""
-    registry = _registry()
-    with registry.lock:
-        objects = registry.stores.get(store)
-        return None if objects is None else objects.get((kind, name))
+    with _objects(store) as objects:
+        return objects.get((kind, name))
 
 
 def all_shared(store: Store, kind: type[SharedT]) -> list[SharedT]:
     """Return this process's objects of that kind on that store."""
-    registry = _registry()
-    with registry.lock:
-        objects = registry.stores.get(store)
-        found = [] if objects is None else list(objects.items())
-    return [each for (what, _), each in found if what is kind]
+    with _objects(store) as objects:
+        return [each for (what, _), each in list(objects.items()) if what is kind]
 
 
 def forget_shared(store: Store, kind: type[Any], name: str, known: object) -> None:
     """Let the next caller make another one; nothing happens if ``known`` was replaced already."""
-    registry = _registry()
-    with registry.lock:
-        objects = registry.stores.get(store)
-        if objects is not None and objects.get((kind, name)) is known:
+    with _objects(store) as objects:
+        if objects.get((kind, name)) is known:
             del objects[kind, name]
+
+
+# --- objects that live without a reference --------------------------------------------------------
+
+
+def retain(thing: object) -> None:
+    """Let an object live until it is released, or the process ends."""
+    _registry().retained.add(thing)
+
+
+def release(thing: object) -> None:
+    """Let an object go; nothing happens if it was not retained in this process."""
+    _registry().retained.discard(thing)
+
+
+def retained(kind: type[SharedT]) -> list[SharedT]:
+    """Return the objects of a kind that are retained."""
+    return [each for each in list(_registry().retained) if isinstance(each, kind)]

@@ -9,6 +9,7 @@ Rounds, behind a circuit breaker, are made around this by ``rounds``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -40,17 +41,17 @@ from maestro_hive.engine.failures import (
 from maestro_hive.engine.healing import NOT_HEALED, Healer, Healing, heal
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
 from maestro_hive.engine.step_record import MemoryStep, RunStep
-from maestro_hive.engine.values import IMMUTABLE
-from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.errors import ConfigurationError, StaleDocumentError
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from random import Random
 
     from maestro_hive.engine.budget import Budget
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.engine.options import Options
-    from maestro_hive.engine.retry_policy import Decision, RandomSource
+    from maestro_hive.engine.retry_policy import Decision
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.projections import StepState
@@ -58,10 +59,14 @@ if TYPE_CHECKING:
 
 _ACTIVE = (ExecutionStatus.RUNNING, ExecutionStatus.RETRYING)
 
+#: How often a breaker may change between being read and the record of a start.
+_RENEWALS = 100
+
 #: The steps that this task is inside of.
 _inside: ContextVar[frozenset[tuple[str, bytes]]] = ContextVar("steps_inside", default=frozenset())
 
 Leave: TypeAlias = "Callable[[], None]"
+RenewedGuard: TypeAlias = "Callable[[], DocumentGuard | None]"
 OwnArguments: TypeAlias = (
     "Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[tuple[tuple[Any, ...], dict[str, Any]]]]"
 )
@@ -122,7 +127,7 @@ class StepSpec:
     persona: str
     options: Options
     clock: Clock
-    rng: RandomSource
+    rng: Random
     budget: Budget
     #: What a step is checked by, once, before its first attempt.
     checks: tuple[StepCheck, ...] = ()
@@ -130,8 +135,6 @@ class StepSpec:
     stages: tuple[Stage, ...] = ()
     healer: Healer | None = None
     latest: Latest | None = None
-    #: Whether a result that starts like Python source must parse.
-    checks_source: bool = False
     #: Whether the caller gets the recorded result, decoded, and not the object itself.
     reads_back: bool = False
 
@@ -141,6 +144,8 @@ class StepSpec:
     max_attempts: int = field(init=False)
     #: How many attempts may be cut off by the death of their process.
     max_interruptions: int = field(init=False)
+    #: Whether a result that starts like Python source must parse.
+    checks_source: bool = field(init=False)
 
     def __post_init__(self) -> None:
         level1, options = self.config.level1, self.options
@@ -148,6 +153,7 @@ class StepSpec:
             "timeout": options.timeout or self.config.timeout_seconds,
             "max_attempts": options.max_attempts or level1.max_attempts,
             "max_interruptions": level1.max_interruptions,
+            "checks_source": level1.enable_syntax_validation,
         }
         for name, value in chosen.items():
             object.__setattr__(self, name, value)
@@ -176,10 +182,13 @@ class StepExecution:
 
     # --- one round ---
 
-    async def run_round(self, guard: DocumentGuard | None = None) -> Any:
+    async def run_round(
+        self, guard: DocumentGuard | None = None, renewed_guard: RenewedGuard | None = None
+    ) -> Any:
         """Return the output of the first attempt that succeeds; raise when none will.
 
-        ``guard`` stands for the breaker's permit: the first attempt starts only if it holds.
+        ``guard`` stands for the breaker's permit: the first attempt starts only if it holds. It is
+        renewed after the stages: they may take long, and their turn would be lost with it.
         """
         try:
             while True:
@@ -187,7 +196,10 @@ class StepExecution:
                 leaving: list[Leave] | tuple[()]
                 leaving = () if not self.spec.stages else await self._enter_stages()
                 try:
-                    done, output = await self._attempt(guard)
+                    if self.spec.stages and guard is not None and renewed_guard is not None:
+                        done, output = await self._attempt_renewed(renewed_guard)
+                    else:
+                        done, output = await self._attempt(guard)
                 finally:
                     for leave in leaving:
                         leave()
@@ -200,6 +212,14 @@ class StepExecution:
             if latest is not None and latest.status in _ACTIVE:
                 self._note(status_of(error))
             raise
+
+    async def _attempt_renewed(self, renewed_guard: RenewedGuard) -> tuple[bool, Any]:
+        """Make an attempt under a guard of now, and of later if that failed: the turn stays ours."""
+        for _ in range(_RENEWALS):
+            guard = renewed_guard()
+            with contextlib.suppress(StaleDocumentError):
+                return await self._attempt(guard)
+        return await self._attempt(renewed_guard())
 
     async def _enter_stages(self) -> list[Leave]:
         leaving: list[Leave] = []
@@ -217,7 +237,14 @@ class StepExecution:
     async def _attempt(self, guard: DocumentGuard | None) -> tuple[bool, Any]:
         """Return whether an attempt succeeded, and its output; False: there will be another."""
         spec, record = self.spec, self.record
-        await self._start(guard)
+        if spec.latest is not None:
+            spec.latest.status = ExecutionStatus.RUNNING
+        try:
+            await record.start(guard)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._stopped(error, asked=True)  # the task was not called, so it is not to blame
+            raise
         number, feedback = record.started_attempt()
         context = StepContext(
             record,
@@ -240,7 +267,7 @@ class StepExecution:
             if type(record) is RunStep:
                 encoded = (
                     codec.encode(output, "result")
-                    if type(output) in IMMUTABLE
+                    if codec.is_small((output,))
                     else await values.encode(output, "result")
                 )
         except Exception as error:  # noqa: BLE001 - whatever the task raises
@@ -250,7 +277,7 @@ class StepExecution:
             self._stopped(error, asked=attempt.was_asked_to_stop(error))
             raise
         await record.complete(encoded)
-        if spec.reads_back and encoded is not None and type(output) not in IMMUTABLE:
+        if spec.reads_back and encoded is not None and type(output) not in codec.IMMUTABLE:
             output = await values.decode(encoded.data, "result")
         return True, output
 
@@ -259,16 +286,6 @@ class StepExecution:
             self.spec.budget.check()
         except TokenBudgetExceeded:
             self._note(ExecutionStatus.BANKRUPT)
-            raise
-
-    async def _start(self, guard: DocumentGuard | None) -> None:
-        if self.spec.latest is not None:
-            self.spec.latest.status = ExecutionStatus.RUNNING
-        try:
-            await self.record.start(guard)
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._stopped(error, asked=True)  # the task was not called, so it is not to blame
             raise
 
     def _spend(self, attempt: int, tokens: int, usd: float) -> None:
@@ -392,8 +409,13 @@ class StepExecution:
         """Return the result of a step that succeeded, with its attempts."""
         healed = self.record.was_healed
         status = ExecutionStatus.RECOVERED if healed else ExecutionStatus.SUCCESS
-        result = self.record.completed_result(status, output)
-        self._note(status, result)
+        if isinstance(self.record, RunStep):
+            result = self.record.completed_result(status, output)
+            self._note(status, result)
+        else:
+            result = self.result(status)
+            result.final_output = result.attempts[-1].output = output
+            result.recovery_applied = healed
         return result
 
     def result(self, status: ExecutionStatus) -> ExecutionResult:
@@ -440,14 +462,13 @@ async def check_may_continue(step: StepExecution) -> None:
     """Return when the next attempt may start; raise if there must be none."""
     record = step.record
     assert isinstance(record, RunStep)
-    state = record.state
-    if state is None:
+    if record.state is None:
         return
-    if _is_ambiguous(step, state):
-        raise _ambiguous(step)
-    if _is_interrupted(step, state):
-        raise await _interrupted(step, record)
-    if record.is_exhausted(step.spec.max_attempts):
+    if needs_retry(step):
+        if _is_ambiguous(step, record.state):
+            raise _ambiguous(step)
+        if _is_interrupted(step, record.state):
+            raise await _interrupted(step, record)
         step.give_up(None, "it was given up before, and no retry was requested")
     await record.wait()
 
@@ -476,16 +497,9 @@ async def _interrupted(step: StepExecution, record: RunStep) -> UnrecoverableErr
     times = step.spec.max_interruptions + 1
     reason = f"its process died in the middle of it {times} times"
     if record.state is not None and record.state.open_attempt:
-        await record.fail(
-            Failure(
-                status=ExecutionStatus.INTERRUPTED,
-                counts=False,
-                error={"message": reason, "type": "Interrupted", "category": "UNKNOWN"},
-                reason=reason,
-                wait=None,
-                final=False,
-            )
-        )
+        error = {"message": reason, "type": "Interrupted", "category": "UNKNOWN"}
+        status = ExecutionStatus.INTERRUPTED
+        await record.fail(Failure(status, counts=False, error=error, reason=reason))
     result = step.result(ExecutionStatus.INTERRUPTED)
     report = result.failure_report = step.report({"message": reason}, recoverable=False)
     report.suggested_fix = "find out what kills the process, then retry the step"
@@ -530,12 +544,17 @@ class Turn:
         self._name = name
         self._token: Any = None
 
-    async def take(self) -> bool:
-        """Return True with the turn; False after another task's: it may have completed the step."""
+    def take(self) -> bool:
+        """Take the turn; False if another task has it: then ``wait`` for that."""
         run, identity = self._run, self._identity
-        if run.enter(identity):
-            self._token = _inside.set(_inside.get() | {(run.run_id, identity)})
-            return True
+        if not run.enter(identity):
+            return False
+        self._token = _inside.set(_inside.get() | {(run.run_id, identity)})
+        return True
+
+    async def wait(self) -> None:
+        """Return after another task's turn: it may have completed the step."""
+        run, identity = self._run, self._identity
         if (run.run_id, identity) in _inside.get():
             raise ConfigurationError(
                 f"{self._name!r} executes itself, with the same input, and would wait for ever"
@@ -543,7 +562,6 @@ class Turn:
         waiter = run.wait_for(identity)
         if waiter is not None:
             await asyncio.shield(asyncio.wrap_future(waiter))
-        return False
 
     def give_back(self) -> None:
         """Let the next one have it."""

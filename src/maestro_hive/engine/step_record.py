@@ -1,29 +1,28 @@
 """What is recorded of one step while it is executed: in a run's journal, or in memory alone.
 
-``RunStep`` and ``MemoryStep`` have the same methods; what those of ``RunStep`` returned from
-survives a kill. A level-2 round is a number in what is recorded of an attempt.
+``RunStep`` and ``MemoryStep`` have the methods that the path of a step calls; what those of
+``RunStep`` returned from survives a kill. A level-2 round is a number in what is recorded of an attempt.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import secrets
 import threading
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.engine.failures import metrics_of
+from maestro_hive.engine.failures import set_failure
+from maestro_hive.engine.plan import effect_key
 from maestro_hive.engine.results import (
     ExecutionAttempt,
     ExecutionResult,
     ExecutionStatus,
     LazyResult,
 )
-from maestro_hive.engine.waits import Wait
+from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import StorageError
-from maestro_hive.kernel.process import PerProcess
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import (
     facts_of,
@@ -34,6 +33,7 @@ from maestro_hive.maestro.state.projections import (
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from contextlib import AbstractContextManager
 
     from maestro_hive.engine.failures import Failure
@@ -83,7 +83,7 @@ class RunStep:
     @property
     def effect_key(self) -> str:
         """The name of this step's effect for the outside world; the same for all its attempts."""
-        return self.plan.effect_key(self.run.run_id)
+        return effect_key(self.run.run_id, self.plan.identity)
 
     def started_attempt(self) -> tuple[int, list[str]]:
         """Return the number of the attempt that started last, and what failed before it."""
@@ -108,7 +108,7 @@ class RunStep:
         """Return the seconds since its first attempt started, those before a restart included."""
         before = self._last_failure().get("clock")
         if before is not None:
-            return float(before["elapsed"]) + Wait.from_facts(before).elapsed(self._clock)
+            return float(before["elapsed"]) + Wait.from_json(before).elapsed(self._clock)
         if self._started is None:
             return 0.0
         return self._elapsed_before + self._clock.boot_seconds() - self._started
@@ -128,14 +128,6 @@ class RunStep:
         last = self._last_failure()
         final = last.get("final", False) and last.get("round", 1) == self.round
         return bool(final) or failures >= max_attempts
-
-    def output(self) -> Any:
-        """Return the recorded result of a completed step, decoded."""
-        state = self.state
-        assert state is not None
-        assert state.completed is not None
-        data = self.run.store.load(state.completed)
-        return None if data is None else codec.decode(data, "result")
 
     def attempts(self) -> list[ExecutionAttempt]:
         """Return every attempt there was, with its outcome."""
@@ -171,7 +163,7 @@ class RunStep:
 
     # --- what happens ---
 
-    async def start(self, guard: DocumentGuard | None = None) -> None:
+    def start(self, guard: DocumentGuard | None = None) -> Awaitable[None]:
         """Record that an attempt starts: safe against a kill, if not against a power cut."""
         run, plan, clock = self.run, self.plan, self._clock
         state = run.state.by_identity.get(plan.identity)
@@ -195,11 +187,11 @@ class RunStep:
             plan.identity,
             to_micros(now),
         )
-        await run.record(entry, sync=False, guard=guard)
+        return run.record(entry, sync=False, guard=guard)
 
-    async def complete(self, output: Encoded | None) -> None:
-        """Record the result; when this returns, the step never runs again."""
-        await self.run.record(self._entry(_COMPLETED, value=output), sync=True)
+    def complete(self, output: Encoded | None) -> Awaitable[None]:
+        """Record the result; when it is awaited, the step never runs again."""
+        return self.run.record(self._entry(_COMPLETED, value=output), sync=True)
 
     async def fail(self, failure: Failure) -> None:
         """Record that the attempt failed, and how long to wait for the next."""
@@ -216,7 +208,7 @@ class RunStep:
         wait = self._last_failure().get("wait")
         state = self.state
         if wait is not None and state is not None and state.log[-1] is state.last_failure:
-            await Wait.from_facts(wait).over(self._clock)
+            await Wait.from_json(wait).finished(self._clock)
 
     def start_over(self, *, forget: bool) -> None:
         """Let it be tried again, its result discarded or not."""
@@ -231,7 +223,7 @@ class RunStep:
             "round": self.round,
             "error": failure.error,
             "reason": failure.reason,
-            "clock": {**Wait.begin(self._clock, 0.0).to_facts(), "elapsed": self.elapsed()},
+            "clock": {**Wait.start(self._clock, 0.0).to_json(), "elapsed": self.elapsed()},
         }
         if not failure.counts:
             facts["counts"] = False
@@ -244,7 +236,7 @@ class RunStep:
         if failure.feedback is not None:
             facts["feedback"] = failure.feedback
         if failure.wait is not None:
-            facts["wait"] = Wait.begin(self._clock, failure.wait).to_facts()
+            facts["wait"] = Wait.start(self._clock, failure.wait).to_json()
         return self._entry(EntryKind.ATTEMPT_FAILED, codec.dump_canonical(facts))
 
     def _entry(
@@ -379,14 +371,15 @@ def _started_attempt(step: int, entry: Entry, tokens: dict[int, int] | None) -> 
 
 def _end_attempt(attempt: ExecutionAttempt, entry: Entry) -> None:
     facts = facts_of(entry)
-    error = facts.get("error", {})
     attempt.status = ExecutionStatus(facts.get("status", "failed"))
     attempt.ended_at = from_micros(entry.at)
-    attempt.error_message = error.get("message")
-    attempt.error_type = error.get("type")
-    attempt.error_traceback = error.get("traceback")
-    attempt.healing_applied = bool(facts.get("healed"))
-    attempt.metrics = metrics_of(error, facts.get("healing_error"), facts.get("feedback"))
+    set_failure(
+        attempt,
+        facts.get("error", {}),
+        healed=bool(facts.get("healed")),
+        healing_error=facts.get("healing_error"),
+        feedback=facts.get("feedback"),
+    )
 
 
 # --- in memory -----------------------------------------------------------------------------------
@@ -404,54 +397,35 @@ class MemoryPersona:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
-class _Names:
-    """Names of executions that no other process gives."""
-
-    def __init__(self) -> None:
-        self.numbers = itertools.count(1)
-        self.prefix = f"exec_{secrets.token_hex(6)}_"
-
-
-_names = PerProcess(_Names)
-
-
 class MemoryStep:
     """A step of which nothing is written: for executors without a workflow id."""
 
     __slots__ = (
         "_attempts",
         "_clock",
-        "_name",
-        "_number",
         "_persona",
-        "_persona_id",
         "_progress",
         "_started",
         "_tokens",
         "_wait",
+        "effect_key",
         "failures",
     )
 
     state: StepState | None = None
     run_id: str | None = None
 
-    def __init__(self, persona: MemoryPersona, persona_id: str, name: str, clock: Clock) -> None:
+    def __init__(self, persona: MemoryPersona, clock: Clock) -> None:
         self.failures = 0
+        #: The name of this step's effect for the outside world.
+        self.effect_key = f"exec_{secrets.token_hex(8)}"
         self._persona = persona
-        self._persona_id = persona_id
-        self._name = name
         self._clock = clock
-        self._number = next(_names().numbers)
         self._attempts: list[ExecutionAttempt] = []
         self._progress: dict[str, Any] = {}
         self._tokens: dict[int, int] = {}
         self._wait = 0.0
         self._started = 0.0
-
-    @property
-    def effect_key(self) -> str:
-        """The name of this step's effect for the outside world; a process has its own names."""
-        return f"{_names().prefix}{self._number:x}"
 
     def started_attempt(self) -> tuple[int, list[str]]:
         """Return the number of the attempt that started last, and what failed before it."""
@@ -487,22 +461,6 @@ class MemoryStep:
         """Return the tokens that all its attempts spent."""
         return sum(self._tokens.values())
 
-    def completed_result(self, status: ExecutionStatus, output: Any) -> ExecutionResult:
-        """Return the result of a step that succeeded."""
-        self._attempts[-1].output = output
-        started, ended = self._attempts[0].started_at, self._attempts[-1].ended_at
-        return ExecutionResult(
-            execution_id=self.effect_key,
-            task_name=self._name,
-            persona_id=self._persona_id,
-            final_status=status,
-            attempts=self._attempts,
-            total_duration_seconds=max(0.0, (ended - started).total_seconds()) if ended else 0.0,
-            total_tokens_used=sum(self._tokens.values()),
-            final_output=output,
-            recovery_applied=status is ExecutionStatus.RECOVERED,
-        )
-
     async def start(self, guard: DocumentGuard | None = None) -> None:
         """Note that an attempt starts."""
         del guard
@@ -510,7 +468,7 @@ class MemoryStep:
         if number == 1:
             self._started = self._clock.boot_seconds()
         self._attempts.append(
-            ExecutionAttempt(f"{self._number}.{number}", number, self._clock.now())
+            ExecutionAttempt(f"{self.effect_key}.{number}", number, self._clock.now())
         )
 
     async def complete(self, _output: object) -> None:
@@ -532,18 +490,20 @@ class MemoryStep:
         attempt = self._attempts[-1]
         attempt.status = failure.status
         attempt.ended_at = self._clock.now()
-        attempt.error_message = failure.error.get("message")
-        attempt.error_type = failure.error.get("type")
-        attempt.error_traceback = failure.error.get("traceback")
-        attempt.healing_applied = failure.healed
-        attempt.metrics = metrics_of(failure.error, failure.healing_error, failure.feedback)
+        set_failure(
+            attempt,
+            failure.error,
+            healed=failure.healed,
+            healing_error=failure.healing_error,
+            feedback=failure.feedback,
+        )
         attempt.tokens_used = self._tokens.get(attempt.attempt_number, 0)
         self.failures += failure.counts
         self._wait = failure.wait or 0.0
 
     async def wait(self) -> None:
         """Wait for the next attempt."""
-        await Wait.begin(self._clock, self._wait).over(self._clock)
+        await Wait.start(self._clock, self._wait).finished(self._clock)
 
     # --- what its context stores ---
 

@@ -9,36 +9,53 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state import codec, codec_large
+from maestro_hive.maestro.state.codec import IMMUTABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from maestro_hive.engine.plan import Plan, Planner
     from maestro_hive.maestro.state.codec import Encoded
 
 ResultT = TypeVar("ResultT")
 
-#: Nothing can be changed inside of these.
-IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 #: What is longer than this takes too long for an event loop.
 _LARGE_BYTES = 256 * 1024
 
 
-async def _in_thread(call: Callable[[], ResultT]) -> ResultT:
-    return await asyncio.wrap_future(threads.run(call))
+async def in_thread(
+    call: Callable[[], ResultT], undo: Callable[[ResultT | None], object] | None = None
+) -> ResultT:
+    """Return what a call that blocks returns, made in a thread.
+
+    A task that is cancelled does not wait for the thread: ``undo`` is called there with the result
+    of the call, or with None if there is none.
+    """
+    active = threads.run(call)
+    try:
+        return await asyncio.wrap_future(active)
+    except BaseException:
+        if undo is not None:
+            active.add_done_callback(lambda ended: undo(_result(ended)))
+        raise
+
+
+def _result(ended: Future[ResultT]) -> ResultT | None:
+    return None if ended.cancelled() or ended.exception() else ended.result()
 
 
 async def encode(value: Any, path: str) -> Encoded:
     """Return a value as it will be recorded; raise if it would not come back the same."""
     if codec_large.is_large(value):
-        return await _in_thread(partial(codec_large.encode_large, value, path))
+        return await in_thread(partial(codec_large.encode_large, value, path))
     return codec.encode(value, path)
 
 
 async def decode(data: bytes, path: str) -> Any:
     """Return the value that was recorded."""
     if len(data) > _LARGE_BYTES:
-        return await _in_thread(partial(codec_large.decode_large, data, path))
+        return await in_thread(partial(codec_large.decode_large, data, path))
     return codec.decode(data, path)
 
 
@@ -53,7 +70,7 @@ async def plan(
     """Return the plan of a call whose arguments may be large."""
     made = partial(planner.plan, args, kwargs, key=key, store_input=store_input)
     if codec_large.is_large([args, kwargs]):
-        return await _in_thread(partial(made, encode=codec_large.encode_call_large))
+        return await in_thread(partial(made, encode=codec_large.encode_call_large))
     return made()
 
 

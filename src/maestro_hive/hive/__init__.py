@@ -7,54 +7,33 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from maestro_hive.engine.options import StepOptions
-    from maestro_hive.engine.rates import Rate
-    from maestro_hive.hive.errors import (
-        OutsideRunError,
-        RunCancelledError,
-        RunFailedError,
-        RunInactiveError,
-        RunMismatchError,
-        UnknownRunError,
-    )
-    from maestro_hive.hive.functions import StepFunction, WorkflowFunction
-    from maestro_hive.hive.handle import RunHandle
-    from maestro_hive.hive.hive import Hive
-    from maestro_hive.hive.runs import RunInfo
+    from maestro_hive.engine.options import StepOptions as StepOptions
+    from maestro_hive.engine.rates import Rate as Rate
+    from maestro_hive.hive.errors import OutsideRunError as OutsideRunError
+    from maestro_hive.hive.errors import RunCancelledError as RunCancelledError
+    from maestro_hive.hive.errors import RunFailedError as RunFailedError
+    from maestro_hive.hive.errors import RunInactiveError as RunInactiveError
+    from maestro_hive.hive.errors import RunMismatchError as RunMismatchError
+    from maestro_hive.hive.errors import UnknownRunError as UnknownRunError
+    from maestro_hive.hive.functions import StepFunction as StepFunction
+    from maestro_hive.hive.functions import WorkflowFunction as WorkflowFunction
+    from maestro_hive.hive.handle import RunHandle as RunHandle
+    from maestro_hive.hive.hive import Hive as Hive
+    from maestro_hive.hive.runs import RunInfo as RunInfo
 
-__all__ = [
-    "Hive",
-    "OutsideRunError",
-    "Rate",
-    "RunCancelledError",
-    "RunFailedError",
-    "RunHandle",
-    "RunInactiveError",
-    "RunInfo",
-    "RunMismatchError",
-    "StepFunction",
-    "StepOptions",
-    "UnknownRunError",
-    "WorkflowFunction",
-]
-
-__getattr__, __dir__ = load_lazily(
-    __name__,
+# Loaded at first use, so that importing the package alone takes almost no time.
+load_lazily(
     globals(),
     {
+        "maestro_hive.engine.options": "StepOptions",
+        "maestro_hive.engine.rates": "Rate",
         "maestro_hive.hive.errors": (
-            "OutsideRunError",
-            "RunCancelledError",
-            "RunFailedError",
-            "RunInactiveError",
-            "RunMismatchError",
-            "UnknownRunError",
+            "OutsideRunError RunCancelledError RunFailedError RunInactiveError "
+            "RunMismatchError UnknownRunError"
         ),
-        "maestro_hive.hive.handle": ("RunHandle",),
-        "maestro_hive.hive.hive": ("Hive",),
-        "maestro_hive.engine.options": ("StepOptions",),
-        "maestro_hive.engine.rates": ("Rate",),
-        "maestro_hive.hive.runs": ("RunInfo",),
-        "maestro_hive.hive.functions": ("StepFunction", "WorkflowFunction"),
+        "maestro_hive.hive.functions": "StepFunction WorkflowFunction",
+        "maestro_hive.hive.handle": "RunHandle",
+        "maestro_hive.hive.hive": "Hive",
+        "maestro_hive.hive.runs": "RunInfo",
     },
 )

@@ -5,29 +5,30 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.engine import values
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.budget import Budget
+from maestro_hive.engine.failures import with_own_lines
 from maestro_hive.engine.limits import Limit
 from maestro_hive.engine.policy import PolicyCheck
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
 from maestro_hive.engine.step import StepExecution, StepSpec, Turn, check_may_continue
 from maestro_hive.engine.step_record import MemoryPersona, RunStep
-from maestro_hive.engine.tracebacks import with_own_lines
-from maestro_hive.engine.values import IMMUTABLE, OwnArguments
+from maestro_hive.engine.values import OwnArguments
 from maestro_hive.hive import runs
 from maestro_hive.hive.errors import OutsideRunError
+from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import open_waits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from maestro_hive.engine.breaker import Permit
     from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.healing import Healer
@@ -37,30 +38,11 @@ if TYPE_CHECKING:
     from maestro_hive.engine.policy import Enforcer
     from maestro_hive.engine.rates import Rate
     from maestro_hive.engine.step import Stage
-    from maestro_hive.hive.functions import StepFunction
+    from maestro_hive.hive.functions import StepFunction, WorkflowFunction
     from maestro_hive.maestro.state.records import NewEntry
-    from maestro_hive.maestro.state.store import DocumentGuard, Store
+    from maestro_hive.maestro.state.store import Store
 
 _active: ContextVar[ActiveRun | None] = ContextVar("active_run", default=None)
-
-
-class Workflow(Protocol):
-    """What a run is executed of."""
-
-    @property
-    def name(self) -> str:
-        """What its runs are found by."""
-        ...
-
-    @property
-    def function(self) -> Callable[..., Awaitable[Any]]:
-        """What is called, at every start."""
-        ...
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of what it takes, with stars as in its signature."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +52,9 @@ class RunContext:
     config: ExecutionConfig
     store: Store
     #: Runs a workflow as the child of a run.
-    run_child: Callable[[ActiveRun, Workflow, tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
+    run_child: Callable[
+        [ActiveRun, WorkflowFunction[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]
+    ]
     healer: Healer | None = None
     enforcer: Enforcer | None = None
     escalation: Escalation | None = None
@@ -120,17 +104,21 @@ class StepCall:
         self.persona: str | None = step.spec.persona
         self.uses_guard = True
 
-    async def make(self, number: int, guard: DocumentGuard | None) -> Any:
+    def make(self, number: int, permit: Permit) -> Awaitable[Any]:
         """Make the attempts of one round."""
         step = self.step
         record = step.record
         assert isinstance(record, RunStep)
         record.round = number
-        if record.state is not None:
-            await check_may_continue(step)
-        if step.spec.checks:
-            await step.check()
-        return await step.run_round(guard)
+        if record.state is not None or step.spec.checks:
+            return self._make_checked(permit)
+        return step.run_round(permit.guard, permit.renewed_guard)
+
+    async def _make_checked(self, permit: Permit) -> Any:
+        step = self.step
+        await check_may_continue(step)
+        await step.check()
+        return await step.run_round(permit.guard, permit.renewed_guard)
 
 
 class ActiveRun:
@@ -146,10 +134,10 @@ class ActiveRun:
         self._listeners: dict[bytes, asyncio.Future[None]] = {}
         self._claimed: set[bytes] = set()
         #: Has the inbox read at once; set by what watches it.
-        self.check_inbox: Callable[[], None] = _no_watcher
+        self.check_inbox: Callable[[], None] = lambda: None
         self.loop = asyncio.get_running_loop()
         self._context = context
-        self._tasks: Counter[asyncio.Task[Any]] = Counter()
+        self._tasks: dict[asyncio.Task[Any], int] = {}
         self._calls: dict[bytes, int] = {}
         self._prepared: dict[StepFunction[..., Any], PreparedStep] = {}
 
@@ -168,15 +156,22 @@ class ActiveRun:
         """Await a call as part of this run: cancelling the run cancels it."""
         task = asyncio.current_task()
         assert task is not None
-        if self.cancel_reason is not None:
-            self.check_active()
-        self._tasks[task] += 1
+        self._own(task)
         try:
             return await call()
         finally:
-            self._tasks[task] -= 1
-            if not self._tasks[task]:
-                del self._tasks[task]
+            self._disown(task)
+
+    def _own(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task with this run; raise if the run was cancelled."""
+        self._tasks[task] = self._tasks.get(task, 0) + 1
+        if self.cancel_reason is not None:
+            self.check_active()
+
+    def _disown(self, task: asyncio.Task[Any]) -> None:
+        left = self._tasks[task] = self._tasks[task] - 1
+        if not left:
+            del self._tasks[task]
 
     async def _stop_leftovers(self) -> None:
         left = [task for task in self._tasks if not task.done()]
@@ -281,7 +276,7 @@ class ActiveRun:
             prepared = self._prepared[step] = self._prepare(step)
         options = step.options
         key = None if options.key is None else step.key_for(options.key, args, kwargs)
-        is_plain = not kwargs and IMMUTABLE.issuperset(map(type, args))
+        is_plain = codec.is_small(args) and (not kwargs or codec.is_small(kwargs.values()))
         if is_plain:
             plan = step.planner.plan(args, kwargs, key=key, store_input=options.store_input)
         else:
@@ -292,25 +287,15 @@ class ActiveRun:
             number = self.occurrence(plan.identity)
             if number > 1:
                 plan = plan.occurrence(number)
-        data = self._recorded(plan)
+        data = self.run.recorded(plan.identity, plan.name)
         if data is not None:
             return None if not data else await values.decode(data, "result")
         own = None if is_plain else OwnArguments(plan.encoded)
         try:
             return await self._execute(step, prepared, plan, args, kwargs, own)
-        except Exception as error:  # noqa: BLE001 - whatever the step raised
-            raise with_own_lines(error)  # noqa: B904 - it is the same error
-
-    def _recorded(self, plan: Plan) -> bytes | None:
-        """Return the result of a completed step, encoded; empty if it has none, None if it is not."""
-        state = self.run.state
-        found = state.by_identity.get(plan.identity)
-        if found is not None and found.completed is not None:
-            return self.run.store.load(found.completed) or b""
-        if plan.name in state.completed_tasks:  # marked by hand
-            entry = state.completed_tasks[plan.name]
-            return b"" if entry is None else self.run.store.load(entry) or b""
-        return None
+        except Exception as error:
+            with_own_lines(error)
+            raise
 
     async def _execute(
         self,
@@ -323,20 +308,25 @@ class ActiveRun:
     ) -> Any:
         run = self.run
         turn = Turn(run, plan.identity, plan.name)
-        while not await turn.take():
-            data = self._recorded(plan)
+        while not turn.take():
+            await turn.wait()
+            data = self.run.recorded(plan.identity, plan.name)
             if data is not None:
                 return None if not data else await values.decode(data, "result")
+        task = asyncio.current_task()
+        assert task is not None
         try:
+            self._own(task)
             record = RunStep(run, plan, 1)
             execution = StepExecution(
                 prepared.spec, record, step.name, step.function, args, kwargs, step.is_async, own
             )
             rounds = Rounds(prepared.policy, StepCall(execution), run, plan.identity)
-            return await self.owning(rounds.run)
+            return await rounds.run()
         except RoundsSkippedError:
             return None
         finally:
+            self._disown(task)
             turn.give_back()
             run.copy_if_due()
 
@@ -361,7 +351,6 @@ class ActiveRun:
             checks=checks,
             stages=context.stages(step.name, options),
             healer=context.healer,
-            checks_source=config.level1.enable_syntax_validation,
             reads_back=True,
         )
         policy = RoundPolicy(
@@ -373,7 +362,7 @@ class ActiveRun:
         return PreparedStep(spec, policy)
 
     async def run_child(
-        self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, workflow: WorkflowFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return the result of another workflow, in a run of its own."""
         return await self._context.run_child(self, workflow, args, kwargs)
@@ -404,10 +393,6 @@ def _settle(listener: asyncio.Future[None], error: Exception | None) -> None:
         listener.set_result(None)
     else:
         listener.set_exception(error)
-
-
-def _no_watcher() -> None:
-    """Do nothing: the inbox is not watched yet."""
 
 
 def active_run(what: str, name: str = "") -> ActiveRun:

@@ -88,7 +88,9 @@ def _shape_of(expected: Any, around: tuple[Any, ...]) -> Json:
 
 def _shape_of_generic(expected: Any, around: tuple[Any, ...]) -> Json:
     origin, inside = get_origin(expected), get_args(expected)
-    if origin is Literal and all(_is_plain_choice(value) for value in inside):
+    if origin is Literal and all(
+        isinstance(value, str | int | None) and not isinstance(value, Enum) for value in inside
+    ):
         return {"enum": list(inside)}
     if origin in (Union, types.UnionType):
         return {"anyOf": [_shape_of(option, around) for option in inside]}
@@ -97,10 +99,6 @@ def _shape_of_generic(expected: Any, around: tuple[Any, ...]) -> Json:
     if origin is dict and inside[0] is str:
         return {"type": "object", "additionalProperties": _shape_of(inside[1], around)}
     raise _no_shape(expected)
-
-
-def _is_plain_choice(value: Any) -> bool:
-    return isinstance(value, str | int | None) and not isinstance(value, Enum)
 
 
 def _bare(expected: Any) -> Any:
@@ -183,7 +181,8 @@ def check(shape: Json, value: Json, path: str = "answer") -> None:
     if "anyOf" in shape:
         _check_any(shape, value, path)
     elif "enum" in shape:
-        if not any(_same(value, choice) for choice in _choices(shape)):
+        choices = [*shape["enum"], *shape.get("values", ())]
+        if not any(_same(value, choice) for choice in choices):
             raise _wrong(shape, value, path)
     elif not _IS[shape["type"]](value):
         raise _wrong(shape, value, path)
@@ -195,16 +194,13 @@ def check(shape: Json, value: Json, path: str = "answer") -> None:
 
 
 def _check_any(shape: Json, value: Json, path: str) -> None:
-    if any(_fits(option, value) for option in shape["anyOf"]):
+    if any(fits(option, value) for option in shape["anyOf"]):
         return
-    of_its_kind = [option for option in shape["anyOf"] if _is_kind(option, value)]
-    if len(of_its_kind) == 1:
+    typed = [option for option in shape["anyOf"] if "type" in option]
+    of_its_kind = [option for option in typed if _IS[option["type"]](value)]
+    if isinstance(value, dict | list) and len(of_its_kind) == 1:
         check(of_its_kind[0], value, path)  # its error is more precise
     raise _wrong(shape, value, path)
-
-
-def _is_kind(shape: Json, value: Json) -> bool:
-    return isinstance(value, dict | list) and "type" in shape and _IS[shape["type"]](value)
 
 
 def _check_members(shape: Json, value: dict[str, Json], path: str) -> None:
@@ -225,7 +221,8 @@ def _check_members(shape: Json, value: dict[str, Json], path: str) -> None:
             check(others, item, path + member(name))
 
 
-def _fits(shape: Json, value: Json) -> bool:
+def fits(shape: Json, value: Json) -> bool:
+    """Return whether the value has the shape."""
     try:
         check(shape, value)
     except ShapeError:
@@ -242,10 +239,6 @@ def _wrong(shape: Json, value: Json, path: str) -> ShapeError:
 
 def _same(value: Json, choice: Json) -> bool:
     return type(value) is type(choice) and bool(value == choice)
-
-
-def _choices(shape: Json) -> list[Json]:
-    return [*shape["enum"], *shape.get("values", ())]
 
 
 def _is_number(value: Json) -> bool:
@@ -378,7 +371,7 @@ def _built(expected: Any, value: Json, path: str) -> Any:
     if origin in (Union, types.UnionType):
         # A whole number becomes a float only where int is not an option.
         options = sorted(inside, key=lambda option: option is float)
-        fitting = next(option for option in options if _fits(_shape_of(option, ()), value))
+        fitting = next(option for option in options if fits(_shape_of(option, ()), value))
         return _built(fitting, value, path)
     if origin is list:
         return [_built(inside[0], item, f"{path}[{at}]") for at, item in enumerate(value)]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import secrets
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.engine.open_run import append_entries
 from maestro_hive.hive import answer_types, runs
 from maestro_hive.hive.inbox import Answer, Inbox
 from maestro_hive.hive.runner import active_here
@@ -22,7 +23,6 @@ from maestro_hive.kernel.errors import ConfigurationError, CorruptionError, RunL
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import effective_entries, facts_of, find_step, fold
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.store import Append
 from maestro_hive.maestro.state.views import OVER, open_waits, run_status
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.hive.runs import Input
     from maestro_hive.maestro.state.projections import RunState, StepState
-    from maestro_hive.maestro.state.records import Entry
+    from maestro_hive.maestro.state.records import Entry, RunRecord
     from maestro_hive.maestro.state.store import RunLease, Store
 
 _PENDING = "pending"
@@ -105,8 +105,7 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
     all other steps stay recorded. The run continues when it is resumed.
     """
     find_run(store, run_id)
-    with _leased(store, run_id) as run:
-        state = run.state
+    with _leased(store, run_id) as (lease, state):
         if run_status(state) == runs.SUCCESS:
             raise ConfigurationError(f"run {run_id!r} has succeeded, so there is nothing to retry")
         facts: dict[str, Any] = {}
@@ -114,15 +113,17 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
         if step is not None:
             identity = _failed_step(state, run_id, step)
             facts["run"] = True  # the end of the run is cleared too
-        for child in state.children.values() if identity is None else ():
-            _retry_child(store, str(facts_of(child).get("run_id")))
+        for child in _children(store, state) if identity is None else ():
+            if child.status != runs.SUCCESS:
+                retry(store, child.name)
         Inbox(store).clear(run_id, runs.FAILED)  # a request to cancel is cleared too
         retried = NewEntry(
             EntryKind.RETRIED,
             facts=codec.dump_canonical(facts) if facts else None,
             identity=identity,
         )
-        run.append(retried, _PENDING if state.started is not None else None)
+        status = _PENDING if state.started is not None else None
+        append_entries(store, lease, [retried], status)
 
 
 def _failed_step(state: RunState, run_id: str, wanted: str | int) -> bytes | None:
@@ -132,12 +133,6 @@ def _failed_step(state: RunState, run_id: str, wanted: str | int) -> bytes | Non
             f"step {wanted!r} of run {run_id!r} is completed, so there is nothing to retry"
         )
     return found.identity
-
-
-def _retry_child(store: Store, run_id: str) -> None:
-    record = store.run(run_id)
-    if record is not None and record.status != runs.SUCCESS:
-        retry(store, run_id)
 
 
 def step_of(state: RunState, run_id: str, wanted: str | int) -> StepState:
@@ -169,52 +164,38 @@ def cancel(store: Store, run_id: str, reason: str = "") -> bool:
             f"run {run_id!r} was not started by a workflow; stop the program that executes it"
         )
     try:
-        with _leased(store, run_id) as run:
-            if run.state.ended is not None:  # it ended meanwhile
+        with _leased(store, run_id) as (lease, state):
+            if state.ended is not None:  # it ended meanwhile
                 return False
             # The children first: after a kill in between, the same request cancels the rest.
-            for child in run.state.children.values():
-                _cancel_child(store, str(facts_of(child).get("run_id")), reason)
+            for child in _children(store, state):
+                cancel(store, child.name, reason)
             ended = runs.ended(runs.CANCELLED, reason=reason or None)
-            run.append(ended, runs.CANCELLED)
+            append_entries(store, lease, [ended], runs.CANCELLED)
             Inbox(store).clear(run_id, runs.CANCELLED)
     except RunLeasedError:
         Inbox(store).cancel(run_id, reason)
     return True
 
 
-def _cancel_child(store: Store, run_id: str, reason: str) -> None:
-    if store.run(run_id) is not None:
-        cancel(store, run_id, reason)
+def _children(store: Store, state: RunState) -> list[RunRecord]:
+    """Return the children of a run that were started, and not purged."""
+    found = (store.run(str(facts_of(each).get("run_id"))) for each in state.children.values())
+    return [record for record in found if record is not None]
 
 
 # --- writing to a run that is not executed ---------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _LeasedRun:
-    """A run that this process has leased in order to write to it, and its state."""
-
-    store: Store
-    lease: RunLease
-    state: RunState
-
-    def append(self, entry: NewEntry, status: str | None) -> None:
-        """Record an entry; it is durable on return."""
-        (written,) = self.store.append([Append(self.lease, [entry], status)])
-        if isinstance(written, Exception):
-            raise written
-
-
 @contextmanager
-def _leased(store: Store, run_id: str) -> Iterator[_LeasedRun]:
+def _leased(store: Store, run_id: str) -> Iterator[tuple[RunLease, RunState]]:
     """Lease a run that no process executes; ``RunLeasedError`` names the one that does."""
     lease = store.acquire_run(run_id)
     try:
         if lease.users > 1:
             holder = lease.lease.holder
             raise RunLeasedError(run_id, host=holder.host, pid=holder.pid, since=holder.since)
-        yield _LeasedRun(store, lease, fold(store.entries(lease.run), store.load))
+        yield lease, fold(store.entries(lease.run), store.load)
     finally:
         store.release_run(lease)
 
@@ -258,24 +239,18 @@ def fork(
         from_step=None if first_new is None else first_new.name or first_new.number,
     )
     copied = [first, *_copied(store, state, source, first_new)]
-    if _exists(store, name):
-        raise ConfigurationError(f"there is a run {name!r} already; give the fork another id")
+    known = store.run(name)  # after a kill, a run may be listed without entries
+    taken = ConfigurationError(f"there is a run {name!r} already; give the fork another id")
+    if known is not None and store.entries(known.id):
+        raise taken
     lease = store.acquire_run(name, record.workflow)
     try:
         if lease.seq or lease.users > 1:
-            raise ConfigurationError(f"there is a run {name!r} already; give the fork another id")
-        (written,) = store.append([Append(lease, copied, "pending")])
-        if isinstance(written, Exception):
-            raise written
+            raise taken
+        append_entries(store, lease, copied, _PENDING)
     finally:
         store.release_run(lease)
     return name
-
-
-def _exists(store: Store, run_id: str) -> bool:
-    """Return whether a run has entries; after a kill, a run may be listed without any."""
-    record = store.run(run_id)
-    return record is not None and bool(store.entries(record.id))
 
 
 def _changed_input(run_id: str, started: Entry, store: Store, changed: dict[str, Any]) -> Input:
@@ -325,18 +300,14 @@ def _copied(
             case EntryKind.ATTEMPT_STARTED | EntryKind.ATTEMPT_FAILED | EntryKind.STEP_COMPLETED:
                 wanted = entry.step in completed
             case EntryKind.CHILD_STARTED:
-                wanted = _has_succeeded(store, str(facts_of(entry).get("run_id")))
+                child = store.run(str(facts_of(entry).get("run_id")))
+                wanted = child is not None and child.status == runs.SUCCESS
             case EntryKind.WAIT_STARTED | EntryKind.WAIT_ENDED:
                 wanted = entry.identity in over  # an open question is asked again
             case _:
                 wanted = entry.kind in _MEMORY and entry.seq < end
         if wanted:
             yield _copy_of(store, entry)
-
-
-def _has_succeeded(store: Store, run_id: str) -> bool:
-    record = store.run(run_id)
-    return record is not None and record.status == runs.SUCCESS
 
 
 def _copy_of(store: Store, entry: Entry) -> NewEntry:

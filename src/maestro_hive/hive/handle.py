@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from maestro_hive.engine.shared import release, retain
 from maestro_hive.hive import control
 from maestro_hive.hive.errors import RunInactiveError
 from maestro_hive.hive.runner import active_here
 from maestro_hive.hive.runs import find_run, outcome, read_run, run_info
-from maestro_hive.kernel.process import PerProcess
 from maestro_hive.maestro.state.views import OVER
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.store import Store
 
 R = TypeVar("R")
-
-#: What executes the started runs: an event loop has only weak references to its tasks.
-_tasks: PerProcess[set[asyncio.Future[Any]]] = PerProcess(set)
 
 
 class RunHandle(Generic[R]):
@@ -34,11 +31,10 @@ class RunHandle(Generic[R]):
         self._task: asyncio.Future[R] | None = None
 
     def keep(self, task: asyncio.Future[R]) -> None:
-        """Store what executes the run, until it ends."""
+        """Store what executes the run, until it ends: an event loop has only a weak reference."""
         self._task = task
-        tasks = _tasks()
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        retain(task)
+        task.add_done_callback(release)
 
     @property
     def status(self) -> str:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
 from maestro_hive.engine.copies import copier
-from maestro_hive.engine.tracebacks import with_own_lines
+from maestro_hive.engine.failures import with_own_lines
 from maestro_hive.hive import control, waits
 from maestro_hive.hive.active_run import RunContext, active_run_or_none
-from maestro_hive.hive.definitions import Definitions
 from maestro_hive.hive.errors import RunMismatchError, UnknownRunError
-from maestro_hive.hive.handle import RunHandle, follow
+from maestro_hive.hive.functions import Definitions
+from maestro_hive.hive.handle import RunHandle
+from maestro_hive.hive.handle import follow as follow_events
 from maestro_hive.hive.runner import Runner
 from maestro_hive.hive.runs import (
     child_id,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.healing import Healer
     from maestro_hive.engine.policy import Enforcer
-    from maestro_hive.hive.active_run import ActiveRun, Workflow
+    from maestro_hive.hive.active_run import ActiveRun
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.runs import Input, RunInfo
     from maestro_hive.maestro.state.events import RunEvent
@@ -56,7 +57,7 @@ T = TypeVar("T")
 class Hive(Definitions):
     """Durable steps and workflows over one state folder; a context manager, sync or async.
 
-    ``folder`` keeps everything, checkpoints included; without it, that of the configuration.
+    ``folder`` has all state, checkpoints included; without it, that of the configuration.
     Nothing is opened before it is needed. The folder is closed by ``close``, at the end of a
     ``with`` block, or with the process.
     """
@@ -88,11 +89,11 @@ class Hive(Definitions):
         run_id: str | None = None,
         **kwargs: Any,
     ) -> R:
-        """Run a workflow and return its result; the same ``run_id`` resumes where it stopped.
+        """Run a workflow and return its result; the same ``run_id`` resumes it.
 
         Finished, it returns the recorded result; failed, it raises the recorded failure until ``retry``.
-        While it runs, the first Ctrl+C or SIGTERM stops it politely: what is under way is
-        recorded, and the process ends as it would have.
+        While it runs, the first Ctrl+C or SIGTERM stops it: the stop is recorded and counts as no
+        failure, and the process ends as it would have.
         """
         made = self._known(workflow)
         given = self._input(made, args, kwargs)
@@ -115,7 +116,8 @@ class Hive(Definitions):
         try:
             return asyncio.run(self.run(workflow, *args, run_id=run_id, **kwargs))
         except (MaestroError, KeyboardInterrupt) as error:
-            raise with_own_lines(error)  # noqa: B904 - the same error, without the loop's lines
+            # Raised here, so that the traceback names run_sync, and nothing of the loop.
+            raise with_own_lines(error)  # noqa: B904 - the same error
 
     def start(
         self,
@@ -125,7 +127,7 @@ class Hive(Definitions):
         run_id: str | None = None,
         **kwargs: Any,
     ) -> RunHandle[R]:
-        """Start a run on this event loop, beside whatever else runs there; see its handle."""
+        """Start a run on this event loop, and return its handle."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -153,10 +155,10 @@ class Hive(Definitions):
                 f"hive.run({workflow.name}, …) inside a workflow needs a run_id, or each start would"
                 f" run it again; or await {workflow.name}(…) itself: then it is a child"
             )
-        return _new_id(workflow.name)
+        return f"{workflow.name[:100]}-{secrets.token_hex(6)}"
 
     async def resume(self, run_id: str) -> Any:
-        """Go on with a run as it was started: its workflow and arguments are in the journal."""
+        """Resume a run as it was started: its workflow and arguments are in the journal."""
         made, given = self._as_started(run_id)
         return await self._run(made, given, run_id)
 
@@ -170,7 +172,8 @@ class Hive(Definitions):
             if stop.signal is None:
                 raise
         except MaestroError as error:
-            raise with_own_lines(error)  # noqa: B904 - the same error, without our lines
+            with_own_lines(error)
+            raise
         if stop.signal.name == "SIGINT":
             raise KeyboardInterrupt(
                 f"run {run_id!r} was stopped; it resumes when it is started again"
@@ -178,7 +181,11 @@ class Hive(Definitions):
         raise SystemExit(128 + stop.signal)
 
     async def _run_child(
-        self, parent: ActiveRun, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        parent: ActiveRun,
+        workflow: WorkflowFunction[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Run a workflow as a child of another run; equal children are numbered by order."""
         given = make_input(workflow.name, args, kwargs, workflow.parameters)
@@ -238,18 +245,18 @@ class Hive(Definitions):
         by: str | None = None,
         early: bool = False,
     ) -> None:
-        """Answer what a run waits for; from any process, whoever executes the run, or nobody.
+        """Answer what a run waits for; from any process, whether the run is executed or not.
 
         Each question takes one answer. With ``early`` it may also be one that is yet to be asked.
         """
         control.answer(self._open(), run_id, name, value, by=by, early=early)
 
     def retry(self, run_id: str, step: str | int | None = None) -> None:
-        """Let what failed be tried again; ``run`` or ``resume`` then goes on with it."""
+        """Request a retry of what failed; ``run`` or ``resume`` then executes it."""
         control.retry(self._open(), run_id, step)
 
     def cancel(self, run_id: str, reason: str = "") -> bool:
-        """End a run and what it started, wherever it is executed; False if it is over already."""
+        """Cancel a run and its children, wherever it is executed; False if it has ended already."""
         return control.cancel(self._open(), run_id, reason)
 
     def fork(
@@ -289,7 +296,7 @@ class Hive(Definitions):
         It goes on while a process executes the run, here or elsewhere; without ``follow``, it ends
         with what there is.
         """
-        return _follow(self._open(), run_id, after, follow)
+        return follow_events(self._open(), run_id, after=after, wait=follow)
 
     # --- what is open ---
 
@@ -303,19 +310,15 @@ class Hive(Definitions):
             close_store(store)
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` statement."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the folder at the end of it."""
         self.close()
 
     async def __aenter__(self) -> Self:
-        """Use it in an ``async with`` statement."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the folder at the end of it."""
         await asyncio.to_thread(self.close)
 
     def _open(self) -> Store:
@@ -379,11 +382,6 @@ class Hive(Definitions):
         return found, given
 
 
-async def _follow(store: Store, run_id: str, after: int, wait: bool) -> AsyncIterator[RunEvent]:
-    async for event in follow(store, run_id, after=after, wait=wait):
-        yield event
-
-
 def _config_for(folder: str | Path | None, config: ExecutionConfig | None) -> ExecutionConfig:
     if isinstance(folder, str) and "://" in folder:
         raise ConfigurationError(
@@ -398,7 +396,3 @@ def _config_for(folder: str | Path | None, config: ExecutionConfig | None) -> Ex
     place = Path(folder).expanduser().absolute()  # now: the program may go elsewhere
     state = replace(base.state, state_dir=str(place), checkpoint_dir=str(place / "checkpoints"))
     return replace(base, state=state).frozen()
-
-
-def _new_id(workflow: str) -> str:
-    return f"{workflow[:100]}-{secrets.token_hex(6)}"

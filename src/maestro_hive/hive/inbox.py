@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine.shared import all_shared, shared
+from maestro_hive.engine.values import in_thread
 from maestro_hive.kernel.errors import (
     CodecError,
     ConfigurationError,
@@ -21,7 +22,6 @@ from maestro_hive.kernel.errors import (
     MaestroError,
     StoreBusyError,
 )
-from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class InboxWatcher:
     async def _waiting(self) -> dict[str, bytes]:
         if self.store.syncs_fast():
             return self.inbox.waiting()
-        return await asyncio.wrap_future(threads.run(self.inbox.waiting))
+        return await in_thread(self.inbox.waiting)
 
     async def _handle(self, run: ActiveRun, data: bytes) -> None:
         try:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from maestro_hive.engine import values
 from maestro_hive.engine.copies import copier
 from maestro_hive.engine.errors import CircuitBreakerOpen, parts_of
-from maestro_hive.engine.failures import error_facts
+from maestro_hive.engine.failures import error_facts, with_own_lines
 from maestro_hive.engine.open_run import OpenRun, copy_finished, open_run
 from maestro_hive.engine.shared import find_shared, forget_shared, shared
-from maestro_hive.engine.tracebacks import with_own_lines
 from maestro_hive.hive import runs
 from maestro_hive.hive.active_run import ActiveRun, active_run_or_none
 from maestro_hive.hive.errors import (
@@ -34,13 +33,11 @@ from maestro_hive.kernel.errors import (
     StorageError,
     StoreBusyError,
 )
-from maestro_hive.kernel.threads import threads
 from maestro_hive.maestro.state.projections import facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from maestro_hive.hive.active_run import RunContext, Workflow
+    from maestro_hive.hive.active_run import RunContext
+    from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.inbox import InboxWatcher
     from maestro_hive.hive.runs import Input
     from maestro_hive.maestro.state.projections import RunState
@@ -99,7 +96,7 @@ class Runner:
 
     async def run(
         self,
-        workflow: Workflow,
+        workflow: WorkflowFunction[..., Any],
         given: Input,
         run_id: str,
         parent: ActiveRun | None = None,
@@ -125,7 +122,7 @@ class Runner:
 
     def start(
         self,
-        workflow: Workflow,
+        workflow: WorkflowFunction[..., Any],
         given: Input,
         run_id: str,
         parent: ActiveRun | None = None,
@@ -172,7 +169,7 @@ class Runner:
 
     async def _execute(
         self,
-        workflow: Workflow,
+        workflow: WorkflowFunction[..., Any],
         given: Input,
         run_id: str,
         parent: ActiveRun | None,
@@ -195,14 +192,14 @@ class Runner:
             try:
                 run = opened(_BUSY_TIMEOUT)
             except StoreBusyError:
-                run = await _in_thread(opened, OpenRun.close)
+                run = await values.in_thread(opened, _close_unused)
         else:
-            run = await _in_thread(opened, OpenRun.close)
+            run = await values.in_thread(opened, _close_unused)
         try:
             if run.lease.seq <= _FEW_ENTRIES:
                 run.load()
             else:
-                await _in_thread(run.load)
+                await values.in_thread(run.load)
         except BaseException:
             run.close()
             raise
@@ -211,7 +208,7 @@ class Runner:
     async def _resume(
         self,
         active: ActiveRun,
-        workflow: Workflow,
+        workflow: WorkflowFunction[..., Any],
         given: Input,
         first: NewEntry,
         closing: _Closing,
@@ -236,7 +233,11 @@ class Runner:
             family.discard(active)
 
     async def _drive(
-        self, active: ActiveRun, workflow: Workflow, given: Input, closing: _Closing
+        self,
+        active: ActiveRun,
+        workflow: WorkflowFunction[..., Any],
+        given: Input,
+        closing: _Closing,
     ) -> Any:
         """Let the workflow go on to its end, and record that."""
         try:
@@ -248,10 +249,11 @@ class Runner:
             if _was_asked_to_stop():
                 raise
             await self._fail(active, error, closing)
-        except Exception as error:  # noqa: BLE001 - whatever the workflow raised
+        except Exception as error:
             self._end_if_cancelled(active)
             if any(isinstance(part, _NO_END) for part in parts_of(error)):
-                raise with_own_lines(error)  # noqa: B904 - the same error
+                with_own_lines(error)
+                raise
             await self._fail(active, error, closing)
         await self._end(active, runs.ended(runs.SUCCESS, value=value), runs.SUCCESS, closing)
         return result
@@ -270,7 +272,6 @@ class Runner:
         release = active.run.users == 1
         await active.run.record(ended, sync=True, status=status, release=release)
         closing.released = release
-        closing.ended = True
         self._watcher().inbox.clear(active.run_id, status)
 
     def _end_if_cancelled(self, active: ActiveRun) -> None:
@@ -299,7 +300,6 @@ class _Closing:
         self._run = run
         #: Whether the lease was given back with the last record.
         self.released = False
-        self.ended = False
 
     def close(self) -> None:
         """Close it; its copy is written in a thread, or at the end of the process."""
@@ -348,19 +348,6 @@ def _short(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 
-async def _in_thread(
-    call: Callable[[], ResultT], undo: Callable[[ResultT], object] | None = None
-) -> ResultT:
-    """Return what a call in a thread returns; if no task waits for it any more, it is undone."""
-    result = threads.run(call)
-    try:
-        return await asyncio.wrap_future(result)
-    except asyncio.CancelledError:
-        if undo is not None:
-            result.add_done_callback(partial(_undo, undo))
-        raise
-
-
-def _undo(undo: Callable[[ResultT], object], done: Future[ResultT]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        undo(done.result())
+def _close_unused(run: OpenRun | None) -> None:
+    if run is not None:
+        run.close()

@@ -26,23 +26,18 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """Wall time, aware, in UTC: for people and across reboots."""
-        ...
 
     def boot_seconds(self) -> float:
         """Seconds since the machine started, sleep included; the same in every process."""
-        ...
 
     def awake_seconds(self) -> float:
         """Seconds the machine was awake since it started; the same in every process."""
-        ...
 
     def boot_id(self) -> str:
         """The start of the machine that the two counts are relative to."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Suspend the calling task for this long."""
-        ...
 
 
 def to_micros(when: datetime) -> int:
@@ -73,10 +68,7 @@ class Wait:
     def start(cls, clock: Clock, seconds: float) -> Self:
         """Return a wait that starts now."""
         return cls(
-            seconds=seconds,
-            boot=clock.boot_id(),
-            boot_seconds=clock.boot_seconds(),
-            at=clock.now(),
+            seconds=seconds, boot=clock.boot_id(), boot_seconds=clock.boot_seconds(), at=clock.now()
         )
 
     def to_json(self) -> dict[str, Any]:

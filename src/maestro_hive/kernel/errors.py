@@ -59,7 +59,7 @@ class InvalidIdentifierError(MaestroError, ValueError):
         if len(shown) > 80:
             shown = shown[:77] + "..."
         super().__init__(
-            f"{what} {shown} {reason}; use 1 to 128 letters, digits, '-', '_', '.' or ':',"
+            f"{what} {shown} {reason}; use 1 to 128 characters of A-Z, a-z, 0-9, '-', '_', '.' and ':',"
             " starting with a letter or digit"
         )
         self.what = what

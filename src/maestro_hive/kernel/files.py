@@ -98,7 +98,11 @@ def _make_one_folder(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in ``folder`` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(folder, os.O_DIRECTORY)
+
+
+def _sync(path: Path, kind: int) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | kind)
     try:
         os.fsync(fd)
     finally:
@@ -173,18 +177,15 @@ def create_private(path: Path) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, 0o600)
+        try:
+            os.fchmod(fd, 0o600)
+            sync_folder(path.parent)
+        finally:
+            os.close(fd)
     except FileExistsError:
         _make_private(path)
-        return
     except OSError as error:
         raise FolderError(path, f"cannot be created: {reason_of(error)}") from error
-    try:
-        os.fchmod(fd, 0o600)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise FolderError(path, f"cannot be created: {reason_of(error)}") from error
-    finally:
-        os.close(fd)
 
 
 def _make_private(path: Path) -> None:
@@ -202,11 +203,7 @@ def _make_private(path: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Make a file that another library wrote durable, and its name too."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    _sync(path, os.O_NOFOLLOW)
     sync_folder(path.parent)
 
 
@@ -273,7 +270,7 @@ def is_link(path: Path) -> bool:
     try:
         return path.is_symlink()
     except OSError as error:
-        raise FolderError(path, f"cannot be looked at: {reason_of(error)}") from error
+        raise FolderError(path, f"cannot be examined: {reason_of(error)}") from error
 
 
 def reason_of(error: OSError | ValueError) -> str:
@@ -281,8 +278,7 @@ def reason_of(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-# --- places ---
-
+# --- places -----------------------------------------------------------------------------------
 
 _NETWORK_TYPES = frozenset(
     "nfs nfs3 nfs4 cifs smb3 smbfs 9p afs ceph lustre gfs2 ocfs2 ncpfs coda vboxsf davfs beegfs"

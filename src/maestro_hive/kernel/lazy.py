@@ -6,14 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
 
-def load_lazily(
-    package: str, namespace: dict[str, Any], homes: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for a package whose names live in these modules."""
-    home_of = {name: module for module, names in homes.items() for name in names}
+def load_lazily(namespace: dict[str, Any], homes: Mapping[str, str]) -> None:
+    """Give a package the names that live in these modules, its ``__all__`` and its ``__dir__``.
+
+    ``homes`` has the names in each module, separated by spaces. Type checkers do not read it: the
+    package imports the same names under ``TYPE_CHECKING``, and a test compares the two.
+    """
+    package = namespace["__name__"]
+    home_of = {name: module for module, names in homes.items() for name in names.split()}
+    names = {*home_of, *namespace.get("__all__", ())}
+    exported = sorted(names, key=lambda name: (not name.isupper(), name))  # constants first
 
     def load(name: str) -> object:
         if name not in home_of:
@@ -22,4 +27,4 @@ def load_lazily(
         namespace[name] = found
         return found
 
-    return load, lambda: sorted(namespace["__all__"])
+    namespace.update(__all__=exported, __getattr__=load, __dir__=lambda: exported)

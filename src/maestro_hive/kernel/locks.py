@@ -52,7 +52,7 @@ class FileLock:
 
         Where such checks must not matter, use ``acquire``: they are over in a moment.
         """
-        return self._flock(fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self._flock(_EXCLUSIVE_NOW)
 
     def _flock(self, kind: int) -> bool:
         try:
@@ -95,9 +95,11 @@ class FileLock:
             pause = min(pause * 1.2, 0.001)
         return False
 
-    def share(self) -> None:
-        """Turn the lock into a shared one, waiting until that is possible."""
+    def join(self) -> bool:
+        """Share the lock; True if no other process does. Only one at a time may call this."""
+        is_first = self.try_acquire()
         self._flock(fcntl.LOCK_SH)
+        return is_first
 
     def release(self) -> None:
         """Release the lock."""
@@ -120,23 +122,6 @@ class FileLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class SharedLock:
-    """A lock that all users share, so that the first one knows that it is the only one."""
-
-    def __init__(self, path: Path) -> None:
-        self._lock = FileLock(path)
-
-    def join(self) -> bool:
-        """Share the lock; True if no other process does. Only one at a time may call this."""
-        is_first = self._lock.try_acquire()
-        self._lock.share()
-        return is_first
-
-    def close(self) -> None:
-        """Stop sharing it."""
-        self._lock.close()
 
 
 def is_locked(path: Path) -> bool:

@@ -29,9 +29,7 @@ class PerProcess(Generic[ValueT]):
     __slots__ = ("__weakref__", "_inherited", "_lock", "_make", "_value")
 
     def __init__(
-        self,
-        make: Callable[[], ValueT],
-        inherited: Callable[[ValueT], None] | None = None,
+        self, make: Callable[[], ValueT], inherited: Callable[[ValueT], None] | None = None
     ) -> None:
         self._make = make
         self._inherited = inherited

@@ -125,7 +125,6 @@ class PersonaExecutor:
             checks=stages,
             healer=self.healing_engine,
             latest=Latest(),
-            checks_source=self.config.level1.enable_syntax_validation,
         )
 
     # --- what it did, and where it is recorded ---
@@ -174,11 +173,9 @@ class PersonaExecutor:
             self.state_persistence.shutdown()
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` statement."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the run at the end of it."""
         self.close()
 
     # --- execution ---
@@ -219,23 +216,17 @@ class PersonaExecutor:
         """Return the recorded result of a call, if it is completed and may be used."""
         if self._run is None or call.plan is None or self._spec.options.force:
             return None
+        data = self._run.recorded(call.plan.identity, call.name)
+        if data is None:
+            return None
+        output = codec.decode(data, "result") if data else None
         step = self._execution(call, 1)
-        record = step.record
-        assert isinstance(record, RunStep)
-        state = record.state
+        state = step.record.state
         if state is not None and state.completed is not None:
-            return step.completed_result(record.output())
-        if call.name in self._run.state.completed_tasks:
-            result = step.result(ExecutionStatus.SUCCESS)
-            result.final_output = self._artifacts(self._run, call.name)
-            return result
-        return None
-
-    @staticmethod
-    def _artifacts(run: OpenRun, name: str) -> Any:
-        entry = run.state.completed_tasks[name]
-        data = run.store.load(entry) if entry is not None else None
-        return None if data is None else codec.decode(data, "artifacts")
+            return step.completed_result(output)
+        result = step.result(ExecutionStatus.SUCCESS)  # marked as completed by hand
+        result.final_output = output
+        return result
 
     @property
     def run(self) -> OpenRun | None:
@@ -264,8 +255,9 @@ class PersonaExecutor:
             found = self.found(call)
             if found is not None:
                 return found
-            if await turn.take():
+            if turn.take():
                 break
+            await turn.wait()
         try:
             return await self._in_turn(step, guard)
         finally:
@@ -296,7 +288,7 @@ class PersonaExecutor:
         if self._run is not None and call.plan is not None:
             record = RunStep(self._run, call.plan, number)
         else:
-            record = MemoryStep(self._persona, self.persona_id, call.name, self._spec.clock)
+            record = MemoryStep(self._persona, self._spec.clock)
         task = call.task
         return StepExecution(
             self._spec, record, call.name, task, call.args, call.kwargs, is_async(task)

@@ -8,22 +8,27 @@ survive a restart; the breaker survives in any case, and is shared by all proces
 from __future__ import annotations
 
 import _thread
-import asyncio
 import contextlib
 import copy
+import inspect
 import random
 import threading
+import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from maestro_hive.engine import settings
+from maestro_hive.engine.attempt import call_in_thread, is_async
 from maestro_hive.engine.breaker import CircuitBreaker, CircuitState, checked_name
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
+from maestro_hive.engine.errors import writable
 from maestro_hive.engine.escalation import Escalation, JiraClient, JiraEscalation, checked
 from maestro_hive.engine.open_run import OpenRun, open_run
-from maestro_hive.engine.plan import UNNAMED
+from maestro_hive.engine.plan import UNNAMED, UnencodableInputWarning, distance_to_user
 from maestro_hive.engine.results import (
-    ExecutionAttempt,
     ExecutionResult,
     ExecutionStatus,
     Level2Result,
@@ -31,16 +36,18 @@ from maestro_hive.engine.results import (
 from maestro_hive.engine.retry_policy import delay_before
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
 from maestro_hive.engine.step import SkippedError, Turn
-from maestro_hive.kernel.errors import ConfigurationError, MaestroError
-from maestro_hive.kernel.threads import threads
+from maestro_hive.engine.values import in_thread
+from maestro_hive.kernel.errors import ConfigurationError, EncodeError, MaestroError
+from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.stores import close_store, open_store
-from maestro_hive.unified_execution.foreign_call import ForeignCall, warn_of
 from maestro_hive.unified_execution.persona_executor import Call, PersonaExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.maestro.state.store import DocumentGuard, Store
+    from maestro_hive.engine.breaker import Permit
+    from maestro_hive.maestro.state.store import Store
+
 
 __all__ = [
     "CircuitBreaker",
@@ -56,16 +63,19 @@ DEFAULT_BREAKER = "default"
 class ExecutorCall:
     """A call of a ``PersonaExecutor``: a round is one set of attempts at its step."""
 
-    def __init__(self, executor: PersonaExecutor, call: Call, *, uses_guard: bool) -> None:
+    def __init__(self, executor: PersonaExecutor, call: Call) -> None:
         self.executor = executor
         self.call = call
         self.name = call.name
         self.persona: str | None = executor.persona_id
-        self.uses_guard = uses_guard
+        self.uses_guard = False
+        #: Whether the rounds are made in the turn of the step: they are recorded in its run.
+        self.has_turn = False
 
-    async def make(self, number: int, guard: DocumentGuard | None) -> ExecutionResult:
+    async def make(self, number: int, permit: Permit) -> ExecutionResult:
         """Make the attempts of one round."""
-        result = await self.executor.make(self.call, number, guard, has_turn=True)
+        guard = permit.guard if self.uses_guard else None
+        result = await self.executor.make(self.call, number, guard, has_turn=self.has_turn)
         if not result.success:
             raise SkippedError(result)
         return result
@@ -171,7 +181,7 @@ class SafetyRetryWrapper:
         """
         call = _understand(executor_func, args, kwargs, task_name, retry=self._retry)
         if not self._opened.ready:
-            await asyncio.wrap_future(threads.run(self._opened.open))
+            await in_thread(self._opened.open)
         run = self._opened.run()
         self._latest = self._name or call.persona or DEFAULT_BREAKER
         policy = RoundPolicy(
@@ -185,12 +195,13 @@ class SafetyRetryWrapper:
             call.uses_guard = (
                 executor_run is not None and executor_run.store is policy.breaker.store
             )
+            call.has_turn = run is not None and run is executor_run
         if run is None:
             return await self._rounds(Rounds(policy, call, None, b""), call)
         identity = self._identity(call)
         turn = Turn(run, identity, call.name)
-        while not await turn.take():
-            pass
+        while not turn.take():
+            await turn.wait()
         try:
             rounds = Rounds(policy, call, run, identity)
             if self._retry or (isinstance(call, ExecutorCall) and call.executor.starts_over):
@@ -203,7 +214,6 @@ class SafetyRetryWrapper:
         found = call.executor.found(call.call) if isinstance(call, ExecutorCall) else None
         if found is not None:
             return _done(rounds, found)
-        started_at = rounds.policy.breaker.clock.now()
         try:
             outcome = await rounds.run()
         except RoundsSkippedError as skipped:
@@ -212,42 +222,18 @@ class SafetyRetryWrapper:
             await rounds.forget()  # nothing is recorded of its result: the next call starts again
         if isinstance(outcome, ExecutionResult):
             return _done(rounds, outcome)
-        ended_at = rounds.policy.breaker.clock.now()
-        status = ExecutionStatus.SUCCESS
-        attempt = ExecutionAttempt(
-            attempt_id=f"round-{len(rounds.failed) + 1}",
-            attempt_number=1,
-            started_at=started_at,
-            ended_at=ended_at,
-            status=status,
-            output=outcome,
-        )
-        result = ExecutionResult(
-            execution_id=rounds.execution_id,
-            task_name=call.name,
-            persona_id=call.persona or "",
-            final_status=status,
-            attempts=[attempt],
-            total_duration_seconds=(ended_at - started_at).total_seconds(),
-            final_output=outcome,
-        )
-        return _done(rounds, result)
+        made = rounds.one_call(rounds.elapsed(), ExecutionStatus.SUCCESS, final_output=outcome)
+        return _done(rounds, made)
 
     def _identity(self, call: ForeignCall | ExecutorCall) -> bytes:
         """Return what identifies a call; warn, once for a name, if that may not be enough."""
-        if isinstance(call, ExecutorCall):
-            if call.call.plan is not None:
-                return call.call.plan.identity
-            foreign = ForeignCall(
-                function=_no_function,
-                name=call.name,
-                persona=call.persona,
-                args=call.call.args,
-                kwargs=call.call.kwargs,
-            )
-        else:
-            foreign = call
-        identity, doubt = foreign.identity()
+        if isinstance(call, ForeignCall):
+            identity, doubt = call.identity()
+        elif call.call.plan is not None:
+            return call.call.plan.identity
+        else:  # in memory: its task is known by its name
+            args, kwargs = call.call.args, call.call.kwargs
+            identity, doubt = identity_of(call.name, call.persona, args, kwargs)
         if doubt is not None and call.name not in self._warned:
             self._warned.add(call.name)
             warn_of(call.name, doubt)
@@ -261,16 +247,10 @@ class SafetyRetryWrapper:
         self._opened.close()
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` statement."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close at the end of it."""
         self.close()
-
-
-def _no_function() -> None:
-    """Carry nothing: an executor's task is known by its name."""
 
 
 def _done(rounds: Rounds, result: ExecutionResult) -> Level2Result:
@@ -301,7 +281,7 @@ def _understand(
     task, name, rest, named = _executor_arguments(persona, args, kwargs, task_name)
     if isinstance(owner, PersonaExecutor):
         executor = owner.options(retry=True) if retry else owner
-        return ExecutorCall(executor, executor.plan(task, name, rest, named), uses_guard=False)
+        return ExecutorCall(executor, executor.plan(task, name, rest, named))
     return ForeignCall(
         function=function,
         name=name,
@@ -439,6 +419,122 @@ async def execute_with_full_retry(
     try:
         return await wrapper.execute_safe(executor.execute, task, task_name, *args, **kwargs)
     finally:
-        await asyncio.wrap_future(
-            threads.run(wrapper.close)
-        )  # the last one closes the journal, which takes time
+        # In a thread: the last one closes the journal, which takes time.
+        await in_thread(wrapper.close)
+
+
+# --- what is called when it is no step of ours -----------------------------------------------------
+
+
+class Identity(NamedTuple):
+    """What identifies a call in its run, also after a restart; and what it leaves out."""
+
+    digest: bytes
+    doubt: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ForeignCall:
+    """A function and its arguments; a round calls it once, in a thread if it blocks."""
+
+    function: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    persona: str | None = None
+    uses_guard: bool = False
+    #: How many of the arguments before do not identify the call.
+    identified_from: int = 0
+
+    async def make(self, number: int, permit: Permit) -> Any:
+        """Call it once, and wait for what it returns."""
+        del number, permit
+        if is_async(self.function):
+            outcome = self.function(*self.args, **self.kwargs)
+            outcome = await outcome if inspect.isawaitable(outcome) else outcome
+        else:
+            outcome = await call_in_thread(self.function, self.args, self.kwargs)
+        if isinstance(outcome, ExecutionResult) and not outcome.success:
+            raise SkippedError(outcome)
+        return outcome
+
+    def identity(self) -> Identity:
+        """Return what identifies it: its name, its arguments, and what its function carries."""
+        own = self.args[self.identified_from :]
+        carrier = None if self.identified_from else self.function
+        return identity_of(self.name, self.persona, own, self.kwargs, carrier)
+
+
+def identity_of(
+    name: object,
+    persona: str | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    function: Callable[..., Any] | None = None,
+) -> Identity:
+    """Return what identifies a call of that name, with what ``function`` carries if it is given."""
+    if not isinstance(name, str) or name in ("", UNNAMED):
+        raise ConfigurationError(
+            f"a call whose rounds are recorded needs a name to be found by, and {name!r} is"
+            " none; give execute_safe() a task_name"
+        )
+    digests = _Digests()
+    carried = [] if function is None else digests.carried_by(function)
+    given = [digests.of(value, f"args[{number}]") for number, value in enumerate(args)]
+    named = {key: digests.of(value, key) for key, value in kwargs.items()}
+    parts = ["level2", name, persona, carried, given, named]
+    return Identity(codec.canonical_digest(parts), digests.doubt)
+
+
+class _Digests:
+    """Digests of values; ``doubt`` names the first that has none."""
+
+    def __init__(self) -> None:
+        self.doubt: str | None = None
+
+    def of(self, value: object, path: str) -> str | None:
+        """Return the digest of a value's data; None if it has no form in JSON."""
+        try:
+            return codec.canonical_digest(value, path).hex()
+        except EncodeError as error:
+            self.doubt = self.doubt or str(error)
+            return None
+
+    def carried_by(self, function: object) -> list[Any]:
+        """Return digests of the data that a function carries.
+
+        Its own name does not count: it may change, and the call is still the same.
+        """
+        if isinstance(function, partial):
+            given = [self.of(value, f"partial[{n}]") for n, value in enumerate(function.args)]
+            named = {name: self.of(value, name) for name, value in function.keywords.items()}
+            return [_qualified(function.func), given, named, self.carried_by(function.func)]
+        if isinstance(function, FunctionType):
+            self._doubt_local(function)
+            return []
+        owner = getattr(function, "__self__", function)
+        if owner is None or isinstance(owner, type | ModuleType):
+            return []
+        return [self.of(owner, "self")]
+
+    def _doubt_local(self, function: FunctionType) -> None:
+        is_lambda = function.__name__ == "<lambda>"
+        carries = function.__closure__ or function.__defaults__ or function.__kwdefaults__
+        if is_lambda or ("<locals>" in function.__qualname__ and carries):
+            what = "a lambda" if is_lambda else f"{function.__name__}, a local function,"
+            self.doubt = self.doubt or f"what {what} carries is not part of it"
+
+
+def _qualified(value: object) -> str:
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return writable(f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}")
+
+
+def warn_of(name: str, doubt: str) -> None:
+    """Warn, at the user's own line, that a call may be taken for another."""
+    warnings.warn(
+        f"{name!r} is identified by its name and its plain arguments alone: {doubt}."
+        " Give plain data as arguments, or each call its own task_name",
+        UnencodableInputWarning,
+        stacklevel=distance_to_user(),
+    )

@@ -32,7 +32,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
-from maestro_hive.maestro.state import codec, tree_decoder
+from maestro_hive.maestro.state import codec, tree_codec
 from maestro_hive.maestro.state.codec import MAX_DEPTH, decode, encode
 
 if TYPE_CHECKING:
@@ -1090,7 +1090,7 @@ def test_the_storage_format_page_has_every_tag() -> None:
     page = Path(__file__).parents[3].joinpath("docs/storage-format.md").read_text(encoding="utf-8")
     table = page.partition("## Values")[2].partition("## The journal")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(tree_decoder._DECODERS)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(tree_codec._DECODERS)
 
 
 def test_bytes_are_written_as_base64() -> None:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
-from maestro_hive.maestro.state import codec, codec_large
+from maestro_hive.maestro.state import codec, codec_large, strict_json
 from maestro_hive.maestro.state.codec_large import (
     canonical_digest_large,
     decode_large,
@@ -357,3 +357,24 @@ def test_other_threads_get_their_turn(
     turns = 0
     assert same(decode_large(data), value)
     assert turns >= len(data) / (1 << 18)
+
+
+@pytest.mark.parametrize("count", [4_000, 16_000])
+def test_the_cost_of_reading_does_not_grow_with_the_square_of_the_items(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    parse_text = strict_json.parse_text
+
+    def counted(text: str, depth: int) -> object:
+        read.append(len(text))
+        return parse_text(text, depth)
+
+    monkeypatch.setattr(codec_large, "parse_text", counted)
+    members = {f"k{number}": [number, (number,)] for number in range(count)}
+    rows = [{"$": 1, "when": date(2030, 1, 1)} for _ in range(count)]
+    for value in (members, rows):
+        data = codec.encode({"args": [value], "kwargs": {}}, "input").data
+        read.clear()
+        assert codec_large.decode_large(data, "input")["args"] == [value]
+        assert sum(read) < 10 * len(data)

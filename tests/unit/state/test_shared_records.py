@@ -1,4 +1,4 @@
-"""Breakers, budgets and escalations: one shared copy of each, of the right type."""
+"""Breakers and budgets: one shared copy of each, of the right type."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maestro_hive.kernel.errors import DocumentCorruptError, MaestroError
-from maestro_hive.maestro.state import shared_records as shelves
+from maestro_hive.maestro.state import shared_records
 from maestro_hive.maestro.state.codec import encode
-from maestro_hive.maestro.state.records import Breaker, Budget, Escalation
+from maestro_hive.maestro.state.records import Breaker, Budget
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def other(tmp_path: Path, store: SqliteStore) -> Iterator[SqliteStore]:
 
 
 def test_what_nobody_put_there_is_none(store: SqliteStore) -> None:
-    assert shelves.breakers(store).get("anthropic") is None
-    assert shelves.breakers(store).all() == {}
+    assert shared_records.breakers(store).get("anthropic") is None
+    assert shared_records.breakers(store).all() == {}
 
 
 def test_a_breaker_comes_back_for_everybody(store: SqliteStore, other: SqliteStore) -> None:
@@ -50,27 +50,22 @@ def test_a_breaker_comes_back_for_everybody(store: SqliteStore, other: SqliteSto
         last_failure_time=NOW,
         last_success_time=None,
     )
-    assert shelves.breakers(store).update("anthropic", lambda _: made) == made
-    assert shelves.breakers(other).get("anthropic") == made
-    assert shelves.breakers(other).all() == {"anthropic": made}
+    assert shared_records.breakers(store).update("anthropic", lambda _: made) == made
+    assert shared_records.breakers(other).get("anthropic") == made
+    assert shared_records.breakers(other).all() == {"anthropic": made}
 
 
-def test_budgets_and_escalations_come_back(store: SqliteStore, other: SqliteStore) -> None:
+def test_a_budget_comes_back(store: SqliteStore, other: SqliteStore) -> None:
     budget = Budget(name="run-1", max_tokens=10, max_usd=0.5, tokens=3, usd=0.25)
-    asked = Escalation(
-        key="abc", run_id="run-1", summary="help", ticket="X-1", created_at=NOW, updated_at=NOW
-    )
-    shelves.budgets(store).update("run-1", lambda _: budget)
-    shelves.escalations(store).update("abc", lambda _: asked)
-    assert shelves.budgets(other).get("run-1") == budget
-    assert shelves.escalations(other).all() == {"abc": asked}
+    shared_records.budgets(store).update("run-1", lambda _: budget)
+    assert shared_records.budgets(other).get("run-1") == budget
 
 
 def test_each_kind_has_a_namespace_of_its_own(store: SqliteStore) -> None:
-    shelves.breakers(store).update("same", lambda _: Breaker(name="same"))
-    shelves.budgets(store).update("same", lambda _: Budget(name="same"))
-    assert shelves.breakers(store).get("same") == Breaker(name="same")
-    assert shelves.budgets(store).get("same") == Budget(name="same")
+    shared_records.breakers(store).update("same", lambda _: Breaker(name="same"))
+    shared_records.budgets(store).update("same", lambda _: Budget(name="same"))
+    assert shared_records.breakers(store).get("same") == Breaker(name="same")
+    assert shared_records.budgets(store).get("same") == Budget(name="same")
     assert [(found.namespace, found.key) for found in store.documents()] == [
         ("budgets", "same"),
         ("circuit_breakers", "same"),
@@ -82,7 +77,7 @@ def test_no_spending_is_lost_between_threads_and_processes(
 ) -> None:
     def spend(writer: SqliteStore) -> None:
         for _ in range(15):
-            shelves.budgets(writer).update(
+            shared_records.budgets(writer).update(
                 "run-1",
                 lambda old: replace(
                     old or Budget(name="run-1"), tokens=(old.tokens if old else 0) + 1
@@ -91,19 +86,19 @@ def test_no_spending_is_lost_between_threads_and_processes(
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(spend, [store, other] * 2))
-    assert shelves.budgets(store).get("run-1") == Budget(name="run-1", tokens=60)
+    assert shared_records.budgets(store).get("run-1") == Budget(name="run-1", tokens=60)
 
 
 def test_a_change_that_raises_changes_nothing(store: SqliteStore) -> None:
-    shelf = shelves.breakers(store)
-    shelf.update("a", lambda _: Breaker(name="a"))
+    records = shared_records.breakers(store)
+    records.update("a", lambda _: Breaker(name="a"))
 
     def trouble(_old: Breaker | None) -> Breaker:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        shelf.update("a", trouble)
-    assert shelf.get("a") == Breaker(name="a")
+        records.update("a", trouble)
+    assert records.get("a") == Breaker(name="a")
 
 
 @pytest.mark.parametrize(
@@ -113,10 +108,10 @@ def test_what_is_no_record_of_that_kind_is_refused_by_name(
     store: SqliteStore, value: object
 ) -> None:
     store.update_document("circuit_breakers", "anthropic", lambda _: encode(value))
-    shelf = shelves.breakers(store)
+    records = shared_records.breakers(store)
     with pytest.raises(DocumentCorruptError, match="circuit_breakers/anthropic"):
-        shelf.get("anthropic")
+        records.get("anthropic")
     with pytest.raises(MaestroError):
-        shelf.all()
+        records.all()
     with pytest.raises(MaestroError):
-        shelf.update("anthropic", lambda _: Breaker(name="anthropic"))
+        records.update("anthropic", lambda _: Breaker(name="anthropic"))

@@ -191,7 +191,7 @@ def test_a_torn_end_costs_the_last_transaction_and_no_alarm(crashed: Path, cut: 
 
 
 def open_damaged(folder: Path) -> SqliteStore:
-    with pytest.warns(DamagedJournalWarning, match=r"log is damaged.*kept as") as caught:
+    with pytest.warns(DamagedJournalWarning, match=r"log is damaged.*copied to") as caught:
         store = SqliteStore(folder, clock=ManualClock())
     assert len(caught) == 1
     return store

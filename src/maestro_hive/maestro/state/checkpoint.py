@@ -8,6 +8,7 @@ resumes late writes a lower fencing number, so its file is not the newest.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
@@ -141,13 +142,11 @@ class CheckpointFolder:
     def keep_newest(self, workflow_id: str, count: int, now: float) -> int:
         """Delete expired checkpoints and all but the newest ``count``; return how many."""
         names = self.names(workflow_id)
-        living = [name for name in names if not name.expired(now)]
-        doomed = [name for name in names if name.expired(now)] + living[
-            : max(0, len(living) - count)
-        ]
-        for name in doomed:
+        newest = [name for name in names if not name.expired(now)][-count:]
+        old = [name for name in names if name not in newest]
+        for name in old:
             self.delete(workflow_id, name)
-        return len(doomed)
+        return len(old)
 
     def set_aside(
         self, workflow_id: str, name: CheckpointName, error: DocumentCorruptError
@@ -216,11 +215,9 @@ class Serializer(Protocol):
 
     def dumps(self, value: Any) -> str:
         """Return the text of ``value``."""
-        ...
 
     def loads(self, text: str) -> Any:
         """Return the value of ``text``."""
-        ...
 
 
 @dataclass(slots=True)
@@ -305,11 +302,7 @@ class CheckpointManager:
             "phase": state.phase,
             "step": state.step,
             "data": data,
-            "metadata": {
-                "created_by": state.metadata.created_by,
-                "reason": state.metadata.reason,
-                "tags": state.metadata.tags,
-            },
+            "metadata": dataclasses.asdict(state.metadata),
             "created_at": state.created_at.isoformat(),
             "checksum": state.checksum,
         }
@@ -359,20 +352,13 @@ class CheckpointManager:
     # --- reading ---
 
     def get_checkpoint(
-        self,
-        checkpoint_id: str,
-        workflow_id: str | None = None,
-        validate: bool = True,
+        self, checkpoint_id: str, workflow_id: str | None = None, validate: bool = True
     ) -> Checkpoint:
         """Return a checkpoint, or raise: not found, or damaged."""
         workflow, name = self._locate(checkpoint_id, workflow_id)
         return self._read(workflow, name, verify=validate and self._verify)
 
-    def get_latest_checkpoint(
-        self,
-        workflow_id: str,
-        validate: bool = True,
-    ) -> Checkpoint | None:
+    def get_latest_checkpoint(self, workflow_id: str, validate: bool = True) -> Checkpoint | None:
         """Return the newest good checkpoint; damaged ones are set aside, and that is logged."""
         now = self._clock.now().timestamp()
         for name in reversed(self._folder.names(workflow_id)):
@@ -424,11 +410,7 @@ class CheckpointManager:
             raise DocumentCorruptError(shown, "it is the file of another checkpoint")
         return shown, body
 
-    def list_checkpoints(
-        self,
-        workflow_id: str,
-        include_expired: bool = False,
-    ) -> list[Checkpoint]:
+    def list_checkpoints(self, workflow_id: str, include_expired: bool = False) -> list[Checkpoint]:
         """Return a workflow's checkpoints, newest first; damaged ones are left out and logged."""
         now = self._clock.now().timestamp()
         found = []

@@ -2,7 +2,7 @@
 
 Plain data (dictionaries with texts as keys, lists, texts, numbers, booleans, None) goes through the
 C encoder as it is; everything else becomes a tree of plain JSON with tags first
-(``tree_encoder``). The text keeps the order of dictionaries; digests that identify something are
+(``tree_codec``). The text keeps the order of dictionaries; digests that identify something are
 those of the canonical form, which is the same whatever the order. One object in two places of a
 value comes back as two equal ones.
 
@@ -13,10 +13,11 @@ and no piece keeps other threads waiting for long.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.errors import DecodeError, EncodeError
 from maestro_hive.maestro.state.codec_classes import (
+    TAG,
     Model,
     UnknownClassAtPathError,
     UnknownClassError,
@@ -48,8 +49,10 @@ from maestro_hive.maestro.state.strict_json import (
     write,
     write_sorted,
 )
-from maestro_hive.maestro.state.tree_decoder import TreeDecoder
-from maestro_hive.maestro.state.tree_encoder import TAG, TreeEncoder, canonical_tree
+from maestro_hive.maestro.state.tree_codec import TreeDecoder, TreeEncoder, canonical_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "DOCUMENT_DEPTH",
@@ -109,6 +112,21 @@ class EncodedCall(NamedTuple):
     def value(self) -> Encoded:
         """The arguments as a value to be stored."""
         return Encoded(self.data, self.sha256)
+
+
+#: Nothing can be changed inside of these.
+IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
+#: Longer texts take too long for an event loop.
+_SHORT = 256 * 1024
+
+
+def is_small(values: Iterable[Any]) -> bool:
+    """Return whether values are immutable, and short enough to be encoded on an event loop."""
+    for value in values:
+        kind = type(value)
+        if kind not in IMMUTABLE or ((kind is str or kind is bytes) and len(value) > _SHORT):
+            return False
+    return True
 
 
 # --- encoding -------------------------------------------------------------------------------------

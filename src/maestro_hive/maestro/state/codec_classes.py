@@ -1,22 +1,29 @@
-"""How the classes of stored values are named and found again, and the codecs of the user's own.
+"""Classes of the user's: how they are named and found again, their codecs, and those of libraries.
 
 Nothing is imported by a stored name: a class is found among the modules that are imported already.
 """
 
 from __future__ import annotations
 
+import base64
+import re
 import sys
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from maestro_hive.kernel.errors import ConfigurationError, DecodeError
-from maestro_hive.maestro.state.strict_json import AtPathError
+from maestro_hive.maestro.state.strict_json import AtPathError, Json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from maestro_hive.maestro.state.tree_codec import TreeDecoder, TreeEncoder
+
 T = TypeVar("T")
+Node = dict[str, Json]
+TAG = "$"
 #: The types that have a form of their own, which no codec of the user's replaces.
 BUILT_IN: set[type] = set()
 
@@ -27,12 +34,10 @@ class Model(Protocol):
 
     def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool) -> dict[str, object]:
         """Return the fields as plain data."""
-        ...
 
     @classmethod
     def model_validate(cls, obj: object) -> object:
         """Return the model that these fields describe."""
-        ...
 
 
 class UnknownClassError(DecodeError):
@@ -187,3 +192,164 @@ def register_codec(
     if cls in BUILT_IN:
         raise ConfigurationError(f"{cls.__name__} has a form already, which cannot be replaced")
     codecs.add(Codec(name or class_name(cls), cls, encode, decode))
+
+
+# --- parts of a form ------------------------------------------------------------------------------
+
+#: Base64 is made in pieces of this size, so that none takes long.
+_BASE64_PIECE = 3 * (1 << 18)
+
+
+def text_of(node: Node) -> str:
+    """Return a form that is one text."""
+    if type(node["v"]) is not str:
+        raise AtPathError(f"not a valid {node[TAG]}: it is made of a text")
+    return node["v"]
+
+
+def base64_of(data: Any) -> str:
+    """Return bytes as Base64."""
+    if len(data) <= _BASE64_PIECE:
+        return base64.b64encode(data).decode()
+    view = memoryview(data)
+    return "".join(
+        base64.b64encode(view[at : at + _BASE64_PIECE]).decode()
+        for at in range(0, len(view), _BASE64_PIECE)
+    )
+
+
+def bytes_of(node: Node) -> bytes:
+    """Return the bytes of a form that is Base64."""
+    text = text_of(node)
+    step = _BASE64_PIECE // 3 * 4
+    if len(text) <= step:
+        return base64.b64decode(text, validate=True)
+    pieces = (text[at : at + step] for at in range(0, len(text), step))
+    return b"".join(base64.b64decode(piece, validate=True) for piece in pieces)
+
+
+# --- pydantic models ------------------------------------------------------------------------------
+
+
+def encode_model(name: str, encoder: TreeEncoder, value: Any, room: int) -> Json:
+    """Return the tree of a model, if it comes back from its fields as it is."""
+    kind = type(value)
+    fields = _model_fields(value)
+    node: Node = {TAG: "model", "t": name, "v": encoder.fields(fields, room)}
+    try:
+        back = _make_model(kind, fields)
+    except ValueError as error:
+        raise AtPathError(f"the model does not come back from its fields: {error}") from None
+    if TAG in fields or (
+        _model_fields(back) != fields and encoder.fields(_model_fields(back), room) != node["v"]
+    ):
+        raise AtPathError("the model comes back from its fields with other values")
+    unset = sorted(kind.model_fields.keys() - value.model_fields_set)
+    if unset:
+        node["unset"] = unset
+    known = back.__pydantic_private__ or {}
+    private = {
+        name: item
+        for name, item in (value.__pydantic_private__ or {}).items()
+        if name not in known or known[name] != item
+    }
+    if private:
+        node["private"] = encoder.fields(private, room)
+    return node
+
+
+def _model_fields(model: Any) -> dict[str, object]:
+    """Return the fields by the names that the model is made with, and what it has besides."""
+    fields: dict[str, object] = {}
+    for name, info in type(model).model_fields.items():
+        alias = info.validation_alias
+        alias = getattr(alias, "choices", [alias])[0]
+        fields[alias if isinstance(alias, str) else name] = getattr(model, name)
+    return fields | (model.model_extra or {})
+
+
+def _make_model(kind: Any, fields: dict[str, Any]) -> Any:
+    """Return a pydantic model with these fields, validated."""
+    if getattr(kind, "__pydantic_root_model__", False):
+        return kind.model_validate(fields["root"])
+    return kind.model_validate(fields)
+
+
+def decode_model(decoder: TreeDecoder, node: Node, room: int) -> Any:
+    """Return the model that was encoded."""
+    kind = decoder.class_of(node)
+    if not issubclass(kind, Model):
+        raise AtPathError(f"{node['t']} is not a pydantic model")
+    made = _make_model(kind, decoder.fields(node, room))
+    if "unset" in node:
+        made.model_fields_set.difference_update(node["unset"])
+    if "private" in node:
+        for name, value in decoder.fields(node, room, "private").items():
+            made.__pydantic_private__[name] = value
+    return made
+
+
+# --- numpy ----------------------------------------------------------------------------------------
+
+
+def numpy_encoder(value: Any) -> Callable[[TreeEncoder, Any, int], Json] | None:
+    """Return the encoder for an array or a number."""
+    numpy: Any = sys.modules["numpy"]
+    if type(value) is numpy.ndarray:
+        return _encode_array
+    return _encode_numpy_scalar if isinstance(value, numpy.generic) else None
+
+
+def _dtype(value: Any) -> str:
+    text: str = value.dtype.str
+    if value.dtype.itemsize == 0 or _DTYPE.fullmatch(text) is None:
+        raise AtPathError(f"a numpy value of type {value.dtype} has no form of its own")
+    return text
+
+
+#: Booleans, numbers, texts, bytes and times; not objects, not structures.
+_DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,9}(\[[0-9]{0,9}[a-zA-Z]{1,2}\])?")
+
+
+def _encode_numpy_scalar(encoder: TreeEncoder, value: Any, room: int) -> Json:
+    dtype = _dtype(value)
+    small = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
+    written = encoder.encode(value.item(), room + 1) if small else base64_of(value.tobytes())
+    return {TAG: "numpy", "t": dtype, "v": written}
+
+
+def _encode_array(_encoder: TreeEncoder, value: Any, _room: int) -> Json:
+    node = {TAG: "ndarray", "t": _dtype(value), "shape": list(value.shape)}
+    return {**node, "v": base64_of(value.tobytes())}
+
+
+def _numpy_dtype(node: Node) -> tuple[Any, Any]:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        raise UnknownClassAtPathError("it is a value of numpy's; import numpy first")
+    if type(node["t"]) is not str or _DTYPE.fullmatch(node["t"]) is None:
+        raise AtPathError(f"{str(node['t'])[:40]!r} is not a type of numpy's")
+    return numpy, numpy.dtype(node["t"])
+
+
+def decode_numpy_scalar(decoder: TreeDecoder, node: Node, room: int) -> Any:
+    """Return the number that was encoded."""
+    numpy, dtype = _numpy_dtype(node)
+    if dtype.kind in "biuf" and dtype.itemsize <= 8:
+        value = decoder.decode(node["v"], room + 1)
+        if type(value) is not {"b": bool, "f": float}.get(dtype.kind, int):
+            raise AtPathError(f"{str(value)[:40]} is not of the type {dtype}")
+        return dtype.type(value)
+    (value,) = numpy.frombuffer(bytes_of(node), dtype)
+    return value
+
+
+def decode_array(_decoder: TreeDecoder, node: Node, _room: int) -> Any:
+    """Return the array that was encoded."""
+    numpy, dtype = _numpy_dtype(node)
+    shape, data = node["shape"], bytearray(bytes_of(node))
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise AtPathError("not a valid array: its shape is made of whole numbers")
+    if prod(shape) * dtype.itemsize != len(data):
+        raise AtPathError("not a valid array: its shape is not that of its data")
+    return numpy.frombuffer(data, dtype).reshape(shape)  # writable, since a bytearray is

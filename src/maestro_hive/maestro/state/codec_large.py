@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from maestro_hive.kernel.errors import EncodeError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.codec import Encoded, EncodedCall
+from maestro_hive.maestro.state.codec_classes import TAG
 from maestro_hive.maestro.state.strict_json import (
     FINITE,
     MAX_BYTES,
@@ -34,8 +35,7 @@ from maestro_hive.maestro.state.strict_json import (
     write,
     write_sorted,
 )
-from maestro_hive.maestro.state.tree_decoder import TreeDecoder
-from maestro_hive.maestro.state.tree_encoder import TAG, TreeEncoder, canonical_tree
+from maestro_hive.maestro.state.tree_codec import TreeDecoder, TreeEncoder, canonical_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -107,14 +107,14 @@ def _estimate(value: Any) -> tuple[int, int, list[Any]]:
 
 
 def encode_large(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> Encoded:
-    """Return what ``encode`` does; other threads are not kept waiting."""
+    """Return what ``encode`` does; other threads need not wait."""
     return _written(_Pieces(compare=False), value, path, depth)
 
 
 def encode_call_large(
     args: tuple[Any, ...], kwargs: dict[str, Any], path: str = "input"
 ) -> EncodedCall:
-    """Return what ``encode_call`` does; other threads are not kept waiting."""
+    """Return what ``encode_call`` does; other threads need not wait."""
     call = {"args": list(args), "kwargs": kwargs}
     pieces = _Pieces()
     data, sha256 = _written(pieces, call, path, MAX_DEPTH)
@@ -124,7 +124,7 @@ def encode_call_large(
 
 
 def canonical_digest_large(value: object, path: str = "value") -> bytes:
-    """Return what ``canonical_digest`` does; other threads are not kept waiting."""
+    """Return what ``canonical_digest`` does; other threads need not wait."""
     return _written(_Pieces(canonical=True), value, path, MAX_DEPTH).sha256
 
 
@@ -338,7 +338,7 @@ _JSON = SCALARS | {list, dict}
 
 
 def decode_large(data: bytes, path: str = "value") -> Any:
-    """Return what ``decode`` does; other threads are not kept waiting."""
+    """Return what ``decode`` does; other threads need not wait."""
     if LARGE_BYTES < len(data) <= MAX_BYTES:
         try:
             return _Reader(data).read()
@@ -366,6 +366,7 @@ class _Reader:
         self._at = 0  # in the window
         self._is_last = False
         self._keeps_tags = False
+        self._one_by_one_until = 0  # in the data
         self._fill()
 
     def read(self) -> Any:
@@ -503,13 +504,20 @@ class _Reader:
     def _up_to(self, cut: int, brackets: str, room: int) -> Any:
         """Read what ends at a comma; None if it is none between two items.
 
-        If it is inside an item, the text up to it is not valid.
+        If it is inside an item, the text up to it is not valid. If it is behind the end of what is
+        read, that end is found. Elsewhere the items up to it are read one by one: to try again
+        after each of them would take the square of their number.
         """
-        if cut <= self._at:
+        at = self._at
+        if cut <= at or self._start + at < self._one_by_one_until:
             return None
         try:
-            found = self._decoded(brackets % self._text[self._at : cut], room)
-        except JSONDecodeError:
+            found = self._decoded(brackets % self._text[at:cut], room)
+        except JSONDecodeError as error:
+            end = at + error.pos - 2  # of what stands inside the brackets that were closed there
+            if error.msg == "Extra data" and at < end < cut:
+                return self._up_to(end, brackets, room)
+            self._one_by_one_until = self._start + cut
             return None
         self._at = cut
         return found

@@ -8,9 +8,12 @@ without building anything in between.
 from __future__ import annotations
 
 from itertools import product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from maestro_hive.maestro.state.codec import MAX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Shorter runs than this are not worth a copy instruction.
 _ANCHOR = 48
@@ -102,34 +105,32 @@ class _Search:
 
 
 def _common_prefix(old: bytes, i: int, i_end: int, new: bytes, j: int, j_end: int) -> int:
-    """Return how long old[i:i_end] and new[j:j_end] are equal from their start, by blocks.
-
-    Slices are copied, and still faster than views: these are compared item by item.
-    """
-    limit = min(i_end - i, j_end - j)
-    same, block = 0, 64
-    while same < limit:
-        size = min(block, limit - same)
-        if old[i + same : i + same + size] == new[j + same : j + same + size]:
-            same += size
-            block = min(block * 4, 1 << 16)
-        elif size == 1:
-            break
-        else:
-            block = max(1, size // 4)
-            limit = min(limit, same + size)
-    return same
+    """Return how long old[i:i_end] and new[j:j_end] are equal from their start."""
+    return _same_bytes(
+        min(i_end - i, j_end - j),
+        lambda start, end: old[i + start : i + end] == new[j + start : j + end],
+    )
 
 
 def _common_suffix(old: bytes, new: bytes) -> int:
-    limit = min(len(old), len(new))
+    i, j = len(old), len(new)
+    same = _same_bytes(
+        min(i, j), lambda start, end: old[i - end : i - start] == new[j - end : j - start]
+    )
+    while same and new[j - same] & 0xC0 == 0x80:
+        same -= 1
+    return same
+
+
+def _same_bytes(limit: int, are_equal: Callable[[int, int], bool]) -> int:
+    """Return how many bytes are equal, compared by blocks that grow.
+
+    Slices are copied, and still faster than views: these are compared item by item.
+    """
     same, block = 0, 64
     while same < limit:
         size = min(block, limit - same)
-        if (
-            old[len(old) - same - size : len(old) - same]
-            == (new[len(new) - same - size : len(new) - same])
-        ):
+        if are_equal(same, same + size):
             same += size
             block = min(block * 4, 1 << 16)
         elif size == 1:
@@ -137,8 +138,6 @@ def _common_suffix(old: bytes, new: bytes) -> int:
         else:
             block = max(1, size // 4)
             limit = min(limit, same + size)
-    while same and new[len(new) - same] & 0xC0 == 0x80:
-        same -= 1
     return same
 
 

@@ -1,9 +1,9 @@
 """The events of a run: one frozen record for each entry of its journal.
 
-``EventReader`` makes them. Values are not in them: a result or a memory may be large, and ``views``
-has it. ``str`` of an event is its text for people.
+``EventReader`` makes them. Values are not in them: a result or a memory may be large, and
+``run_view`` has it. ``str`` of an event is its text for people.
 
-Everything about a kind of event is its class here: its fields, how it is read from an entry, and
+Everything about a kind of event is its class here: its fields, how they are read from an entry, and
 its text. ``maestro events``, ``maestro show`` and ``hive.events`` need no change for a new one.
 """
 
@@ -12,10 +12,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import facts_of
@@ -25,49 +24,103 @@ from maestro_hive.maestro.state.records import Entry, EntryKind
 _LONGEST_LINE = 400
 
 Facts = Mapping[str, Any]
+EventT = TypeVar("EventT", bound="RunEvent")
+
+# --- declaring events -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEvent:
-    """Every event has the number of its entry, the time it was recorded (UTC), and its run."""
+class Source(NamedTuple):
+    """An entry of which an event is made, its facts, and what the reader noted before."""
 
-    seq: int
-    at: datetime
-    run_id: str
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        return cls(**source.base())
+    entry: Entry
+    facts: Facts
+    reader: EventReader
 
 
-EventT = TypeVar("EventT", bound=RunEvent)
+def _read(read: Callable[[Source], Any], default: Any = dataclasses.MISSING) -> Any:
+    """Declare how a field is read; without it, it is the fact of its own name."""
+    return dataclasses.field(default=default, metadata={"read": read})
+
+
+def _fact(*path: str, default: Any = dataclasses.MISSING) -> Any:
+    """Declare a field that is the first of these facts there is; ``a.b`` is a part of ``a``."""
+
+    def read(source: Source) -> object:
+        for each in path:
+            outer, _, inner = each.rpartition(".")
+            value = (_part(source.facts, outer) if outer else source.facts).get(inner)
+            if value:
+                return value
+        return None if default is dataclasses.MISSING else default
+
+    return _read(read, default)
+
+
+#: How a fact is read for a field of each type; None is what is not there.
+_CONVERT: dict[str, Callable[[Any], object]] = {
+    "str": lambda value: "" if value is None else str(value),
+    "str | None": lambda value: str(value) if value else None,
+    "bool": bool,
+    "int": lambda value: value or 0,
+    "float": lambda value: value or 0.0,
+}
 
 #: The event of each kind of entry.
 EVENTS: dict[int, type[RunEvent]] = {}
 
 
-def _event_of(kind: EntryKind) -> Callable[[type[EventT]], type[EventT]]:
-    def registered(event: type[EventT]) -> type[EventT]:
-        EVENTS[kind] = event
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(_read, _fact))
+def _event(kind: EntryKind | None = None, text: str = "") -> Callable[[type[EventT]], type[EventT]]:
+    """Make a class the event of a kind of entry; ``text`` is its ``str``, a format of its fields."""
+
+    def make(cls: type[EventT]) -> type[EventT]:
+        event = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        event.text = text
+        event.readers = tuple((each.name, _reader_of(each)) for each in dataclasses.fields(event))
+        if kind is not None:
+            EVENTS[kind] = event
         return event
 
-    return registered
+    return make
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEvent(RunEvent):
-    """An event of an attempt has the number and name of its step, and its persona."""
+def _reader_of(field: dataclasses.Field[Any]) -> Callable[[Source], object]:
+    name, read = field.name, field.metadata.get("read")
+    convert: Callable[[Any], object] = _CONVERT.get(str(field.type), lambda value: value)
+    if read is None:
+        return lambda source: convert(source.facts.get(name))
+    return lambda source: convert(read(source))
 
-    step: int
-    name: str
-    persona: str
-    attempt: int
+
+@_event()
+class RunEvent:
+    """Every event has the number of its entry, the time it was recorded (UTC), and its run."""
+
+    text: ClassVar[str]
+    readers: ClassVar[tuple[tuple[str, Callable[[Source], object]], ...]]
+
+    seq: int = _read(lambda source: source.entry.seq)
+    at: datetime = _read(lambda source: source.entry.when)
+    run_id: str = _read(lambda source: source.reader.run_id)
 
     @classmethod
     def read(cls, source: Source) -> RunEvent:
         """Make the event of an entry."""
-        return cls(**source.attempt())
+        fields: dict[str, Any] = {name: read(source) for name, read in cls.readers}
+        return cls(**fields)
+
+    def __str__(self) -> str:
+        return self.text.format(self)
+
+
+@_event()
+class AttemptEvent(RunEvent):
+    """An event of an attempt has the number and name of its step, and its persona."""
+
+    step: int = _read(lambda source: source.entry.step)
+    name: str = _read(lambda source: source.reader.step(source.entry.step).name)
+    persona: str = _read(lambda source: source.reader.step(source.entry.step).persona)
+    attempt: int = _read(lambda source: source.entry.attempt)
 
     @property
     def which(self) -> str:
@@ -75,35 +128,39 @@ class AttemptEvent(RunEvent):
         return f"{_step(self.name or self.step, self.persona)} attempt {self.attempt}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event()
 class PersonaEvent(RunEvent):
     """An event of a persona."""
 
     persona: str
 
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        return cls(**source.base(), persona=source.text("persona"))
+
+@_event()
+class RoundEvent(RunEvent):
+    """An event of a failed round of level 2: of its step, and why it failed."""
+
+    persona: str = _read(lambda source: source.reader.round_of(source).persona)
+    name: str = _read(lambda source: source.reader.round_of(source).name)
+    message: str = _fact("report.details")
+    category: str = _fact("report.error_category")
+
+    @property
+    def which(self) -> str:
+        """Name the step: ``step implement (developer)``."""
+        return _step(self.name, self.persona)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event()
 class TaskEvent(RunEvent):
     """An event of a task that was named by hand."""
 
     task: str
 
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        return cls(**source.base(), task=source.text("task"))
-
 
 # --- runs -----------------------------------------------------------------------------------------
 
 
-@_event_of(EntryKind.RUN_STARTED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.RUN_STARTED)
 class RunStarted(RunEvent):
     """A workflow was started: by itself, as a child of ``parent``, or as a fork of another run."""
 
@@ -112,17 +169,6 @@ class RunStarted(RunEvent):
     forked_from: str | None = None
     from_step: str | None = None
 
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        return cls(
-            **source.base(),
-            workflow=source.text("workflow"),
-            parent=source.text("parent") or None,
-            forked_from=source.text("forked_from") or None,
-            from_step=source.text("from_step") or None,
-        )
-
     def __str__(self) -> str:
         child = f", child of run {self.parent}" if self.parent else ""
         at = f" at step {self.from_step}" if self.from_step else ""
@@ -130,47 +176,26 @@ class RunStarted(RunEvent):
         return f"workflow {self.workflow} started{child}{fork}"
 
 
-@_event_of(EntryKind.RUN_ENDED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.RUN_ENDED)
 class RunEnded(RunEvent):
     """A workflow ended; ``status`` is success, failed or cancelled."""
 
-    status: str
-    error_type: str | None = None
-    message: str | None = None
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        error = source.part("error")
-        return cls(
-            **source.base(),
-            status=source.text("status") or "failed",
-            error_type=_text(error, "type") or None,
-            message=_text(error, "message") or source.text("reason") or None,
-        )
+    status: str = _fact("status", default="failed")
+    error_type: str | None = _fact("error.type", default=None)
+    message: str | None = _fact("error.message", "reason", default=None)
 
     def __str__(self) -> str:
         why = _error(self.error_type, self.message)
         return f"run ended: {self.status}{f': {why}' if why else ''}"
 
 
-@_event_of(EntryKind.WAIT_STARTED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.WAIT_STARTED)
 class WaitStarted(RunEvent):
     """The workflow waits: for time (``what`` is sleep) or for an answer; ``until`` at most."""
 
     name: str
     what: str
-    until: datetime | None
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        name, what = source.text("name"), source.text("what")
-        return cls(
-            **source.base(), name=name, what=what, until=deadline(source.entry, source.facts)
-        )
+    until: datetime | None = _read(lambda source: deadline(source.entry, source.facts))
 
     def __str__(self) -> str:
         until = f"until {self.until:%Y-%m-%d %H:%M:%S} UTC" if self.until else "without a limit"
@@ -179,8 +204,7 @@ class WaitStarted(RunEvent):
         return f"waiting for an answer to {self.name}, {until}"
 
 
-@_event_of(EntryKind.WAIT_ENDED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.WAIT_ENDED)
 class WaitEnded(RunEvent):
     """A wait ended; ``how`` is over, answered or timeout."""
 
@@ -188,70 +212,37 @@ class WaitEnded(RunEvent):
     how: str
     by: str | None
 
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        name, how, by = source.text("name"), source.text("how"), source.text("by") or None
-        return cls(**source.base(), name=name, how=how, by=by)
-
     def __str__(self) -> str:
-        by = f" by {self.by}" if self.by else ""
-        return f"wait {self.name} ended: {self.how}{by}"
+        return f"wait {self.name} ended: {self.how}{f' by {self.by}' if self.by else ''}"
 
 
-@_event_of(EntryKind.CHILD_STARTED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.CHILD_STARTED, "child run {0.child} started (workflow {0.workflow})")
 class ChildStarted(RunEvent):
     """The workflow started another run as its child."""
 
-    child: str
+    child: str = _fact("run_id")
     workflow: str
 
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        child, workflow = source.text("run_id"), source.text("workflow")
-        return cls(**source.base(), child=child, workflow=workflow)
 
-    def __str__(self) -> str:
-        return f"child run {self.child} started (workflow {self.workflow})"
-
-
-@_event_of(EntryKind.RETRIED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.RETRIED)
 class Retried(RunEvent):
     """A retry was requested: of one step, or of all that failed (``step`` is None)."""
 
-    step: int | None
-    name: str | None
+    step: int | None = _read(lambda source: source.reader.retried(source).number or None)
+    name: str | None = _read(lambda source: source.reader.retried(source).name)
     forget: bool
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        step = source.reader.step_with(source.entry.identity)
-        number, name = (step.number, step.name) if step else (None, None)
-        forget = bool(source.facts.get("forget"))
-        return cls(**source.base(), step=number, name=name, forget=forget)
 
     def __str__(self) -> str:
         what = f"step {self.name or self.step}" if self.step else "all failed steps"
         return f"retry of {what} requested{', its result forgotten' if self.forget else ''}"
 
 
-@_event_of(EntryKind.RESTORED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.RESTORED)
 class Restored(RunEvent):
     """Earlier entries no longer count: the run starts over, or from the copy that follows."""
 
-    source: str | None
+    source: str | None = _fact("from")
     saved_at: str | None
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        copied, saved_at = source.text("from") or None, source.text("saved_at") or None
-        return cls(**source.base(), source=copied, saved_at=saved_at)
 
     def __str__(self) -> str:
         if self.source is None:
@@ -259,77 +250,49 @@ class Restored(RunEvent):
         return f"run restored from {self.source}, saved at {self.saved_at}; its entries follow"
 
 
-@_event_of(EntryKind.FIELDS_SET)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.FIELDS_SET)
 class FieldsSet(RunEvent):
     """Fields of the run were set, by name."""
 
-    fields: tuple[str, ...]
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        data = source.reader.load(source.entry)
-        fields = codec.parse(data, "fields", depth=codec.DOCUMENT_DEPTH) if data else {}
-        names = tuple(fields) if isinstance(fields, dict) else ()
-        return cls(**source.base(), fields=names)
+    fields: tuple[str, ...] = _read(lambda source: _field_names(source.reader.load(source.entry)))
 
     def __str__(self) -> str:
         return f"fields set: {', '.join(self.fields)}"
 
 
+def _field_names(data: bytes | None) -> tuple[str, ...]:
+    fields = codec.parse(data, "fields", depth=codec.DOCUMENT_DEPTH) if data else {}
+    return tuple(fields) if isinstance(fields, dict) else ()
+
+
 # --- steps ----------------------------------------------------------------------------------------
 
 
-@_event_of(EntryKind.ATTEMPT_STARTED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.ATTEMPT_STARTED)
 class StepStarted(AttemptEvent):
     """An attempt at a step started; ``interrupted`` if the end of the previous one is missing."""
 
-    interrupted: bool = False
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        return cls(**source.attempt(), interrupted=source.reader.is_open(source.entry.step))
+    interrupted: bool = _read(
+        lambda source: source.reader.is_open(source.entry.step), default=False
+    )
 
     def __str__(self) -> str:
         died = "; the process of the previous attempt died" if self.interrupted else ""
         return f"{self.which} started{died}"
 
 
-@_event_of(EntryKind.ATTEMPT_FAILED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.ATTEMPT_FAILED)
 class StepFailed(AttemptEvent):
     """An attempt failed; the next one is in ``retry_in`` seconds, if there is one in this round."""
 
-    status: str
-    error_type: str
-    message: str
-    category: str
-    round: int
-    retry_in: float | None
+    status: str = _fact("status", default="failed")
+    error_type: str = _fact("error.type")
+    message: str = _fact("error.message")
+    category: str = _fact("error.category")
+    round: int = _fact("round", default=1)
+    retry_in: float | None = _read(lambda source: _wait_seconds(source.facts))
     final: bool
     healed: bool
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry: another one if it is not a failure of the task."""
-        error, status = source.part("error"), source.text("status") or "failed"
-        message = _text(error, "message")
-        if not source.facts.get("counts", True):
-            return StepStopped(**source.attempt(), status=status, message=message)
-        return cls(
-            **source.attempt(),
-            status=status,
-            error_type=_text(error, "type"),
-            message=message,
-            category=_text(error, "category"),
-            round=source.facts.get("round", 1),
-            retry_in=_wait_seconds(source.facts),
-            final=bool(source.facts.get("final")),
-            healed=bool(source.facts.get("healed")),
-        )
 
     def __str__(self) -> str:
         repaired = "; repaired" if self.healed else ""
@@ -337,171 +300,94 @@ class StepFailed(AttemptEvent):
         return f"{self.which} failed: {_error(self.error_type, self.message)}{repaired}{then}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event()
 class StepStopped(AttemptEvent):
     """An attempt ended without a failure: ``status`` is cancelled, or interrupted too often."""
 
-    status: str
-    message: str
+    status: str = _fact("status", default="failed")
+    message: str = _fact("error.message")
 
     def __str__(self) -> str:
         return f"{self.which} {self.status}{f': {self.message}' if self.message else ''}"
 
 
-@_event_of(EntryKind.STEP_COMPLETED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.STEP_COMPLETED, "{0.which} completed")
 class StepCompleted(AttemptEvent):
     """An attempt succeeded: the step is completed, and never runs again."""
 
-    def __str__(self) -> str:
-        return f"{self.which} completed"
 
-
-@_event_of(EntryKind.PROGRESS_SAVED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.PROGRESS_SAVED, "{0.which} saved progress")
 class ProgressSaved(AttemptEvent):
     """A step saved its progress."""
 
-    def __str__(self) -> str:
-        return f"{self.which} saved progress"
 
-
-@_event_of(EntryKind.SPENT)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.SPENT)
 class Spent(AttemptEvent):
     """Tokens or money were spent."""
 
+    persona: str
     tokens: int
     usd: float
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        whose = {**source.attempt(), "persona": source.text("persona")}
-        return cls(**whose, tokens=source.facts.get("tokens", 0), usd=source.facts.get("usd", 0.0))
 
     def __str__(self) -> str:
         usd = f" and {self.usd:.4f} USD" if self.usd else ""
         return f"{self.which} spent {self.tokens:,} tokens{usd}"
 
 
-@_event_of(EntryKind.ROUND_FAILED)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundFailed(PersonaEvent):
+@_event(EntryKind.ROUND_FAILED)
+class RoundFailed(RoundEvent):
     """A round of level 2 failed; the next one is in ``retry_in`` seconds, if there is one."""
 
-    name: str
-    round: int
-    message: str
-    category: str
-    retry_in: float | None
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        report = source.part("report")
-        failed = source.reader.round_of(source.entry.identity)
-        return cls(
-            **source.base(),
-            persona=failed.persona,
-            name=failed.name,
-            round=failed.number,
-            message=_text(report, "details"),
-            category=_text(report, "error_category"),
-            retry_in=_wait_seconds(source.facts),
-        )
+    round: int = _read(lambda source: source.reader.round_of(source).number)
+    retry_in: float | None = _read(lambda source: _wait_seconds(source.facts))
 
     def __str__(self) -> str:
         then = "; gave up" if self.retry_in is None else _retrying(self.retry_in)
-        which = _step(self.name, self.persona)
-        return f"{which} round {self.round} failed: {self.category}: {self.message}{then}"
+        return f"{self.which} round {self.round} failed: {self.category}: {self.message}{then}"
 
 
-@_event_of(EntryKind.ESCALATED)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Escalated(PersonaEvent):
+@_event(EntryKind.ESCALATED)
+class Escalated(RoundEvent):
     """Level 2 gave up and asked for help; ``ticket`` names the ticket, if there is one."""
 
-    name: str
     ticket: str | None
-    message: str
-    category: str
-
-    @classmethod
-    def read(cls, source: Source) -> RunEvent:
-        """Make the event of an entry."""
-        report = source.part("report")
-        failed = source.reader.round_of(source.entry.identity)
-        return cls(
-            **source.base(),
-            persona=failed.persona or _text(report, "failed_persona"),
-            name=failed.name,
-            ticket=source.text("ticket") or None,
-            message=_text(report, "details"),
-            category=_text(report, "error_category"),
-        )
 
     def __str__(self) -> str:
         ticket = f", ticket {self.ticket}" if self.ticket else ""
-        which = _step(self.name, self.persona)
-        return f"{which} needs help{ticket}: {self.category}: {self.message}"
+        return f"{self.which} needs help{ticket}: {self.category}: {self.message}"
 
 
 # --- personas and tasks ---------------------------------------------------------------------------
 
 
-@_event_of(EntryKind.MEMORY_SAVED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.MEMORY_SAVED, "memory of {0.persona} saved")
 class MemorySaved(PersonaEvent):
     """A persona's memory was saved."""
 
-    def __str__(self) -> str:
-        return f"memory of {self.persona} saved"
 
-
-@_event_of(EntryKind.HISTORY_APPENDED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.HISTORY_APPENDED, "history of {0.persona} appended")
 class HistoryAppended(PersonaEvent):
     """An item was appended to a persona's history."""
 
-    def __str__(self) -> str:
-        return f"history of {self.persona} appended"
 
-
-@_event_of(EntryKind.RETRY_COUNTED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.RETRY_COUNTED, "retry of {0.persona} counted")
 class RetryCounted(PersonaEvent):
     """A retry of a persona was counted by hand."""
 
-    def __str__(self) -> str:
-        return f"retry of {self.persona} counted"
 
-
-@_event_of(EntryKind.PERSONA_SET)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.PERSONA_SET, "state of {0.persona} set")
 class PersonaSet(PersonaEvent):
     """The state of a persona was set by hand."""
 
-    def __str__(self) -> str:
-        return f"state of {self.persona} set"
 
-
-@_event_of(EntryKind.TASK_PENDING)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.TASK_PENDING, "task {0.task} pending")
 class TaskPending(TaskEvent):
     """A task is pending."""
 
-    def __str__(self) -> str:
-        return f"task {self.task} pending"
 
-
-@_event_of(EntryKind.TASK_COMPLETED)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_event(EntryKind.TASK_COMPLETED, "task {0.task} completed")
 class TaskCompleted(TaskEvent):
     """A task is completed."""
-
-    def __str__(self) -> str:
-        return f"task {self.task} completed"
 
 
 #: Every class of event, in the order of their kinds.
@@ -512,15 +398,9 @@ EVENT_TYPES: tuple[type[RunEvent], ...] = (*EVENTS.values(), StepStopped)
 
 
 class _Step(NamedTuple):
+    """A step, or a failed round of one: ``number`` is the step's or the round's."""
+
     number: int
-    name: str
-    persona: str
-
-
-class _Round(NamedTuple):
-    """The latest failed round of a step."""
-
-    number: int = 0
     name: str = ""
     persona: str = ""
 
@@ -534,16 +414,17 @@ class EventReader:
     def __init__(
         self, run_id: str, load: Callable[[Entry], bytes | None] = attrgetter("value")
     ) -> None:
-        self._run_id = run_id
-        self.load = load
+        self.run_id: str = run_id
+        self.load: Callable[[Entry], bytes | None] = load
         self._reset()
 
     def _reset(self) -> None:
         self._steps: dict[int, _Step] = {}
-        self._by_identity: dict[bytes, _Step] = {}
+        self._by_identity: dict[bytes | None, _Step] = {}
         #: Steps with an attempt whose end has not been read.
         self._open: set[int] = set()
-        self._rounds: dict[bytes | None, _Round] = {}
+        #: The latest failed round of each step.
+        self._rounds: dict[bytes | None, _Step] = {}
 
     def read(self, entry: Entry) -> RunEvent | None:
         """Return the event of an entry; None for a kind that this version does not know."""
@@ -551,6 +432,8 @@ class EventReader:
         if kind is None:
             return None
         facts = facts_of(entry)
+        if kind is StepFailed and not facts.get("counts", True):
+            kind = StepStopped
         self._before(entry, facts)
         event = kind.read(Source(entry, facts, self))
         self._after(entry)
@@ -572,7 +455,13 @@ class EventReader:
                 if entry.identity is not None:
                     self._by_identity[entry.identity] = step
             case EntryKind.ROUND_FAILED:
-                self._rounds[entry.identity] = self._failed_round(entry, facts)
+                step = self._by_identity.get(entry.identity, _NO_STEP)
+                earlier = self._rounds.get(entry.identity, _NO_STEP)
+                self._rounds[entry.identity] = _Step(
+                    facts.get("round") or earlier.number + 1,
+                    _text(facts, "name") or step.name,
+                    _text(facts, "persona") or step.persona,
+                )
             case EntryKind.RESTORED:
                 self._reset()
             case _:
@@ -590,69 +479,32 @@ class EventReader:
                 self._open.clear()
             case EntryKind.RETRIED:
                 self._rounds.pop(entry.identity, None)
-                step = self.step_with(entry.identity)
-                self._open.discard(step.number if step else 0)
+                self._open.discard(self._by_identity.get(entry.identity, _NO_STEP).number)
             case _:
                 pass
 
-    def _failed_round(self, entry: Entry, facts: Facts) -> _Round:
-        step = self.step_with(entry.identity) or _Step(0, "", "")
-        persona = _text(facts, "persona") or step.persona
-        return _Round(
-            facts.get("round") or self.round_of(entry.identity).number + 1,
-            _text(facts, "name") or step.name,
-            persona or _text(_part(facts, "report"), "failed_persona"),
-        )
+    # --- for the fields of events ---
 
-    # --- for the classes of events ---
-
-    def base(self, entry: Entry) -> dict[str, Any]:
-        """Return the fields that every event has."""
-        return {"seq": entry.seq, "at": entry.when, "run_id": self._run_id}
-
-    def attempt(self, entry: Entry) -> dict[str, Any]:
-        """Return the fields that every event of an attempt has."""
-        step = self._steps.get(entry.step) or _Step(entry.step, "", "")
-        whose = {"step": step.number, "name": step.name, "persona": step.persona}
-        return {**self.base(entry), **whose, "attempt": entry.attempt}
+    def step(self, number: int) -> _Step:
+        """Return a step by its number."""
+        return self._steps.get(number, _NO_STEP)
 
     def is_open(self, step: int) -> bool:
         """Return whether the end of the step's latest attempt has not been read."""
         return step in self._open
 
-    def step_with(self, identity: bytes | None) -> _Step | None:
-        """Return the step of this identity."""
-        return None if identity is None else self._by_identity.get(identity)
+    def retried(self, source: Source) -> _Step:
+        """Return the step that an entry refers to by its identity."""
+        return self._by_identity.get(source.entry.identity, _NO_STEP)
 
-    def round_of(self, identity: bytes | None) -> _Round:
-        """Return the latest failed round of a step."""
-        return self._rounds.get(identity, _Round())
-
-
-class Source(NamedTuple):
-    """An entry of which an event is made, its facts, and what the reader noted before."""
-
-    entry: Entry
-    facts: Facts
-    reader: EventReader
-
-    def base(self) -> dict[str, Any]:
-        """Return the fields that every event has."""
-        return self.reader.base(self.entry)
-
-    def attempt(self) -> dict[str, Any]:
-        """Return the fields that every event of an attempt has."""
-        return self.reader.attempt(self.entry)
-
-    def text(self, name: str) -> str:
-        """Return a fact as text; empty if there is none."""
-        return _text(self.facts, name)
-
-    def part(self, name: str) -> Facts:
-        """Return a fact that is an object; empty if there is none."""
-        return _part(self.facts, name)
+    def round_of(self, source: Source) -> _Step:
+        """Return the latest failed round of the step that an entry refers to."""
+        found = self._rounds.get(source.entry.identity, _NO_STEP)
+        persona = found.persona or _text(_part(source.facts, "report"), "failed_persona")
+        return found._replace(persona=persona)
 
 
+_NO_STEP = _Step(0)
 #: The kinds of which ``EventReader`` takes note for later events.
 _NOTED = frozenset(
     {
@@ -667,10 +519,7 @@ _NOTED = frozenset(
 
 
 def latest_events(
-    run_id: str,
-    entries: Sequence[Entry],
-    load: Callable[[Entry], bytes | None],
-    most: int,
+    run_id: str, entries: Sequence[Entry], load: Callable[[Entry], bytes | None], most: int
 ) -> list[RunEvent]:
     """Return the events of the last ``most`` entries of a run."""
     reader, first = EventReader(run_id, load), max(0, len(entries) - most)

@@ -274,10 +274,31 @@ class MemoryStore:
 
     def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
         """Replace a document by the result of ``change``."""
+        return self._change({(namespace, key): change})[0]
+
+    def set_documents(self, values: Mapping[tuple[str, str], Encoded | None]) -> None:
+        """Set many documents at once."""
+        self._change({where: lambda _, value=value: value for where, value in values.items()})  # type: ignore[misc]
+
+    def delete_documents(self, namespace: str | None = None) -> int:
+        """Delete documents."""
+        with self._locked():  # also between the two: nothing is added meanwhile
+            gone = [(document.namespace, document.key) for document in self.documents(namespace)]
+            self.set_documents(dict.fromkeys(gone))
+        return len(gone)
+
+    def _change(self, changes: Mapping[tuple[str, str], Change]) -> list[Document | None]:
+        """Change documents, all or none; return what they are now."""
+        documents = self._data.documents
         with self._locked():
-            before = self._data.documents.get((namespace, key))
-            after = self._put(namespace, key, change(before.value if before else None))
-        self._notify(namespace, key, before, after)
+            before = {where: documents.get(where) for where in changes}
+            values = {where: change(_value(before[where])) for where, change in changes.items()}
+            after = [self._put(*where, value) for where, value in values.items()]
+        for (namespace, key), new in zip(changes, after, strict=True):
+            old = _value(before[namespace, key])
+            self.notifications.emit(
+                DocumentChanged(namespace=namespace, key=key, before=old, after=_value(new))
+            )
         return after
 
     def _put(self, namespace: str, key: str, value: Encoded | None) -> Document | None:
@@ -294,36 +315,6 @@ class MemoryStore:
             updated_at=self.clock.now(),
         )
         return after
-
-    def set_documents(self, values: Mapping[tuple[str, str], Encoded | None]) -> None:
-        """Set many documents at once."""
-        with self._locked():
-            before = {where: self._data.documents.get(where) for where in values}
-            after = {where: self._put(*where, value) for where, value in values.items()}
-        for where in values:
-            self._notify(*where, before[where], after[where])
-
-    def delete_documents(self, namespace: str | None = None) -> int:
-        """Delete documents."""
-        with self._locked():
-            gone = self.documents(namespace)
-            for document in gone:
-                del self._data.documents[document.namespace, document.key]
-        for document in gone:
-            self._notify(document.namespace, document.key, document, None)
-        return len(gone)
-
-    def _notify(
-        self, namespace: str, key: str, before: Document | None, after: Document | None
-    ) -> None:
-        self.notifications.emit(
-            DocumentChanged(
-                namespace=namespace,
-                key=key,
-                before=before.value if before else None,
-                after=after.value if after else None,
-            )
-        )
 
     # --- leases ---
 
@@ -444,3 +435,7 @@ class MemoryStore:
             )
         if self._closed:
             raise StoreClosedError("this store in memory has been closed")
+
+
+def _value(document: Document | None) -> bytes | None:
+    return document.value if document else None

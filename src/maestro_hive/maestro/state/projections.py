@@ -172,17 +172,10 @@ class RunState:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that were set, by name, as new containers."""
-        return {
-            "phase": self.phase,
-            "step": self.step,
-            "status": self.status,
-            "persona_states": {name: dict(state) for name, state in self.persona_states.items()},
-            "retry_counts": dict(self.retry_counts),
-            "completed_tasks": list(self.completed_tasks),
-            "pending_tasks": list(self.pending_tasks),
-            "artifacts": dict(self.artifacts),
-            "metrics": dict(self.metrics),
-        }
+        # The tasks are dictionaries here, and lists as fields; all else is of its own type.
+        fields = {name: type(make())(getattr(self, name)) for name, make in FIELDS.items()}
+        personas = self.persona_states.items()
+        return {**fields, "persona_states": {name: dict(state) for name, state in personas}}
 
     def set_fields(self, fields: dict[str, Any]) -> None:
         """Replace fields by name; names that this version does not know are ignored."""
@@ -340,10 +333,6 @@ def _progress_saved(state: RunState, entry: Entry) -> None:
     state.latest[step.persona] = step
 
 
-def _round_failed(state: RunState, entry: Entry) -> None:
-    state.rounds.setdefault(_identity(entry), []).append(entry)
-
-
 def _escalated(state: RunState, entry: Entry) -> None:
     state.escalated[_identity(entry)] = entry
 
@@ -391,10 +380,6 @@ def _reopen(state: RunState) -> None:
 
 def _memory_saved(state: RunState, entry: Entry) -> None:
     state.memories[_persona(entry)] = entry
-
-
-def _history_appended(state: RunState, entry: Entry) -> None:
-    state.histories.setdefault(_persona(entry), []).append(entry)
 
 
 def _spent(state: RunState, entry: Entry) -> None:
@@ -469,10 +454,6 @@ def _fields_set(state: RunState, entry: Entry, value: Any) -> None:
         state.persona_seqs[persona] = entry.seq
 
 
-def _task_pending(state: RunState, entry: Entry) -> None:
-    state.pending_tasks[facts_of(entry)["task"]] = None
-
-
 def _task_completed(state: RunState, entry: Entry, value: Any) -> None:
     task = facts_of(entry)["task"]
     state.pending_tasks.pop(task, None)
@@ -505,11 +486,17 @@ _HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {
     EntryKind.STEP_COMPLETED: _step_completed,
     EntryKind.PROGRESS_SAVED: _progress_saved,
     EntryKind.MEMORY_SAVED: _memory_saved,
-    EntryKind.HISTORY_APPENDED: _history_appended,
+    EntryKind.HISTORY_APPENDED: lambda state, entry: state.histories.setdefault(
+        _persona(entry), []
+    ).append(entry),
     EntryKind.SPENT: _spent,
-    EntryKind.ROUND_FAILED: _round_failed,
+    EntryKind.ROUND_FAILED: lambda state, entry: state.rounds.setdefault(
+        _identity(entry), []
+    ).append(entry),
     EntryKind.ESCALATED: _escalated,
-    EntryKind.TASK_PENDING: _task_pending,
+    EntryKind.TASK_PENDING: lambda state, entry: state.pending_tasks.update(
+        {facts_of(entry)["task"]: None}
+    ),
     EntryKind.RETRY_COUNTED: _retry_counted,
     EntryKind.RESTORED: _restored,
     EntryKind.RETRIED: _retried,

@@ -207,20 +207,6 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Escalation:
-    """A failure that a person was asked about; ``key`` is the failed step's effect key."""
-
-    key: str
-    run_id: str
-    summary: str
-    status: str = "open"
-    ticket: str | None = None
-    answer: str | None = None
-    created_at: datetime
-    updated_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EntriesAppended:
     """The run has more entries, from the number ``first`` up to ``seq``."""
 

@@ -8,7 +8,7 @@ of a run, are those of ``views``, from which the JSON copies and the ``workflows
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.maestro.state import codec, events
@@ -90,13 +90,13 @@ class AttemptView:
     attempt: int
     status: str
     started_at: datetime
-    ended_at: datetime | None
+    ended_at: datetime | None = None
     tokens: int
-    round: int | None
-    error: dict[str, Any] | None
-    healed: bool
-    retry_in: float | None
-    options: dict[str, Any]
+    round: int | None = None
+    error: dict[str, Any] | None = None
+    healed: bool = False
+    retry_in: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +262,9 @@ def run_view(
         steps=_chosen_steps(run, most_steps),
         children=_child_views(state, child_status),
         personas=_persona_views(state),
-        latest_events=_latest_events(run, most_events),
+        latest_events=tuple(
+            events.latest_events(run.record.name, run.entries, run.load, most_events)
+        ),
     )
 
 
@@ -323,10 +325,6 @@ def _persona_views(state: RunState) -> tuple[PersonaView, ...]:
     )
 
 
-def _latest_events(run: RecordedRun, most: int) -> tuple[events.RunEvent, ...]:
-    return tuple(events.latest_events(run.record.name, run.entries, run.load, most))
-
-
 # --- steps ----------------------------------------------------------------------------------------
 
 
@@ -367,7 +365,16 @@ def _attempts(run: RecordedRun, step: StepState) -> tuple[AttemptView, ...]:
         if entry.step != step.number:
             continue
         if entry.kind == EntryKind.ATTEMPT_STARTED:
-            attempts.append(_open_attempt(entry, step))
+            tokens = (step.tokens or {}).get(entry.attempt, 0)
+            attempts.append(
+                AttemptView(  # interrupted, unless its end is found
+                    attempt=entry.attempt,
+                    status="interrupted",
+                    started_at=entry.when,
+                    tokens=tokens,
+                    options=dict(facts_of(entry).get("options") or {}),
+                )
+            )
         elif entry.kind == EntryKind.ATTEMPT_FAILED and attempts:
             attempts[-1] = _failed_attempt(attempts[-1], entry)
         elif entry.kind == EntryKind.STEP_COMPLETED and attempts:
@@ -376,21 +383,6 @@ def _attempts(run: RecordedRun, step: StepState) -> tuple[AttemptView, ...]:
     if attempts and step.open_attempt and run.lease is not None:
         attempts[-1] = dataclasses.replace(attempts[-1], status="running")
     return tuple(attempts)
-
-
-def _open_attempt(entry: Entry, step: StepState) -> AttemptView:
-    return AttemptView(
-        attempt=entry.attempt,
-        status="interrupted",  # unless its end is found
-        started_at=entry.when,
-        ended_at=None,
-        tokens=(step.tokens or {}).get(entry.attempt, 0),
-        round=None,
-        error=None,
-        healed=False,
-        retry_in=None,
-        options=dict(facts_of(entry).get("options") or {}),
-    )
 
 
 def _failed_attempt(attempt: AttemptView, entry: Entry) -> AttemptView:

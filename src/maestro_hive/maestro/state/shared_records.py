@@ -1,4 +1,4 @@
-"""Documents with a type: breakers, budgets and escalations, each in a namespace of its own.
+"""Documents with a type: breakers and budgets, each in a namespace of its own.
 
 There is one copy of each: what ``StateManager`` shows in the namespace ``circuit_breakers`` is the
 document that the breaker itself reads and writes.
@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from maestro_hive.kernel.errors import DocumentCorruptError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.records import Breaker, Budget, Escalation
+from maestro_hive.maestro.state.records import Breaker, Budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from maestro_hive.maestro.state.store import Reader, Store
 
-RecordT = TypeVar("RecordT", bound=Breaker | Budget | Escalation)
+RecordT = TypeVar("RecordT", bound=Breaker | Budget)
 
 BREAKERS = "circuit_breakers"
 BUDGETS = "budgets"
-ESCALATIONS = "escalations"
 
 
 class SharedReader(Generic[RecordT]):
@@ -85,8 +84,3 @@ def breakers(store: Store) -> SharedRecords[Breaker]:
 def budgets(store: Store) -> SharedRecords[Budget]:
     """Return the budgets."""
     return SharedRecords(store, BUDGETS, Budget)
-
-
-def escalations(store: Store) -> SharedRecords[Escalation]:
-    """Return the escalations."""
-    return SharedRecords(store, ESCALATIONS, Escalation)

@@ -25,7 +25,7 @@ from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import RunState, fold
 from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended
-from maestro_hive.maestro.state.shared_records import BREAKERS, BUDGETS, ESCALATIONS
+from maestro_hive.maestro.state.shared_records import BREAKERS, BUDGETS
 from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.maestro.state.views import ViewCache, show_run
 
@@ -134,7 +134,7 @@ _READ_ONLY = {
     WORKFLOWS: "StatePersistence",
     BREAKERS: "CircuitBreaker",
     BUDGETS: "the budget itself",
-    ESCALATIONS: "the escalation itself",
+    "escalations": "the escalation itself",
 }
 _KIND = "state_manager_checkpoint"
 
@@ -242,12 +242,7 @@ class StateManager(metaclass=_OnePerFolder):
 
     # --- values ---
 
-    def get_state(
-        self,
-        key: str,
-        namespace: str = "default",
-        default: Any = None,
-    ) -> Any:
+    def get_state(self, key: str, namespace: str = "default", default: Any = None) -> Any:
         """Return the value under ``key``; a new object each time, which the caller may change."""
         _check_text("key", key)
         _check_text("namespace", namespace)
@@ -258,11 +253,7 @@ class StateManager(metaclass=_OnePerFolder):
         return default if document is None else codec.decode(document.value, f"{namespace}/{key}")
 
     def set_state(
-        self,
-        key: str,
-        value: Any,
-        namespace: str = "default",
-        notify: bool = True,
+        self, key: str, value: Any, namespace: str = "default", notify: bool = True
     ) -> None:
         """Put ``value`` under ``key``."""
         self._check_name(key, namespace)
@@ -270,12 +261,7 @@ class StateManager(metaclass=_OnePerFolder):
         with _silenced(silent=not notify):
             self._store.update_document(namespace, key, lambda _: encoded)
 
-    def update_state(
-        self,
-        key: str,
-        fn: Callable[[Any], Any],
-        namespace: str = "default",
-    ) -> Any:
+    def update_state(self, key: str, fn: Callable[[Any], Any], namespace: str = "default") -> Any:
         """Replace a value by the result of ``fn`` (called with None at first), atomically."""
         self._check_name(key, namespace)
         made: list[Any] = []
@@ -288,12 +274,7 @@ class StateManager(metaclass=_OnePerFolder):
         self._store.update_document(namespace, key, change)
         return made[0]
 
-    def delete_state(
-        self,
-        key: str,
-        namespace: str = "default",
-        notify: bool = True,
-    ) -> bool:
+    def delete_state(self, key: str, namespace: str = "default", notify: bool = True) -> bool:
         """Remove a key; False if it was not there."""
         self._check_name(key, namespace)
         found: list[bool] = []

@@ -28,7 +28,7 @@ batch is written.
 
 **Documents.** A value under a namespace and a key. ``update_document`` is atomic over threads and
 processes: the function receives the latest value and no other write comes in between; it may be
-called again if the transaction has to be. Breakers, budgets and escalations are typed documents
+called again if the transaction has to be. Breakers and budgets are typed documents
 (``shared_records``), in namespaces of their own.
 
 **Events.** A run's entries are its events: ``entries`` continues after any number, so that another
@@ -118,96 +118,76 @@ class Reader(Protocol):
     @property
     def location(self) -> str:
         """Where the journal is, as shown to people."""
-        ...
 
     @property
     def format(self) -> int:
         """The format in which the journal is stored; 0 if it is not stored."""
-        ...
 
     @property
     def damage(self) -> tuple[Damage, ...]:
         """What could not be read when the journal was opened."""
-        ...
 
     @property
     def partial(self) -> str | None:
         """Why this reader does not see everything that is recorded; None if it does."""
-        ...
 
     # --- runs ---
 
     def run(self, name: str) -> RunRecord | None:
         """Find a run by its name."""
-        ...
 
     def runs(
         self, *, status: str | None = None, workflow: str | None = None, limit: int | None = None
     ) -> list[RunRecord]:
         """List runs, newest first, with this recorded status and of this workflow."""
-        ...
 
     def count_runs(self, *, status: str | None = None, workflow: str | None = None) -> int:
         """Return how many runs ``runs`` would list without a limit."""
-        ...
 
     def last_change(self, run: RunRecord) -> datetime:
         """Return when something was last recorded of a run."""
-        ...
 
     def entries(self, run: int, after: int = 0) -> list[Entry]:
         """Return a run's entries with numbers over ``after``, in order."""
-        ...
 
     def load(self, entry: Entry) -> bytes | None:
         """Return the canonical bytes of an entry's value, checked against their digest."""
-        ...
 
     def values_of(self, run: int) -> Iterator[StoredValue]:
         """Yield a run's large values as they are stored, each after the one it builds on."""
-        ...
 
     # --- documents ---
 
     def document(self, namespace: str, key: str) -> Document | None:
         """Return a document."""
-        ...
 
     def documents(self, namespace: str | None = None) -> list[Document]:
         """Return every document, or those of one namespace, by namespace and key."""
-        ...
 
     # --- leases ---
 
     def lease(self, name: str) -> Lease | None:
         """Return a lease that was not released, whether or not its holder lives."""
-        ...
 
     def leases(self) -> list[Lease]:
         """Return every lease that was not released, by name."""
-        ...
 
     def is_alive(self, lease: Lease) -> bool:
         """Return whether the process that holds a lease lives."""
-        ...
 
     def run_leases(self) -> dict[str, Lease]:
         """Return the leases of runs whose holders live, expired or not, by the run's name."""
-        ...
 
     # --- the whole journal ---
 
     def unused_values(self) -> tuple[int, int]:
         """Return how many stored values no entry refers to, and their bytes."""
-        ...
 
     def check(self) -> list[str]:
         """Read everything and return a description of each thing that is wrong."""
-        ...
 
     def close(self) -> None:
         """Release every lease and close; closing twice is no error."""
-        ...
 
 
 class Store(Reader, Protocol):
@@ -218,11 +198,9 @@ class Store(Reader, Protocol):
     @property
     def usable(self) -> bool:
         """False once it failed, was closed or was inherited by a fork: open another one."""
-        ...
 
     def syncs_fast(self) -> bool:
         """Return whether an append is short enough to be made on an event loop."""
-        ...
 
     # --- runs ---
 
@@ -241,11 +219,9 @@ class Store(Reader, Protocol):
         ``StoreBusyError`` if that takes longer than ``busy_timeout`` seconds: call it again from a
         thread that may wait.
         """
-        ...
 
     def release_run(self, run: RunLease) -> None:
         """Release the run's lease, if this was its last user in this process."""
-        ...
 
     def append(
         self, appends: Sequence[Append], *, sync: bool = True, busy_timeout: float | None = None
@@ -255,53 +231,42 @@ class Store(Reader, Protocol):
         ``StoreBusyError`` if another writer blocks it for longer than ``busy_timeout`` seconds
         (by default the store's own): nothing was written, and the same may be tried again.
         """
-        ...
 
     def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
         """Delete a run and its entries; False if there is none, ``RunLeasedError`` if it is held.
 
         ``first`` is called before that, under the run's lease, so that no process starts it.
         """
-        ...
 
     # --- documents ---
 
     def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
         """Replace a document by the result of ``change`` (None deletes); durable on return."""
-        ...
 
     def set_documents(self, values: Mapping[tuple[str, str], Encoded | None]) -> None:
         """Set many documents at once, by namespace and key (None deletes): all or none."""
-        ...
 
     def delete_documents(self, namespace: str | None = None) -> int:
         """Delete every document, or those of one namespace; return how many."""
-        ...
 
     # --- leases ---
 
     def take_lease(self, name: str, seconds: float = LEASE_SECONDS) -> Lease:
         """Take a lease; ``RunLeasedError`` names its holder if another one has it."""
-        ...
 
     def renew_leases(self) -> None:
         """Extend every lease this store holds; called in the background at a third of a lease."""
-        ...
 
     def release_lease(self, lease: Lease) -> None:
         """Release a lease; nothing happens if it was taken over."""
-        ...
 
     # --- the whole journal ---
 
     def collect(self) -> int:
         """Delete values that no entry refers to; return how many."""
-        ...
 
     def empty_log(self) -> bool:
         """Leave nothing in the log, so that purged data is gone; False if a reader uses it."""
-        ...
 
     def backup(self, target: Path) -> None:
         """Write a copy of the live store to the new folder ``target``."""
-        ...

@@ -29,7 +29,7 @@ from maestro_hive.kernel.errors import (
     StoreClosedError,
     StoreFailedError,
 )
-from maestro_hive.kernel.locks import FileLock, SharedLock
+from maestro_hive.kernel.locks import FileLock
 from maestro_hive.kernel.process import PerProcess
 from maestro_hive.maestro.state.sqlite import wal
 
@@ -200,7 +200,8 @@ class JournalFile:
         self._connections: list[apsw.Connection] = []
         try:
             self._queue = FileLock(folder / "journal.lock")
-            self._users = SharedLock(folder / "journal.users")
+            # Shared by all users, so that the first one knows that it is the only one.
+            self._users = FileLock(folder / "journal.users")
         except FolderError as error:
             raise FolderError(folder, f"cannot be written ({error.reason})") from error
         try:
@@ -417,20 +418,16 @@ class JournalFile:
                 self._read_mutex.release()
         with self._second_mutex:
             self._check_usable()
-            if self._second_reader is None:
-                self._second_reader = self._connect_again()
+            try:
+                self._second_reader = self._second_reader or self._connect()
+            except apsw.Error as error:
+                raise self._explain(error) from error
             return self._rows(self._second_reader, sql, bindings)
 
     def _rows(self, db: apsw.Connection, sql: str, bindings: Row) -> list[Row]:
         self._check_usable()
         try:
             return db.execute(sql, bindings).fetchall()
-        except apsw.Error as error:
-            raise self._explain(error) from error
-
-    def _connect_again(self) -> apsw.Connection:
-        try:
-            return self._connect()
         except apsw.Error as error:
             raise self._explain(error) from error
 

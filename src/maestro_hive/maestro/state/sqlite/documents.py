@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     import apsw
 
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.sqlite.connection import JournalFile, Row
     from maestro_hive.maestro.state.sqlite.entries import Queries
     from maestro_hive.maestro.state.store import Change
 
+    #: A namespace and a key.
+    Where = tuple[str, str]
     Changed = tuple[Document | None, Document | None]
 
 _COLUMNS = "namespace, key, version, value, sha256, updated_at"
@@ -41,12 +42,12 @@ class DocumentReader:
     def __init__(self, file: Queries) -> None:
         self._queries = file
 
-    def get(self, namespace: str, key: str) -> Document | None:
+    def document(self, namespace: str, key: str) -> Document | None:
         """Return a document."""
         rows = self._queries.rows(_FIND, (namespace, key))
         return self._read(rows[0]) if rows else None
 
-    def all(self, namespace: str | None) -> list[Document]:
+    def documents(self, namespace: str | None = None) -> list[Document]:
         """Return documents by namespace and key."""
         return [self._read(row) for row in self._queries.rows(_LIST, (namespace,))]
 
@@ -73,55 +74,34 @@ class DocumentWriter(DocumentReader):
         self._file = file
         self._clock = clock
 
-    def update(self, namespace: str, key: str, change: Change) -> Changed:
-        """Replace a document by the result of ``change``; return it before and after."""
+    def change(self, changes: Mapping[Where, Change]) -> dict[Where, Changed]:
+        """Change documents in one transaction; return each before and after."""
 
-        def body(db: apsw.Connection) -> Changed:
-            before = self._find(db, namespace, key)
-            value = change(before.value if before else None)
-            return before, self._put(db, namespace, key, before, value)
+        def body(db: apsw.Connection) -> dict[Where, Changed]:
+            return {where: self._change(db, where, change) for where, change in changes.items()}
 
         return self._file.write_and_sync(body)
 
-    def set_many(
-        self, values: Mapping[tuple[str, str], Encoded | None]
-    ) -> dict[tuple[str, str], Changed]:
-        """Set documents in one transaction; return each before and after."""
-
-        def body(db: apsw.Connection) -> dict[tuple[str, str], Changed]:
-            changed = {}
-            for (namespace, key), value in values.items():
-                before = self._find(db, namespace, key)
-                changed[namespace, key] = (before, self._put(db, namespace, key, before, value))
-            return changed
-
-        return self._file.write_and_sync(body)
-
-    def delete(self, namespace: str | None) -> list[Document]:
+    def delete(self, namespace: str | None) -> dict[Where, Changed]:
         """Delete documents; return those that existed."""
 
-        def body(db: apsw.Connection) -> list[Document]:
-            gone = [self._read(row) for row in db.execute(_LIST, (namespace,))]
+        def body(db: apsw.Connection) -> dict[Where, Changed]:
+            found = [self._read(row) for row in db.execute(_LIST, (namespace,))]
+            gone: dict[Where, Changed]
+            gone = {(document.namespace, document.key): (document, None) for document in found}
             db.execute("DELETE FROM documents WHERE ?1 IS NULL OR namespace = ?1", (namespace,))
             return gone
 
         return self._file.write_and_sync(body)
 
-    def _find(self, db: apsw.Connection, namespace: str, key: str) -> Document | None:
-        row = db.execute(_FIND, (namespace, key)).fetchone()
-        return self._read(row) if row else None
-
-    def _put(
-        self,
-        db: apsw.Connection,
-        namespace: str,
-        key: str,
-        before: Document | None,
-        value: Encoded | None,
-    ) -> Document | None:
+    def _change(self, db: apsw.Connection, where: Where, change: Change) -> Changed:
+        row = db.execute(_FIND, where).fetchone()
+        before = self._read(row) if row else None
+        value = change(before.value if before else None)
         if value is None:
-            db.execute("DELETE FROM documents WHERE namespace = ? AND key = ?", (namespace, key))
-            return None
+            db.execute("DELETE FROM documents WHERE namespace = ? AND key = ?", where)
+            return before, None
+        namespace, key = where
         after = Document(
             namespace=namespace,
             key=key,
@@ -130,6 +110,5 @@ class DocumentWriter(DocumentReader):
             sha256=value.sha256,
             updated_at=self._clock.now(),
         )
-        row = (namespace, key, after.version, *value, to_micros(after.updated_at))
-        db.execute(_PUT, row)
-        return after
+        db.execute(_PUT, (*where, after.version, *value, to_micros(after.updated_at)))
+        return before, after

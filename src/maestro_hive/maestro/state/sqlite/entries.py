@@ -105,23 +105,22 @@ class Queries(Protocol):
 
     def rows(self, sql: str, bindings: Row = ()) -> list[Row]:
         """Run a query and return all of it."""
-        ...
 
 
 class EntryReader:
     """The entries of one journal file, and the values they refer to."""
 
     def __init__(self, file: Queries) -> None:
-        self._file = file
+        self._queries = file
 
-    def read(self, run: int, after: int) -> list[Entry]:
+    def entries(self, run: int, after: int = 0) -> list[Entry]:
         """Return a run's entries in order, making sure that none is missing."""
-        rows = self._file.rows(_READ, _keys(run, after))
+        rows = self._queries.rows(_READ, _keys(run, after))
         entries: list[Entry] = []
         for start in range(0, len(rows), _ROWS_AT_A_TIME):  # or other threads would have to wait
             entries += map(_as_entry, rows[start : start + _ROWS_AT_A_TIME])
         if entries and entries[-1].seq != after + len(entries):
-            raise CorruptionError(f"{self._file.path}: entries of run number {run} are missing")
+            raise CorruptionError(f"{self._queries.path}: entries of run number {run} are missing")
         return entries
 
     def load(self, entry: Entry) -> bytes | None:
@@ -130,12 +129,12 @@ class EntryReader:
             return None
         data = entry.value if entry.payload is None else self._large(entry.payload)
         if data is None or hashlib.sha256(data).digest() != entry.sha256:
-            where = f"{self._file.path}: the value of entry {entry.seq} of a run"
+            where = f"{self._queries.path}: the value of entry {entry.seq} of a run"
             raise CorruptionError(f"{where} does not match its SHA-256; restore a backup")
         return data
 
     def _large(self, number: int) -> bytes:
-        return _resolve(number, self._file.rows(_READ_CHAIN, (number,)))
+        return _resolve(number, self._queries.rows(_READ_CHAIN, (number,)))
 
     def values_of(self, run: int) -> Iterator[StoredValue]:
         """Yield a run's large values as they are stored, each after the one it builds on."""
@@ -143,19 +142,19 @@ class EntryReader:
             "SELECT own.sha256, base.sha256, own.data FROM payloads AS own"
             " LEFT JOIN payloads AS base ON base.id = own.base WHERE own.id = ?"
         )
-        for number in self._file.rows(_VALUES_OF_RUN, _keys(run)):
-            for row in self._file.rows(sql, number):
+        for number in self._queries.rows(_VALUES_OF_RUN, _keys(run)):
+            for row in self._queries.rows(sql, number):
                 yield StoredValue(*row)
 
     def last_change(self, run: RunRecord) -> datetime:
         """Return when something was last recorded of a run."""
         sql = "SELECT at FROM entries WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1"
-        found = self._file.rows(sql, _keys(run.id))
+        found = self._queries.rows(sql, _keys(run.id))
         return max(run.updated_at, from_micros(found[0][0])) if found else run.updated_at
 
     def unused_values(self) -> tuple[int, int]:
         """Return how many stored values no entry refers to, and their bytes."""
-        ((count, size),) = self._file.rows(_UNUSED_VALUES, _EVERY_ENTRY)
+        ((count, size),) = self._queries.rows(_UNUSED_VALUES, _EVERY_ENTRY)
         return int(count), int(size)
 
 

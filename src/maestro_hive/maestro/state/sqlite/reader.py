@@ -33,18 +33,10 @@ from maestro_hive.maestro.state.sqlite.connection import (
 )
 from maestro_hive.maestro.state.sqlite.documents import DocumentReader
 from maestro_hive.maestro.state.sqlite.entries import EntryReader
-from maestro_hive.maestro.state.sqlite.leases import (
-    FIND_LEASE,
-    LIST_LEASES,
-    Presence,
-    read_lease,
-)
+from maestro_hive.maestro.state.sqlite.leases import FIND_LEASE, LIST_LEASES, Presence, read_lease
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from datetime import datetime
-
-    from maestro_hive.maestro.state.records import Damage, Document, Entry, Lease, StoredValue
+    from maestro_hive.maestro.state.records import Damage, Lease
     from maestro_hive.maestro.state.sqlite.entries import Queries
 
 _RUNS = "SELECT id, name, workflow, status, created_at, updated_at FROM runs"
@@ -58,7 +50,7 @@ _BUSY_MILLISECONDS = 5000
 _TRIES = 10
 
 
-class JournalReader:
+class JournalReader(EntryReader, DocumentReader):
     """The reading half of the contract, over anything that runs queries."""
 
     def __init__(self, folder: Path, file: Queries, clock: Clock) -> None:
@@ -69,92 +61,50 @@ class JournalReader:
         self.format = newest_format()
         self._queries = file
         self._presence = Presence(folder, clock)
-        self._entry_reader = EntryReader(file)
-        self._document_reader = DocumentReader(file)
 
     @property
     def location(self) -> str:
-        """The folder."""
         return str(self.folder)
 
     @property
     def partial(self) -> str | None:
-        """Why not everything is visible."""
         return None
 
     # --- runs ---
 
     def run(self, name: str) -> RunRecord | None:
-        """Find a run by its name."""
         rows = self._queries.rows(f"{_RUNS} WHERE name = ?", (name,))
         return _run_record(rows[0]) if rows else None
 
     def runs(
         self, *, status: str | None = None, workflow: str | None = None, limit: int | None = None
     ) -> list[RunRecord]:
-        """List runs, newest first."""
         bindings = (status, workflow, -1 if limit is None else limit)
         return [_run_record(row) for row in self._queries.rows(_LIST_CHOSEN, bindings)]
 
     def count_runs(self, *, status: str | None = None, workflow: str | None = None) -> int:
-        """Return how many runs there are."""
         if status is None and workflow is None:
             return int(self._queries.rows(_COUNT_ALL)[0][0])
         return int(self._queries.rows(_COUNT_CHOSEN, (status, workflow))[0][0])
 
-    def last_change(self, run: RunRecord) -> datetime:
-        """Return when something was last recorded of a run."""
-        return self._entry_reader.last_change(run)
-
-    def entries(self, run: int, after: int = 0) -> list[Entry]:
-        """Return a run's entries in order, making sure that none is missing."""
-        return self._entry_reader.read(run, after)
-
-    def load(self, entry: Entry) -> bytes | None:
-        """Return an entry's value, checked."""
-        return self._entry_reader.load(entry)
-
-    def values_of(self, run: int) -> Iterator[StoredValue]:
-        """Yield a run's large values as they are stored."""
-        return self._entry_reader.values_of(run)
-
-    # --- documents ---
-
-    def document(self, namespace: str, key: str) -> Document | None:
-        """Return a document, checked."""
-        return self._document_reader.get(namespace, key)
-
-    def documents(self, namespace: str | None = None) -> list[Document]:
-        """Return documents by namespace and key, checked."""
-        return self._document_reader.all(namespace)
-
     # --- leases ---
 
     def lease(self, name: str) -> Lease | None:
-        """Return a lease that was not released."""
         rows = self._queries.rows(FIND_LEASE, (name,))
         return read_lease(rows[0]) if rows else None
 
     def leases(self) -> list[Lease]:
-        """Return every lease that was not released, by name."""
         return [read_lease(row) for row in self._queries.rows(LIST_LEASES)]
 
     def is_alive(self, lease: Lease) -> bool:
-        """Return whether the process that holds a lease lives, on this machine."""
         return self._presence.is_alive(lease)
 
     def run_leases(self) -> dict[str, Lease]:
-        """Return the leases of runs whose holders live."""
         return self._presence.run_leases(self._queries.rows(LIST_LEASES))
 
     # --- the whole journal ---
 
-    def unused_values(self) -> tuple[int, int]:
-        """Return how many stored values no entry refers to, and their bytes."""
-        return self._entry_reader.unused_values()
-
     def check(self) -> list[str]:
-        """Read every page, entry, value and document."""
         wrong: list[str] = []
         try:
             wrong += self.check_pages()
@@ -183,11 +133,9 @@ class SqliteReader(JournalReader):
 
     @property
     def partial(self) -> str | None:
-        """Why not everything is visible."""
         return self._file.partial
 
     def close(self) -> None:
-        """Close it, and delete its private copy if it made one."""
         self._file.close()
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from maestro_hive.kernel import files
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from maestro_hive.kernel.errors import StaleDocumentError
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.records import NewEntry
+    from maestro_hive.maestro.state.sqlite.documents import Changed, Where
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +103,9 @@ class SqliteStore(JournalReader):
 
     @property
     def usable(self) -> bool:
-        """False once it failed or was closed: open another one."""
         return self._file.usable
 
     def syncs_fast(self) -> bool:
-        """Return whether the disk syncs fast enough for an event loop to wait for it."""
         return self._file.sync_seconds < _FAST_SYNC_SECONDS
 
     # --- runs ---
@@ -118,7 +118,6 @@ class SqliteStore(JournalReader):
         status: str | None = None,
         busy_timeout: float | None = None,
     ) -> RunLease:
-        """Take a run's lease for this process."""
         files.check_identifier(name, "run id")
         self._file.check_process()
         with self._acquiring:
@@ -189,7 +188,6 @@ class SqliteStore(JournalReader):
         return run
 
     def release_run(self, run: RunLease) -> None:
-        """Release a run's lease when its last user in this process is done."""
         with self._file.locked():
             if self._drop_user(run):
                 self.release_lease(run.lease)
@@ -206,7 +204,6 @@ class SqliteStore(JournalReader):
     def append(
         self, appends: Sequence[Append], *, sync: bool = True, busy_timeout: float | None = None
     ) -> list[int | FencedError | StaleDocumentError]:
-        """Record entries in one transaction."""
         file = self._file
         if os.getpid() != file.pid:
             file.check_process()
@@ -247,7 +244,6 @@ class SqliteStore(JournalReader):
             self.notifications.emit(EntriesAppended(run_id=name, first=first, seq=seq))
 
     def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
-        """Delete a run, its entries, and the values only it referred to."""
         record = self.run(name)
         if record is None:
             return False
@@ -268,30 +264,24 @@ class SqliteStore(JournalReader):
     # --- documents ---
 
     def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
-        """Replace a document by the result of ``change``."""
-        before, after = self._documents.update(namespace, key, change)
+        changed = self._documents.change({(namespace, key): change})
         self._check_log()
-        self._notify_document(namespace, key, before, after)
-        return after
+        self._notify_of_documents(changed)
+        return changed[namespace, key][1]
 
     def set_documents(self, values: Mapping[tuple[str, str], Encoded | None]) -> None:
-        """Set many documents at once."""
-        for (namespace, key), (before, after) in self._documents.set_many(values).items():
-            self._notify_document(namespace, key, before, after)
+        changes: dict[tuple[str, str], Change]
+        changes = {where: partial(_constant, value) for where, value in values.items()}
+        self._notify_of_documents(self._documents.change(changes))
 
     def delete_documents(self, namespace: str | None = None) -> int:
-        """Delete documents."""
         gone = self._documents.delete(namespace)
-        for document in gone:
-            self._notify_document(document.namespace, document.key, document, None)
+        self._notify_of_documents(gone)
         return len(gone)
 
-    def _notify_document(
-        self, namespace: str, key: str, before: Document | None, after: Document | None
-    ) -> None:
-        if self.notifications:
-            old = before.value if before else None
-            new = after.value if after else None
+    def _notify_of_documents(self, changed: Mapping[Where, Changed]) -> None:
+        for (namespace, key), (before, after) in changed.items() if self.notifications else ():
+            old, new = before.value if before else None, after.value if after else None
             self.notifications.emit(
                 DocumentChanged(namespace=namespace, key=key, before=old, after=new)
             )
@@ -299,7 +289,6 @@ class SqliteStore(JournalReader):
     # --- leases ---
 
     def take_lease(self, name: str, seconds: float = LEASE_SECONDS) -> Lease:
-        """Take a lease."""
 
         def body(db: apsw.Connection, insist: bool) -> Lease:
             return self._leases.take(db, name, seconds, insist=insist)
@@ -309,9 +298,7 @@ class SqliteStore(JournalReader):
         return lease
 
     def _take(
-        self,
-        body: Callable[[apsw.Connection, bool], ResultT],
-        busy_timeout: float | None = None,
+        self, body: Callable[[apsw.Connection, bool], ResultT], busy_timeout: float | None = None
     ) -> ResultT:
         """Take a lease; a holder that is late but lives is given a last chance to renew it.
 
@@ -342,17 +329,14 @@ class SqliteStore(JournalReader):
         return taken
 
     def renew_leases(self) -> None:
-        """Extend every lease this store holds."""
         self._file.write(lambda db: self._leases.renew(db, self._lease_seconds))
 
     def release_lease(self, lease: Lease) -> None:
-        """Release a lease."""
         self._file.write(lambda db: self._leases.release(db, lease))
 
     # --- the whole journal ---
 
     def collect(self) -> int:
-        """Delete values that no entry refers to, directly or through a difference."""
         return self._entries.collect()
 
     def checkpoint(self) -> None:
@@ -360,11 +344,9 @@ class SqliteStore(JournalReader):
         self._file.checkpoint()
 
     def empty_log(self) -> bool:
-        """Leave nothing in the write-ahead log; False if a reader uses it."""
         return self._file.empty_log()
 
     def backup(self, target: Path) -> None:
-        """Copy the live journal to ``target``, complete or not at all."""
         files.make_private_folder(target)
         if any(target.iterdir()):
             raise StorageError(f"{target} exists and is not empty; choose a new folder")
@@ -372,7 +354,6 @@ class SqliteStore(JournalReader):
         files.sync_file(target / "journal.db")
 
     def close(self) -> None:
-        """Release every lease and close."""
         if os.getpid() != self._file.pid:
             return  # a forked child has nothing to release, and its parent still lives
         self._maintenance.stop()
@@ -387,8 +368,12 @@ class SqliteStore(JournalReader):
         _open_stores().discard(self)
 
 
+def _constant(value: Encoded | None, _before: bytes | None) -> Encoded | None:
+    return value
+
+
 def _damage_text(found: Damage) -> str:
-    return f"{found.file}: {found.reason}. The log is kept as {found.moved_to}"
+    return f"{found.file}: {found.reason}. The log was copied to {found.moved_to}"
 
 
 # --- the stores of this process ---

@@ -101,11 +101,11 @@ class DamagedJournalWarning(UserWarning):
 def keep_damaged_log(folder: Path, journal: Path, reason: str, now: datetime) -> Damage:
     """Copy the log of ``journal`` aside, with a note of what is wrong with it."""
     log = journal.with_name(f"{journal.name}-wal")
-    kept = files.make_folder_inside(folder, _FOLDER) / f"{log.name}.{now:%Y%m%dT%H%M%S%f}"
-    files.write_atomically(kept, log.read_bytes())
+    copy = files.make_folder_inside(folder, _FOLDER) / f"{log.name}.{now:%Y%m%dT%H%M%S%f}"
+    files.write_atomically(copy, log.read_bytes())
     note = {"file": str(journal), "reason": reason, "found_at": now.isoformat()}
-    files.write_atomically(kept.with_name(f"{kept.name}.json"), run_document.seal(_KIND, note))
-    return Damage(file=str(journal), found_at=now, reason=reason, moved_to=str(kept))
+    files.write_atomically(copy.with_name(f"{copy.name}.json"), run_document.seal(_KIND, note))
+    return Damage(file=str(journal), found_at=now, reason=reason, moved_to=str(copy))
 
 
 def recorded_damage(folder: Path) -> Iterator[str]:
@@ -113,6 +113,6 @@ def recorded_damage(folder: Path) -> Iterator[str]:
     for path in sorted((folder / _FOLDER).glob("*.json")):
         try:
             note = run_document.unseal(files.read_whole(path), _KIND, str(path))
-            yield f"{note['file']}: {note['reason']} (found {note['found_at']}, kept as {path.stem})"
+            yield f"{note['file']}: {note['reason']} (found {note['found_at']}, copied to {path.stem})"
         except DocumentCorruptError as error:
             yield str(error)

@@ -121,10 +121,10 @@ def test_a_run_whose_holder_died_is_free_at_once(stores: Stores, store: Store) -
 def test_closing_a_store_frees_what_it_held(store: Store, other: Store) -> None:
     store.acquire_run("run-1")
     store.acquire_run("run-1")
-    store.take_lease("the door")
+    store.take_lease("probe")
     store.close()
     other.acquire_run("run-1")
-    other.take_lease("the door")
+    other.take_lease("probe")
 
 
 # --- expiry ------------------------------------------------------------------------------------
@@ -230,14 +230,14 @@ def test_renewing_keeps_everything_this_store_holds(
     store: Store, other: Store, clock: ManualClock
 ) -> None:
     store.acquire_run("run-1")
-    store.take_lease("the door", LEASE)
+    store.take_lease("probe", LEASE)
     for _ in range(4):
         clock.advance(LEASE - 1)
         store.renew_leases()
     with pytest.raises(RunLeasedError):
         other.acquire_run("run-1")
     with pytest.raises(RunLeasedError):
-        other.take_lease("the door")
+        other.take_lease("probe")
 
 
 def test_renewing_does_not_take_back_what_was_taken_over(
@@ -297,52 +297,52 @@ def test_the_fence_only_grows(stores: Stores, store: Store, clock: ManualClock) 
 
 
 def test_a_lease_that_nobody_has_is_none(store: Store) -> None:
-    assert store.lease("the door") is None
+    assert store.lease("probe") is None
 
 
 def test_a_lease_shows_who_has_it(store: Store, other: Store, clock: ManualClock) -> None:
-    taken = store.take_lease("the door", 60)
-    shown = other.lease("the door")
+    taken = store.take_lease("probe", 60)
+    shown = other.lease("probe")
     assert shown == taken
     assert shown is not None
-    assert shown.name == "the door"
+    assert shown.name == "probe"
     assert (shown.holder.host, shown.holder.pid) == (socket.gethostname(), os.getpid())
     assert shown.holder.since == clock.now()
     assert shown.expires == clock.awake_seconds() + 60
 
 
 def test_a_lease_is_exclusive_even_within_a_process(store: Store, other: Store) -> None:
-    store.take_lease("the door", LEASE)
+    store.take_lease("probe", LEASE)
     for second in (store, other):
         with pytest.raises(RunLeasedError) as caught:
-            second.take_lease("the door")
-        assert caught.value.run_id == "the door"
+            second.take_lease("probe")
+        assert caught.value.run_id == "probe"
 
 
 def test_a_lease_given_back_is_free(store: Store, other: Store) -> None:
-    first = store.take_lease("the door", LEASE)
+    first = store.take_lease("probe", LEASE)
     store.release_lease(first)
-    assert other.lease("the door") is None
-    assert other.take_lease("the door").fence > first.fence
+    assert other.lease("probe") is None
+    assert other.take_lease("probe").fence > first.fence
 
 
 def test_a_lease_lasts_as_long_as_was_asked(store: Store, other: Store, clock: ManualClock) -> None:
-    store.take_lease("the door", 60)
+    store.take_lease("probe", 60)
     clock.advance(59)
     with pytest.raises(RunLeasedError):
-        other.take_lease("the door")
+        other.take_lease("probe")
     clock.advance(2)
-    other.take_lease("the door")
+    other.take_lease("probe")
 
 
 def test_giving_back_a_lease_that_was_taken_over_does_nothing(
     store: Store, other: Store, clock: ManualClock
 ) -> None:
-    first = store.take_lease("the door", 60)
+    first = store.take_lease("probe", 60)
     clock.advance(61)
-    second = other.take_lease("the door", 60)
+    second = other.take_lease("probe", 60)
     store.release_lease(first)
-    assert other.lease("the door") == second
+    assert other.lease("probe") == second
 
 
 # --- all of them at once -----------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_nobody_holds_a_run_to_begin_with(store: Store) -> None:
 
 def test_held_runs_are_listed_with_their_holders(store: Store, other: Store) -> None:
     first, second = store.acquire_run("run-1"), other.acquire_run("run-2")
-    store.take_lease("the door")
+    store.take_lease("probe")
     store.release_run(store.acquire_run("free"))
     for looker in (store, other):
         assert looker.run_leases() == {"run-1": first.lease, "run-2": second.lease}

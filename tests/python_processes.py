@@ -1,0 +1,269 @@
+"""Programs in processes of their own, forked from one that has imported maestro_hive.
+
+``python -c`` spends its first 150 ms of CPU time on imports, a forked process none. It ends as any
+other: threads are joined, exit handlers are called, an exception is printed and sets the exit code.
+Where the start itself or the modules imported are the point of a test, it starts a real one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ROOT = Path(__file__).resolve().parents[1]
+_IMPORTED = ("maestro_hive.hive", "maestro_hive.unified_execution", "maestro_hive.cli.app")
+_POLL_SECONDS = 0.002
+_PIECE = 1 << 16
+#: The name of the file that ``python -c`` executes.
+_FILE = "<string>"
+
+
+class PythonProcess:
+    """A process that executes Python code; used as a ``subprocess.Popen`` with text pipes."""
+
+    def __init__(
+        self,
+        code: str,
+        *arguments: object,
+        stderr: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it; its standard error is a pipe, too, if ``stderr``."""
+        self.returncode: int | None = None
+        child_in, to_child = os.pipe()
+        from_child, child_out = os.pipe()
+        from_errors, child_err = os.pipe() if stderr else (-1, os.dup(2))
+        request = {
+            "code": code,
+            "arguments": [*map(str, arguments)],
+            "environment": dict(os.environ if env is None else env),
+            "folder": os.getcwd(),  # noqa: PTH109 - sent as a text
+        }
+        try:
+            self.pid = int(_server().ask(request, [child_in, child_out, child_err])["pid"])
+        finally:
+            for end in (child_in, child_out, child_err):
+                os.close(end)
+        self.stdin: TextIO = os.fdopen(to_child, "w", encoding="utf-8")
+        self.stdout: TextIO = os.fdopen(from_child, encoding="utf-8")
+        self.stderr = os.fdopen(from_errors, encoding="utf-8") if stderr else None
+
+    def poll(self) -> int | None:
+        """Return its exit code, or minus the number of the signal that ended it; None if it runs."""
+        if self.returncode is None:
+            self.returncode = _server().ask({"poll": self.pid})["code"]
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return its exit code."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Close its input, and return its output and its errors when it has ended."""
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        read = {"out": "", "err": ""}
+
+        def read_all(name: str, stream: TextIO) -> None:
+            read[name] = stream.read()
+
+        streams = {"out": self.stdout, "err": self.stderr}
+        readers = [
+            threading.Thread(target=read_all, args=(name, stream), daemon=True)
+            for name, stream in streams.items()
+            if stream is not None and not stream.closed
+        ]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join()
+        self._close()
+        return read["out"], read["err"]
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def _close(self) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self.wait()
+
+
+def run_python(
+    code: str,
+    *arguments: object,
+    check: bool = False,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Execute code in a process and return how it ended, as ``subprocess.run`` does."""
+    process = PythonProcess(code, *arguments, stderr=True, env=env)
+    try:
+        out, err = process.communicate(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    code_of_end = process.wait()
+    assert not check or code_of_end == 0, err
+    return subprocess.CompletedProcess([*map(str, arguments)], code_of_end, out, err)
+
+
+# --- the process that forks the others -----------------------------------------------------------
+
+
+class _Server:
+    """The process that forks; it ends when the connection to it is closed."""
+
+    def __init__(self) -> None:
+        self._connection, its_end = socket.socketpair()
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.python_processes", str(its_end.fileno())],
+            cwd=_ROOT,
+            pass_fds=[its_end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        its_end.close()
+
+    def ask(self, request: dict[str, Any], files: list[int] | None = None) -> dict[str, Any]:
+        """Send a request and return the answer."""
+        with self._lock:
+            line = f"{json.dumps(request)}\n".encode()
+            sent = socket.send_fds(self._connection, [line], files or [])
+            self._connection.sendall(line[sent:])
+            answer, _ = _receive(self._connection)
+            assert answer is not None, "the process that starts the others has ended"
+            return answer
+
+    def close(self) -> None:
+        """End it."""
+        self._connection.close()
+        self._process.wait()
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return the next line of JSON, or None at the end, and the files that came with it."""
+    line, files, _, _ = socket.recv_fds(connection, _PIECE, 3)
+    while line and not line.endswith(b"\n"):
+        line += connection.recv(_PIECE)
+    return (json.loads(line) if line else None), files
+
+
+@functools.cache
+def _server() -> _Server:
+    server = _Server()
+    atexit.register(server.close)
+    return server
+
+
+def _serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Answer requests; in a forked process, return what it has to execute."""
+    codes: dict[int, int] = {}
+    running: set[int] = set()
+    while True:
+        request, files = _receive(connection)
+        if request is None:
+            break
+        answer: dict[str, Any]
+        if "poll" in request:
+            _reap(running, codes)
+            answer = {"code": codes.get(request["poll"])}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                _take_over(connection, files)
+                return request
+            for file in files:
+                os.close(file)
+            running.add(pid)
+            answer = {"pid": pid}
+        connection.sendall(f"{json.dumps(answer)}\n".encode())
+    _reap(running, codes)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return None
+
+
+def _reap(running: set[int], codes: dict[int, int]) -> None:
+    for pid in list(running):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            codes[pid] = os.waitstatus_to_exitcode(status)
+            running.discard(pid)
+
+
+def _take_over(connection: socket.socket, files: list[int]) -> None:
+    connection.close()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    for file in files:
+        os.close(file)
+
+
+def _execute(request: dict[str, Any]) -> None:
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.argv = ["-c", *request["arguments"]]
+    sys.path[0] = ""
+    sys.excepthook = _print_error
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(request["code"], _FILE, "exec"), main.__dict__)
+
+
+def _print_error(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """Print an error as ``python -c`` does: without the lines of this file."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != _FILE:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+if __name__ == "__main__":
+    for _name in _IMPORTED:
+        import_module(_name)
+    gc.freeze()  # so that a collection does not copy what the processes share
+    _request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if _request is not None:
+        _execute(_request)
