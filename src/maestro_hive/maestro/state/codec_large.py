@@ -67,16 +67,21 @@ def is_large(value: object) -> bool:
     if type(value) in SCALARS and type(value) is not str:
         return False
     waiting: deque[tuple[Any, float]] = deque([(value, 1.0)])
-    total = 0.0
-    for _ in range(_EXAMINED):
-        if not waiting or total > _LARGE:
-            break
+    total, left = 0.0, _EXAMINED
+    while waiting and left > 0 and total <= _LARGE:
+        left -= 1
         each, times = waiting.popleft()
         own, count, items = _estimate(each)
         total += times * (own + _VALUE * count)
         if items:
             times *= count / len(items)
-            waiting.extend((item, times) for item in items if type(item) not in _SMALL)
+            for item in items:
+                kind = type(item)
+                if kind is str:
+                    left -= 1
+                    total += times * len(item)
+                elif kind not in _SMALL:
+                    waiting.append((item, times))
     return total > _LARGE
 
 
