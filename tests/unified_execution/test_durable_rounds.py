@@ -140,7 +140,7 @@ def test_an_exhausted_execution_raises_the_recorded_failure_and_calls_nothing(
     assert again.result.jira_ticket == "MD-1"
     assert [each.attempt_count for each in again.result.level1_results] == [3, 3]
     assert again.suggested_actions[-1] == (
-        "then execute it again with options(retry=True); without it, run run-1 raises the same failure again"
+        "then retry it: `maestro retry run-1`, or options(retry=True) of an executor; until then, run run-1 raises the same failure again"
     )
 
 

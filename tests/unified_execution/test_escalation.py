@@ -203,7 +203,7 @@ def test_what_to_do_depends_on_what_failed() -> None:
     assert actions_for(fix, "run-1") == [
         "split it",
         "increase timeout_seconds, or give the step less work",
-        "then execute it again with options(retry=True); without it, run run-1 raises the same failure again",
+        "then retry it: `maestro retry run-1`, or options(retry=True) of an executor; until then, run run-1 raises the same failure again",
     ]
     assert actions_for(FailureReport("p", "of tomorrow", "?"), None) == [
         "check the error of the last attempt",

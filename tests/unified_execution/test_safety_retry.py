@@ -24,12 +24,13 @@ from maestro_hive.engine.errors import (
     UnrecoverableError,
 )
 from maestro_hive.engine.results import ExecutionResult, ExecutionStatus
-from maestro_hive.kernel.errors import StorageError
+from maestro_hive.kernel.errors import ConfigurationError, StorageError
 from maestro_hive.testing import ManualClock, MemoryStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 from maestro_hive.unified_execution.safety_retry import (
     SafetyRetryWrapper,
 )
+from maestro_hive.unified_execution.state_persistence import StatePersistence
 from tests.unified_execution.failing_tasks import Task, failing
 
 if TYPE_CHECKING:
@@ -289,3 +290,9 @@ def test_a_probe_that_is_cancelled_leaves_the_probe_to_the_next(
     asyncio.run(cancel())
     assert run(wrapper, Task()).success
     assert wrapper.circuit_breaker.state == "closed"
+
+
+@pytest.mark.parametrize("kind", [SafetyRetryWrapper, StatePersistence])
+def test_what_is_no_configuration_is_refused_by_name(kind: Any) -> None:
+    with pytest.raises(ConfigurationError, match="the config is 'state', and must be an Execution"):
+        kind("state")

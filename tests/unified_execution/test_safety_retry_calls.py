@@ -242,7 +242,7 @@ def test_a_wrapper_told_to_retry_gives_all_rounds_again(
 ) -> None:
     error = raises_help_needed(wrapper, ask_at_once, "bad", task_name="ask")
     assert error.suggested_actions[-1] == (
-        "then execute it again with options(retry=True); without it, run run-1 raises the same failure again"
+        "then retry it: `maestro retry run-1`, or options(retry=True) of an executor; until then, run run-1 raises the same failure again"
     )
     raises_help_needed(wrapper.options(retry=True), ask_at_once, "bad", task_name="ask")
     assert wrapper.circuit_breaker.consecutive_failures == 2

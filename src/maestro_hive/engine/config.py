@@ -349,6 +349,16 @@ class _Shared:
 _shared = _Shared()
 
 
+def frozen_config(config: object = None) -> ExecutionConfig:
+    """Return a frozen copy of a configuration; of the shared one, without one."""
+    if config is None:
+        return get_execution_config().frozen()
+    if not isinstance(config, ExecutionConfig):
+        wanted = "an ExecutionConfig, or None for that of the process"
+        raise settings.refused("the config", config, wanted)
+    return config.frozen()
+
+
 def get_execution_config() -> ExecutionConfig:
     """Return the configuration that the whole process shares; it is made at the first call."""
     found = _shared.config.get("config")

@@ -178,7 +178,8 @@ def actions_for(report: FailureReport, run_id: str | None) -> list[str]:
     known = ErrorCategory(category) if category in list(ErrorCategory) else ErrorCategory.UNKNOWN
     again = "then execute it again"
     if run_id:
-        again += (
-            f" with options(retry=True); without it, run {run_id} raises the same failure again"
+        again = (
+            f"then retry it: `maestro retry {run_id}`, or options(retry=True) of an executor;"
+            f" until then, run {run_id} raises the same failure again"
         )
     return [*([report.suggested_fix] if report.suggested_fix else []), _ADVICE[known], again]

@@ -503,8 +503,14 @@ async def _interrupted(step: StepExecution, record: RunStep) -> UnrecoverableErr
     result = step.result(ExecutionStatus.INTERRUPTED)
     report = result.failure_report = step.report({"message": reason}, recoverable=False)
     report.suggested_fix = "find out what kills the process, then retry the step"
-    message = f"{step.name} is interrupted: {reason}. To try again: options(retry=True)"
+    message = f"{step.name} is interrupted: {reason}. To try again: {_how_to_retry(step)}"
     return step.unrecoverable(message, result, reason)
+
+
+def _how_to_retry(step: StepExecution) -> str:
+    return (
+        f"`maestro retry {step.record.run_id} {step.name}`, or options(retry=True) of an executor"
+    )
 
 
 def _ambiguous(step: StepExecution) -> UnrecoverableError | HelpNeeded:
@@ -524,7 +530,7 @@ def _ambiguous(step: StepExecution) -> UnrecoverableError | HelpNeeded:
         suggested_actions=[
             report.suggested_fix,
             "if it had its effect: mark_task_completed",
-            "if it had not: options(retry=True)",
+            f"if it had not: {_how_to_retry(step)}",
         ],
         context={"effect_key": effect_key, "task_name": step.name, "called": False},
     )

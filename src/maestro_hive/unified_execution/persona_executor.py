@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 from maestro_hive.engine import retry_policy
 from maestro_hive.engine.attempt import is_async
 from maestro_hive.engine.budget import Budget
-from maestro_hive.engine.config import ErrorCategory, ExecutionConfig, get_execution_config
+from maestro_hive.engine.config import ErrorCategory, ExecutionConfig, frozen_config
 from maestro_hive.engine.context import round_number
 from maestro_hive.engine.options import CallOptions, Options
 from maestro_hive.engine.plan import UNNAMED, Planner
@@ -88,8 +88,8 @@ class PersonaExecutor:
         *,
         execution_id: str | None = None,
     ) -> None:
-        _check(config, persona_id, healing_engine, state_persistence, enforcer)
-        self.config = (get_execution_config() if config is None else config).frozen()
+        _check(persona_id, healing_engine, state_persistence, enforcer)
+        self.config = frozen_config(config)
         self.persona_id = persona_id
         self.persona_role = persona_role
         self.healing_engine = healing_engine
@@ -356,12 +356,8 @@ class PersonaExecutor:
             self.state_persistence.checkpoint()
 
 
-def _check(
-    config: object, persona_id: object, healer: object, state: object, enforcer: object
-) -> None:
+def _check(persona_id: object, healer: object, state: object, enforcer: object) -> None:
     """Raise if an executor is to be made of something else than it takes."""
-    if config is not None and not isinstance(config, ExecutionConfig):
-        raise refused("the config", config, "an ExecutionConfig, or None for that of the process")
     if not isinstance(persona_id, str) or not persona_id:
         raise ConfigurationError(f"a persona_id is a text that is not empty, not {persona_id!r}")
     if healer is not None and not callable(getattr(healer, "heal_single", None)):

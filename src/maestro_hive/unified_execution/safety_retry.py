@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from maestro_hive.engine import settings
 from maestro_hive.engine.attempt import call_in_thread, is_async
 from maestro_hive.engine.breaker import CircuitBreaker, CircuitState, checked_name
-from maestro_hive.engine.config import ExecutionConfig, get_execution_config
+from maestro_hive.engine.config import ExecutionConfig, frozen_config
 from maestro_hive.engine.errors import writable
 from maestro_hive.engine.escalation import Escalation, JiraClient, JiraEscalation, checked
 from maestro_hive.engine.open_run import OpenRun, open_run
@@ -100,7 +100,7 @@ class SafetyRetryWrapper:
         store: Store | None = None,
         escalation: Escalation | None = None,
     ) -> None:
-        self.config = (config or get_execution_config()).frozen()
+        self.config = frozen_config(config)
         self.workflow_id = workflow_id
         self._escalation = self._chosen_escalation(jira_client, escalation)
         self._breakers: dict[str, CircuitBreaker] = {}

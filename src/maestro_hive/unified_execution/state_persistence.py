@@ -18,6 +18,7 @@ from maestro_hive.engine.config import (
     DEFAULT_CHECKPOINT_DIR,
     DEFAULT_STATE_DIR,
     ExecutionConfig,
+    frozen_config,
     get_execution_config,
 )
 from maestro_hive.engine.copies import RunCopies
@@ -288,7 +289,7 @@ class StatePersistence:
         *,
         workflow: str = "",
     ) -> None:
-        self.config = (config or get_execution_config()).frozen()
+        self.config = frozen_config(config)
         self.workflow_id = f"wf_{secrets.token_hex(8)}" if workflow_id is None else workflow_id
         self._is_shut = False
         self._run = open_run(self.config.state, self.workflow_id, workflow)
