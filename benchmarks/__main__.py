@@ -44,6 +44,7 @@ groups for --only, which also takes the beginning of several, such as hive:
   hive-rows     12 MB of rows, with dates and enums too: against json.dumps, and the loop blocked
   hive-resume   completed steps on replay; 100,000 of them in all (filled once, about a minute)
   hive-start    importing Hive; `maestro runs` with 200 and with 50,000 runs
+  queue*        runs that workers take, 1 and 4 processes: rate, and latency from enqueue: DBOS
   hive-growth*  a list that grows by 4 KB a step: LangGraph, Burr, DBOS
 
  below Hive:

@@ -28,6 +28,28 @@ def _steps(results: Results) -> Iterator[Row]:
     yield _peer(results, "absurd/steps", "  Absurd", ours, 3)
     yield _peer(results, "burr/steps", "  Burr", ours)
     yield _ours(results, "hive/plain-steps", "a step that is a plain function", "pairs/steps")
+    yield from _budgets(results)
+
+
+def _budgets(results: Results) -> Iterator[Row]:
+    """The cost of counting what a step spends, and of admitting it under limits."""
+    for name, what, target in (
+        ("hive/spending-steps", "  one whose spending is counted", None),
+        ("hive/limited-steps", "  one under a budget: admitted, settled", 1.15),
+        ("hive/limited-thrice", "  under those of persona, run and day", None),
+    ):
+        if not results.has(name, "hive/steps"):
+            yield from _missing(results, name, what)
+            continue
+        ratio = results.ratio(name, "seconds", "hive/steps", "seconds")
+        syncs = [results.syncs.get(each) for each in (name, "hive/steps")]
+        counted = "" if None in syncs else f", {syncs[0]:.3f} syncs ({syncs[1]:.3f})"
+        figure = short_time(results.median(name, "seconds"))
+        shown = f"{ratio:.2f} x a step{counted}"
+        if target is None:
+            yield Row(what, figure, shown)
+        else:
+            yield Row(what, figure, shown, f"<= {target:.2f}", ratio <= target)
 
 
 def _at_once(results: Results) -> Iterator[Row]:
@@ -139,6 +161,32 @@ def _start(results: Results) -> Iterator[Row]:
     yield Row("  50,000 runs", many, f"{ratio:.2f} x 200 runs", "<= 1.20", ratio <= 1.2)
 
 
+def _queues(results: Results) -> Iterator[Row]:
+    for workers in (1, 4):
+        ours = f"hive/queue-{workers}"
+        if not results.asked(ours):
+            continue
+        what = f"an empty run through {workers} worker{'s'[: workers - 1]}"
+        yield _ours(results, ours, what)
+        yield _peer(results, f"dbos/queue-{workers}", "  DBOS", ours, 5)
+        yield _peer(results, f"dbos-wal/queue-{workers}", "  DBOS, WAL", ours)
+        for name in (ours, f"dbos/queue-{workers}"):
+            if results.has(name):
+                yield from _latency(results, name, has_target=name == ours)
+
+
+def _latency(results: Results, name: str, *, has_target: bool) -> Iterator[Row]:
+    """Yield the lines about the time from enqueuing a run to its body, across processes."""
+    for figure, shown, target in (("median", "median", 0.05), ("p99", "99 %", 0.5)):
+        seconds = results.median(name, figure)
+        what = f"  enqueued to started, {shown}" if has_target else f"  DBOS, {shown}"
+        if has_target:
+            limit = f"<= {target * 1000:.0f} ms"
+            yield Row(what, milliseconds(seconds), "", limit, seconds <= target)
+        else:
+            yield Row(what, milliseconds(seconds))
+
+
 def _growing(results: Results) -> Iterator[Row]:
     ours = "hive/growing"
     if not results.has(ours):
@@ -204,5 +252,6 @@ PARTS: tuple[Callable[[Results], Iterator[Row]], ...] = (
     _rows,
     _resume,
     _start,
+    _queues,
     _growing,
 )

@@ -19,6 +19,8 @@ _MODULES = (
     "hive_rows",
     "hive_resume",
     "hive_start",
+    "hive_queue",
+    "dbos_queue",
     "recording",
     "executing",
     "peer_dbos",

@@ -134,6 +134,8 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
         task.cancel()
     if left:
         loop.run_until_complete(asyncio.wait(left))
+    # What waits for a task that has just failed, as `gather` does, takes note of its error in a callback.
+    loop.run_until_complete(asyncio.sleep(0))
     loop.close()
 
 

@@ -30,6 +30,8 @@ STEPS = (*SEQUENTIAL, *CONCURRENT, IN_THREAD)
 #: Seconds that a step works, and that it waits after its failure.
 WORK, BACKOFF = 0.04, 0.08
 BREAKER = "provider"
+#: A file that is written just before the failure after which is waited: no wait starts earlier.
+FAILING = "failing"
 _POLL_EVERY = 0.01
 
 
@@ -123,6 +125,7 @@ async def backoff(observed: ObservedRun) -> None:
 
     async def body() -> str:
         if observed.started(RUN) == 1:
+            (observed.folder / FAILING).write_text("", encoding="ascii")
             observed.report(fails=True)
             raise ConnectionError("not yet")
         return "done"
@@ -140,6 +143,7 @@ async def cooldown(observed: ObservedRun) -> None:
     breaker = CircuitBreaker(1, seconds, name=BREAKER, store=store)
     observed.report(up=True)
     if not observed.starts():
+        (observed.folder / FAILING).write_text("", encoding="ascii")
         breaker.record_failure()
         observed.started(BREAKER)
         observed.report(fails=True)

@@ -198,6 +198,9 @@ _LINKS = {
         "journal.db",
         "journal.lock",
         "journal.users",
+        "journal.readers",
+        "journal.turnstile",
+        "journal.marks",
         "holders",
     ),
     "checkpoint": (

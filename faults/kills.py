@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from faults.strace import InjectedRun, Point
 
-SCENARIOS = ("first", "steps", "checkpoint", "manager", "save", "execute", "hive")
+SCENARIOS = ("first", "steps", "checkpoint", "manager", "save", "execute", "hive", "imported")
 #: Calls that change nothing on the disk: a few of them are enough.
 _PASSIVE = frozenset(
     "read pread64 lseek fstat stat lstat newfstatat statx access faccessat2 readlink readlinkat"

@@ -28,6 +28,12 @@ MODULES = {
     10: "hostile_files",
     11: "hostile_ids",
     13: "model",
+    16: "readers",
+    17: "twin.row",
+    18: "accepted",
+    19: "limits",
+    20: "worker_kills",
+    21: "waiting_runs",
 }
 
 #: Further failures of a row are counted, and not shown.

@@ -7,6 +7,7 @@ in its folder, so it can be started again after any fault.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.maestro.state.sqlite.store import SqliteStore
-    from maestro_hive.maestro.state.store import RunLease
+    from maestro_hive.maestro.state.store import RunLease, Store
 
 STEPS = 20
 #: Reported before closing, where an error may stay unreported: nothing is promised after it.
@@ -106,7 +107,7 @@ def starts(folder: Path, run: str = RUN, count: int = 120) -> Iterator[str]:
         yield f"{run} started {step}"
 
 
-def _append(store: SqliteStore, hold: RunLease, entry: Any, *, sync: bool) -> None:
+def _append(store: Store, hold: RunLease, entry: Any, *, sync: bool) -> None:
     from maestro_hive.maestro.state.store import Append  # noqa: PLC0415
 
     (refused,) = store.append([Append(hold, [entry])], sync=sync)
@@ -177,6 +178,40 @@ def save(folder: Path, count: int = 6) -> Iterator[str]:
         yield f"saved {level}"
 
 
+def imported(folder: Path) -> Iterator[str]:
+    """Import a run of many entries, some with large values, unless it is there."""
+    from maestro_hive.admin.transfer import import_run  # noqa: PLC0415
+    from maestro_hive.kernel.errors import ConfigurationError  # noqa: PLC0415
+    from maestro_hive.maestro.state.stores import close_store, open_store  # noqa: PLC0415
+
+    store = open_store(folder / "state")  # so that it is closed after the report
+    try:
+        with contextlib.suppress(ConfigurationError):  # a process before this one imported it
+            import_run(folder / "state", run_document(), "a file")
+        yield "imported"
+        yield CLOSING
+    finally:
+        close_store(store)
+
+
+def run_document() -> bytes:
+    """Return the text of an export: a run of twenty steps."""
+    from maestro_hive.admin.transfer import export_run  # noqa: PLC0415
+    from maestro_hive.maestro.state import codec  # noqa: PLC0415
+    from maestro_hive.maestro.state.memory import MemoryStore  # noqa: PLC0415
+    from maestro_hive.maestro.state.records import EntryKind, NewEntry  # noqa: PLC0415
+
+    store = MemoryStore()
+    hold = store.acquire_run(RUN)
+    for step in range(1, STEPS + 1):
+        started = NewEntry(EntryKind.ATTEMPT_STARTED, step, 1, facts=b'{"name":"work"}')
+        value = codec.encode(result_of(step))
+        completed = NewEntry(EntryKind.STEP_COMPLETED, step, 1, value=value, family="work")
+        for entry in (started, completed):
+            _append(store, hold, entry, sync=True)
+    return export_run(store, RUN).text
+
+
 SCENARIOS: dict[str, Callable[[Path], Iterator[str]]] = {
     "first": first,
     "steps": steps,
@@ -188,6 +223,7 @@ SCENARIOS: dict[str, Callable[[Path], Iterator[str]]] = {
     "long": long,
     "starts": starts,
     "second": lambda folder: steps(folder, "second"),
+    "imported": imported,
 }
 
 

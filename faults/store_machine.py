@@ -161,7 +161,7 @@ class StoreMachine(RuleBasedStateMachine):
         """A purged run is gone; a run that is leased is not purged."""
         leased = self._is_leased(run)
         try:
-            gone = self.store(process).purge_run(run)
+            gone = self.store(process).purge_runs([run])
         except RunLeasedError:
             assert leased
             return

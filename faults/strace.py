@@ -24,6 +24,8 @@ CALLS = (
     " readlink readlinkat close"
 ).split()
 _LINE = re.compile(r"^(?:(\d+)\s+)?(\w+)\((.*)$")
+#: The folder of a run, in ``checkpoints`` or ``runs``, as strace shows its descriptor.
+_FOLDER = re.compile(r"/(?:checkpoints|runs)/([^/>]+)>")
 _SECONDS = 60
 #: The exit code of a scenario that did not end by itself.
 STUCK = 99
@@ -50,6 +52,8 @@ class InjectedRun:
     landed: bool = False
     closing: bool = False
     line: str = ""
+    #: Whether what was renamed was a copy of a run, and a later one of that run was written.
+    redone: bool = False
 
 
 def brief(errors: str) -> str:
@@ -111,7 +115,7 @@ def run(point: Point, folder: Path, fault: str, *, seconds: float = _SECONDS) ->
     words += command(point.scenario, folder, str(acks_of(folder)))
     code, errors = _run(words, seconds)
     acks = read_acks(acks_of(folder))
-    line, closing = _failed_line(log, point)
+    line, closing, later = _failed_line(log, point)
     log.unlink()
     return InjectedRun(
         point=point,
@@ -122,6 +126,7 @@ def run(point: Point, folder: Path, fault: str, *, seconds: float = _SECONDS) ->
         landed=touches(line, folder),
         closing=closing,
         line=line,
+        redone=_is_redone(line, later),
     )
 
 
@@ -143,11 +148,12 @@ def _run(words: list[str], seconds: float) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def _failed_line(log: Path, point: Point) -> tuple[str, bool]:
-    """Return the arguments of the call with the fault, and whether the scenario was closing."""
+def _failed_line(log: Path, point: Point) -> tuple[str, bool, list[str]]:
+    """Return the arguments of the call with the fault, whether the scenario was closing, and what followed."""
     seen: Counter[str] = Counter()
     closing = False
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines):
         match = _LINE.match(line)
         if not match:
             continue
@@ -155,5 +161,14 @@ def _failed_line(log: Path, point: Point) -> tuple[str, bool]:
         if match[2] == point.call:
             seen[match[1]] += 1
             if seen[match[1]] == point.when:
-                return match[3], closing
-    return "", closing
+                return match[3], closing, lines[number + 1 :]
+    return "", closing, []
+
+
+def _is_redone(failed: str, later: list[str]) -> bool:
+    """Return whether a later file of the same run was renamed: a newer copy stands for an older one."""
+    folder = _FOLDER.search(failed)
+    if folder is None:
+        return False
+    same = f"/{folder[1]}>"
+    return any("rename" in line and same in line and line.endswith("= 0") for line in later)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from faults.executor_scenario import check_execution
 from faults.hive_scenario import check_runs
 from faults.registry import BrokenPromiseError, require
-from faults.scenarios import RUN, STEPS, config_in, result_of
+from faults.scenarios import RUN, STEPS, config_in, imported, result_of
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import FencedError, MaestroError
 from maestro_hive.maestro.state import codec
@@ -237,6 +237,27 @@ def _check_save(folder: Path, acked: Acknowledged, _power: bool) -> None:
     require(loaded is not None and loaded.feature == "next", "the next save is not there")
 
 
+def _check_imported(folder: Path, acked: Acknowledged, _power: bool) -> None:
+    """Check that a run was imported completely or not at all, and can be imported in the latter case."""
+    state = folder / "state"
+    count = _entries_of_import(state) if (state / "journal.db").exists() else None
+    require(count is not None or not acked.certain, "an imported run is gone")
+    require(count in (None, 2 * STEPS + 1), f"a killed import left a run of {count} entries")
+    if count is None:
+        require("imported" in list(imported(folder)), "it cannot be imported any more")
+        require(_entries_of_import(state) == 2 * STEPS + 1, "it was not imported")
+    _check_intact(state)
+
+
+def _entries_of_import(state: Path) -> int | None:
+    store = SqliteStore(state)
+    try:
+        record = store.run(RUN)
+        return None if record is None else len(store.entries(record.id))
+    finally:
+        store.close()
+
+
 _CHECKS: dict[str, Callable[[Path, Acknowledged, bool], None]] = {
     "first": _check_first,
     "steps": _check_steps,
@@ -248,4 +269,5 @@ _CHECKS: dict[str, Callable[[Path, Acknowledged, bool], None]] = {
     "checkpoint": _check_checkpoint,
     "manager": _check_manager,
     "save": _check_save,
+    "imported": _check_imported,
 }

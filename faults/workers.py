@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from faults.strace import ROOT
 from maestro_hive.kernel.errors import FencedError, MaestroError, RunLeasedError
-from maestro_hive.maestro.state import codec, shared_records
-from maestro_hive.maestro.state.records import Breaker, Budget, EntryKind, NewEntry
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.records import Breaker, EntryKind, NewEntry
+from maestro_hive.maestro.state.shared_records import BREAKERS, SharedRecords
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.maestro.state.store import Append
@@ -33,6 +34,10 @@ LEASE_SECONDS = 0.25
 _MOST_APPENDS = 100_000
 
 
+#: Counts of tokens, by name.
+TOKENS = SharedRecords("tokens", int, int)
+
+
 def send(**facts: Any) -> None:
     """Send a line to the process that started this one."""
     sys.stdout.write(json.dumps(facts) + "\n")
@@ -40,9 +45,9 @@ def send(**facts: Any) -> None:
 
 
 def update(folder: Path, number: int) -> None:
-    """Update one key, one breaker and one budget, ``number`` times each."""
+    """Update one key, one breaker and one count of tokens, ``number`` times each."""
     values = StateManager(persistence_dir=folder, auto_persist=True)
-    breakers, budgets = shared_records.breakers(values.store), shared_records.budgets(values.store)
+    store = values.store
     longest, errors = 0.0, []
     send(ready=True)
     sys.stdin.readline()
@@ -50,8 +55,8 @@ def update(folder: Path, number: int) -> None:
         started = time.perf_counter()
         try:
             values.update_state("total", lambda before: (before or 0) + 1)
-            breakers.update("anthropic", _one_more_failure)
-            budgets.update("shared", _three_more_tokens)
+            BREAKERS.update(store, "anthropic", _one_more_failure)
+            TOKENS.update(store, "shared", lambda before: (before or 0) + 3)
         except MaestroError as error:
             errors.append(f"{type(error).__name__}: {error}")
         longest = max(longest, time.perf_counter() - started)
@@ -62,11 +67,6 @@ def update(folder: Path, number: int) -> None:
 def _one_more_failure(before: Breaker | None) -> Breaker:
     known = before or Breaker(name="anthropic")
     return dataclasses.replace(known, consecutive_failures=known.consecutive_failures + 1)
-
-
-def _three_more_tokens(before: Budget | None) -> Budget:
-    known = before or Budget(name="shared")
-    return dataclasses.replace(known, tokens=known.tokens + 3)
 
 
 def stale(folder: Path, rounds: int) -> None:

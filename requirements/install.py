@@ -71,7 +71,8 @@ def make_ready(wanted: Environment) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_ready(wanted):
             make_venv(wanted)
-            pinned = ("--require-hashes", "-r", str(wanted.requirements))
+            # The file has every dependency: pip need not look for one, and finds none that is newer.
+            pinned = ("--require-hashes", "--no-deps", "-r", str(wanted.requirements))
             install(wanted, *pinned, lock=lock.fileno())
             project = ("--no-deps", "--no-build-isolation", "-e", str(ROOT))
             install(wanted, *project, lock=lock.fileno())

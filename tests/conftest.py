@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 if sys.dont_write_bytecode:
     # Otherwise each of the processes that tests start compiles every module again.
@@ -19,6 +28,8 @@ if sys.dont_write_bytecode:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background job; processes inherit it, and then no Ctrl+C ends them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as of a job of nohup
 
 _MEMORY = Path("/dev/shm")
 _ENOUGH = 2 << 30
@@ -27,3 +38,22 @@ if "TMPDIR" not in os.environ and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY
     # `TMPDIR=/var/tmp make test` uses a disk, as the faults that are injected always do.
     os.environ["TMPDIR"] = str(_MEMORY)
     tempfile.tempdir = None
+
+# A busy machine is no failure; a test that hangs is ended by the limit of its command.
+settings.register_profile("maestro", deadline=None)
+settings.load_profile("maestro")
+
+
+def pytest_collection_finish() -> None:
+    """Take what was collected out of what the garbage collector looks through again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _loggers_are_left_as_they_were() -> Iterator[None]:
+    """Fail a test that calls the command and keeps the log lines of later tests from their handlers."""
+    yield
+    logger = logging.getLogger("maestro_hive")
+    propagate, logger.propagate = logger.propagate, True
+    assert propagate, "the loggers of the package no longer pass on their records"

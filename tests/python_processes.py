@@ -10,9 +10,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -20,50 +20,41 @@ import sys
 import threading
 import time
 import types
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from faults.imports import import_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ROOT = Path(__file__).resolve().parents[1]
-_IMPORTED = ("maestro_hive.hive", "maestro_hive.unified_execution", "maestro_hive.cli.app")
 _POLL_SECONDS = 0.002
 _PIECE = 1 << 16
 #: The name of the file that ``python -c`` executes.
 _FILE = "<string>"
 
 
-class PythonProcess:
-    """A process that executes Python code; used as a ``subprocess.Popen`` with text pipes."""
+class _Forked:
+    """A process that executes Python code."""
 
     def __init__(
         self,
         code: str,
-        *arguments: object,
-        stderr: bool = False,
-        env: Mapping[str, str] | None = None,
+        arguments: tuple[object, ...],
+        streams: list[int],
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
     ) -> None:
-        """Start it; its standard error is a pipe, too, if ``stderr``."""
+        """Start it; its input, output and errors are these streams."""
         self.returncode: int | None = None
-        child_in, to_child = os.pipe()
-        from_child, child_out = os.pipe()
-        from_errors, child_err = os.pipe() if stderr else (-1, os.dup(2))
         request = {
             "code": code,
             "arguments": [*map(str, arguments)],
             "environment": dict(os.environ if env is None else env),
-            "folder": os.getcwd(),  # noqa: PTH109 - sent as a text
+            "folder": str(cwd or Path.cwd()),
         }
-        try:
-            self.pid = int(_server().ask(request, [child_in, child_out, child_err])["pid"])
-        finally:
-            for end in (child_in, child_out, child_err):
-                os.close(end)
-        self.stdin: TextIO = os.fdopen(to_child, "w", encoding="utf-8")
-        self.stdout: TextIO = os.fdopen(from_child, encoding="utf-8")
-        self.stderr = os.fdopen(from_errors, encoding="utf-8") if stderr else None
+        self.pid = int(_server().ask(request, streams)["pid"])
 
     def poll(self) -> int | None:
         """Return its exit code, or minus the number of the signal that ended it; None if it runs."""
@@ -75,10 +66,46 @@ class PythonProcess:
         """Wait for its end, and return its exit code."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
-            if deadline is not None and time.monotonic() > deadline:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-            time.sleep(_POLL_SECONDS)
+            _wait_for_end(self.pid, left)
         return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+
+class PythonProcess(_Forked):
+    """A process that executes Python code; used as a ``subprocess.Popen`` with text pipes."""
+
+    def __init__(
+        self,
+        code: str,
+        *arguments: object,
+        stderr: bool = False,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        """Start it; its standard error is a pipe, too, if ``stderr``."""
+        child_in, to_child = os.pipe()
+        from_child, child_out = os.pipe()
+        from_errors, child_err = os.pipe() if stderr else (-1, os.dup(2))
+        streams = [child_in, child_out, child_err]
+        try:
+            super().__init__(code, arguments, streams, env, cwd)
+        finally:
+            for end in streams:
+                os.close(end)
+        self.stdin: TextIO = os.fdopen(to_child, "w", encoding="utf-8")
+        self.stdout: TextIO = os.fdopen(from_child, encoding="utf-8")
+        self.stderr = os.fdopen(from_errors, encoding="utf-8") if stderr else None
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Close its input, and return its output and its errors when it has ended."""
@@ -103,15 +130,6 @@ class PythonProcess:
         self._close()
         return read["out"], read["err"]
 
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """Kill it, unless it has ended."""
-        self.send_signal(signal.SIGKILL)
-
     def _close(self) -> None:
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
@@ -126,16 +144,44 @@ class PythonProcess:
         self.wait()
 
 
+class PythonInTerminal(_Forked):
+    """A process that executes Python code in a terminal of its own, that Ctrl+C comes from."""
+
+    def __init__(
+        self,
+        code: str,
+        *arguments: object,
+        terminal: int,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        """Start it."""
+        super().__init__(_IN_TERMINAL + code, arguments, [terminal] * 3, env, cwd)
+
+
+#: A new session, and streams that are those of a process that was started in the terminal.
+_IN_TERMINAL = """
+import os, sys
+os.setsid()
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+    setattr(sys, name, open(number, mode, buffering=1, closefd=False))
+"""
+
+
 def run_python(
     code: str,
     *arguments: object,
     check: bool = False,
     timeout: float = 60,
     env: Mapping[str, str] | None = None,
+    stdin: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Execute code in a process and return how it ended, as ``subprocess.run`` does."""
     process = PythonProcess(code, *arguments, stderr=True, env=env)
     try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(stdin)
         out, err = process.communicate(timeout)
     except subprocess.TimeoutExpired:
         process.kill()
@@ -144,6 +190,22 @@ def run_python(
     code_of_end = process.wait()
     assert not check or code_of_end == 0, err
     return subprocess.CompletedProcess([*map(str, arguments)], code_of_end, out, err)
+
+
+def _wait_for_end(pid: int, seconds: float | None) -> None:
+    """Wait until a process has ended, at most so long; where that cannot be, wait a moment."""
+    if not hasattr(os, "pidfd_open"):
+        time.sleep(_POLL_SECONDS)
+        return
+    try:
+        file = os.pidfd_open(pid)
+    except OSError:  # it has ended, or the system does not have them
+        time.sleep(_POLL_SECONDS)
+        return
+    try:
+        select.select([file], [], [], seconds)
+    finally:
+        os.close(file)
 
 
 # --- the process that forks the others -----------------------------------------------------------
@@ -261,9 +323,7 @@ def _print_error(
 
 
 if __name__ == "__main__":
-    for _name in _IMPORTED:
-        import_module(_name)
-    gc.freeze()  # so that a collection does not copy what the processes share
+    import_all()
     _request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if _request is not None:
         _execute(_request)

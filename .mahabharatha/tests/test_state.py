@@ -86,8 +86,6 @@ def test_atomic_write_on_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ("current_level", "0", r"\$\.current_level", "type"),
         ("tasks", {"T 1": {"id": "T 1"}}, r"\$\.tasks\['T 1'\]", "required"),
         ("tasks", {"T1": {"id": "T1", "status": "done"}}, r"\$\.tasks\.T1\.status", "enum"),
-        ("workers", {"w": {"id": 1}}, r"\$\.workers\.w\.id", "type"),
-        ("checkpoints", ["a", None], r"\$\.checkpoints\[1\]", "type"),
     ],
 )
 def test_schema_validation_rejects_invalid(
@@ -103,6 +101,34 @@ def test_schema_validation_rejects_invalid(
         validate_state(data)
     with pytest.raises(ValidationError, match=rf"state\.json: {where}: .*\(rule: {rule}\)"):
         ExecutionState.load(str(path))
+
+
+@pytest.mark.parametrize(
+    "member, value, where, rule",
+    [
+        ("workers", {"w": {"id": 1}}, r"\$\.workers\.w\.id", "type"),
+        ("workers", ["w"], r"\$\.workers", "type"),
+        ("checkpoints", ["a", None], r"\$\.checkpoints\[1\]", "type"),
+        ("format", 1, r"\$", "dependencies"),
+        (
+            "tasks",
+            {"T": {"id": "T", "status": "failed", "started_at": "yesterday"}},
+            r"\$\.tasks\.T\.started_at",
+            "format",
+        ),
+    ],
+)
+def test_what_the_schema_leaves_open_and_no_state_can_hold_is_refused_on_loading(
+    tmp_path: Path, member: str, value: object, where: str, rule: str
+) -> None:
+    data = ExecutionState.create("test").to_dict() | {member: value}
+    assert validate_state(data) is True
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValidationError, match=rf"state\.json: {where}: .*\(rule: {rule}\)"):
+        ExecutionState.load(str(path))
+    with pytest.raises(ValidationError, match=rf"{where}: .*\(rule: {rule}\)"):
+        ExecutionState.from_dict(data)
 
 
 # --- the rest of the documented behaviour --------------------------------------------------------

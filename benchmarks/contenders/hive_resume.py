@@ -18,7 +18,6 @@ from maestro_hive import Hive
 if TYPE_CHECKING:
     from pathlib import Path
 
-_BATCH = 500
 _RUN = "bench"
 FEW = 10_000
 MANY = 20_000 if work.QUICK else 100_000
@@ -44,22 +43,16 @@ class _Resumed:
 
     def _run(self) -> Any:
         async def run(count: int) -> int:
-            if self.filling:
-                await self._fill(count)
             await self._step(1)
             self.first = time.perf_counter()
             for number in range(2, count + 1):
                 await self._step(number)
+            if self.filling:
+                os._exit(0)  # as a killed process ends: nothing is closed, nothing is tidied up
             self.last = time.perf_counter()
             return count
 
         return run
-
-    async def _fill(self, count: int) -> None:
-        for first in range(1, count + 1, _BATCH):
-            numbers = range(first, first + _BATCH)
-            await asyncio.gather(*(self._step(number) for number in numbers))
-        os._exit(0)  # as a killed process ends: nothing is closed, nothing is tidied up
 
 
 def _fill(folder: Path, *, count: int) -> None:

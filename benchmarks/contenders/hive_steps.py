@@ -50,10 +50,23 @@ def _step(hive: Hive, job: Work, *, plain: bool = False) -> Any:
     return hive.step(persona="writer", name="draft")(draft_async)
 
 
-def _sequence(folder: Path, *, job: Work, plain: bool = False) -> Figures:
-    """Let one run do its steps one after another."""
+def _spending_step(hive: Hive, job: Work) -> Any:
+    """Return a step whose result says what it used."""
+
+    async def draft_async(given: Any) -> Any:
+        return {**job.task(given), "tokens_used": 100}
+
+    return hive.step(persona="writer", name="draft", max_tokens=100)(draft_async)
+
+
+def _sequence(
+    folder: Path, *, job: Work, plain: bool = False, spends: bool = False, limits: int = 0
+) -> Figures:
+    """Let one run do its steps one after another; what they spend may be limited."""
     hive = Hive(folder)
-    step = _step(hive, job, plain=plain)
+    step = _spending_step(hive, job) if spends else _step(hive, job, plain=plain)
+    for limit in ({"persona": "writer"}, {"run": "*"}, {"day": True})[:limits]:
+        hive.budget.set_limit(10**12, **limit)
     found: list[Figures] = []
 
     @hive.workflow
@@ -99,7 +112,8 @@ def _at_once(folder: Path, *, runs: int) -> Figures:
         async with hive:
             await _warm(hive)
             handles = [
-                hive.start(run, first, first + width) for first in range(0, work.AT_ONCE, width)
+                await hive.start(run, first, first + width)
+                for first in range(0, work.AT_ONCE, width)
             ]
             await gates[0].wait()
             with measured() as span:
@@ -147,6 +161,24 @@ CONTENDERS = (
         name="hive/plain-steps",
         group="hive-steps",
         measure=partial(_sequence, job=work.SMALL, plain=True),
+        durable=DURABLE,
+    ),
+    Contender(
+        name="hive/spending-steps",
+        group="hive-steps",
+        measure=partial(_sequence, job=work.SMALL, spends=True),
+        durable=DURABLE,
+    ),
+    Contender(
+        name="hive/limited-steps",
+        group="hive-steps",
+        measure=partial(_sequence, job=work.SMALL, spends=True, limits=1),
+        durable=DURABLE,
+    ),
+    Contender(
+        name="hive/limited-thrice",
+        group="hive-steps",
+        measure=partial(_sequence, job=work.SMALL, spends=True, limits=3),
         durable=DURABLE,
     ),
     Contender(name="hive/64", group="hive-64", measure=partial(_at_once, runs=1), durable=DURABLE),

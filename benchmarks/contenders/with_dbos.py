@@ -32,22 +32,31 @@ def _dbos() -> Any:
 
 def _launch(folder: Path, *, wal: bool = False) -> None:
     """Start DBOS on a new database, in WAL mode if asked for: the file itself remembers it."""
-    place = folder / "dbos.sqlite"
     if wal:
-        db = sqlite3.connect(place)
-        db.execute("PRAGMA journal_mode=WAL")
-        db.close()
+        use_wal(folder)
+    dbos_of(folder, "bench").launch()
+
+
+def use_wal(folder: Path) -> None:
+    """Have the database in a folder in WAL mode: the file itself remembers it."""
+    db = sqlite3.connect(folder / "dbos.sqlite")
+    db.execute("PRAGMA journal_mode=WAL")
+    db.close()
+
+
+def dbos_of(folder: Path, executor: str) -> Any:
+    """Return DBOS over the database in a folder, for one process; it is still to be launched."""
     dbos = _dbos()
     dbos(
         config={
             "name": "bench",
-            "system_database_url": f"sqlite:///{place}",
+            "system_database_url": f"sqlite:///{folder / 'dbos.sqlite'}",
             "application_version": "1",
-            "executor_id": "bench",
+            "executor_id": executor,
             "log_level": "WARNING",
         }
     )
-    dbos.launch()
+    return dbos
 
 
 def _step(job: Work, name: str) -> Any:

@@ -34,18 +34,31 @@ MODULES = {
         " settings. It can be used directly, on the same folder."
     ),
     "maestro_hive.core.state_manager": "Values that all processes on a folder share.",
+    "maestro_hive.core.self_reflection.self_healing_engine": (
+        "Healing between attempts: give a `SelfHealingEngine`, or an engine of your own, to"
+        " `PersonaExecutor(healing_engine=…)` or `Hive(healing_engine=…)`."
+    ),
+    "maestro_hive.core.self_reflection.failure_detector": (
+        "Failures in the output of pytest, in its JSON report, in logs and in recorded executions."
+    ),
     "maestro_hive.maestro.state.checkpoint": "A run's state as JSON files that prove themselves.",
     "maestro_hive.kernel.errors": (
         "Facts are attributes; the message says what happened, to which thing, and what to do."
     ),
-    "maestro_hive.testing": "For your own tests.",
+    "maestro_hive.testing": (
+        "For your own tests: [how to use it](../howto/test-your-workflow.md). The pytest plugin has"
+        " the fixtures `hive_kit`, a `Kit`, and `hive`, its Hive."
+    ),
 }
 
 #: Modules that offer what they define, without a list of it.
 _WHOLE = ("maestro_hive.maestro.state.checkpoint", "maestro_hive.kernel.errors")
 
 #: What is handed to users, and not made by them.
-_NOT_MADE = {"RunHandle", "RunInfo", "StepContext", "StepFunction", "WorkflowFunction"}
+_NOT_MADE = {
+    *("Call", "CrashDifferenceError", "CrashReport", "Kit", "Question", "RunHandle", "RunInfo"),
+    *("StandIn", "StepContext", "StepFunction", "Worker", "WorkflowFunction"),
+}
 
 #: Where the tree of a module's errors is drawn.
 _DRAWN = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from docs.generate import api_page, cli_page, events_page
+from docs.generate import api_page, cli_page, events_page, values_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,9 +17,21 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/api.md": api_page.write,
     "docs/reference/cli.md": cli_page.write,
     "docs/reference/events.md": events_page.write,
+    "docs/howto/values.md": values_page.write,
 }
 
 #: Executed from top to bottom, each in a fresh folder.
-EXECUTED = ("README.md", "docs/tutorial.md")
+EXECUTED = (
+    "README.md",
+    "docs/tutorial.md",
+    "docs/howto/errors.md",
+    "docs/howto/heal.md",
+    "docs/howto/logging.md",
+    "docs/howto/test-your-workflow.md",
+    "docs/howto/stream-output.md",
+    "docs/howto/schedules.md",
+    "docs/howto/services.md",
+    "docs/howto/budgets.md",
+)
 
 PICTURES = ROOT / "docs" / "pictures"

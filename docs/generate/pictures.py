@@ -45,9 +45,9 @@ async def main() -> None:
     try:
         await hive.run(deploy, "shop-1.4.tar", run_id="deploy-14")
     except RunFailedError:
-        hive.start(nightly, run_id="nightly-1")
+        await hive.start(nightly, run_id="nightly-1")
         await asyncio.sleep(0.5)
-        hive.start(release, "1.4", run_id="release-14")
+        await hive.start(release, "1.4", run_id="release-14")
         while not hive.runs("waiting"):
             await asyncio.sleep(0.02)
     os._exit(0)

@@ -7,7 +7,7 @@ import enum
 import inspect
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,9 @@ def methods(kind: type, described: frozenset[type] = frozenset()) -> list[Method
     found: dict[str, Method] = {}
     for each in reversed(kind.__mro__):
         if _is_ours(each) and (each is kind or each not in described):
-            found.update((node.name, _method(kind, node)) for node in _own_methods(each))
+            for method in (_method(kind, node) for node in _own_methods(each)):
+                inherited = found.get(method.name, method).promise
+                found[method.name] = replace(method, promise=method.promise or inherited)
     return list(found.values())
 
 
@@ -229,6 +231,7 @@ def _own_methods(kind: type) -> list[Function]:
         and (not node.name.startswith("_") or node.name == "__call__")
         and node.name not in _INTERNAL
         and not _is_property(node)
+        and f"{node.name}.setter" not in _decorators(node)
         and "overload" not in _decorators(node)
     ]
 

@@ -13,22 +13,59 @@ import sys
 import termios
 import time
 from fcntl import ioctl
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    Start = Callable[[list[str], Path, Mapping[str, str], int], "Process"]
 
 #: How long a command may take, and how long one that goes on may say nothing; in seconds.
 _LONGEST, _QUIET = 60.0, 2.0
 _NEEDS_A_SHELL = set("|>&;$")
 
 
-class Terminal:
-    """A folder and an environment to type commands in; one command may be left going on."""
+class Process(Protocol):
+    """What is started; a ``subprocess.Popen`` is one."""
 
-    def __init__(self, folder: Path, *, columns: int = 100, coloured: bool = False) -> None:
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return its exit code."""
+
+    def kill(self) -> None:
+        """Kill it, unless it has ended."""
+
+
+def start_process(
+    words: list[str], folder: Path, environment: Mapping[str, str], terminal: int
+) -> Process:
+    """Start a command in a terminal."""
+    return subprocess.Popen(
+        words, cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal
+    )
+
+
+class Terminal:
+    """A folder and an environment to type commands in; some may be left going on, each by a name.
+
+    ``start`` is given the words of a command, the folder, the environment and the terminal.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        columns: int = 100,
+        coloured: bool = False,
+        start: Start = start_process,
+    ) -> None:
         self._folder = folder
+        self._start_process = start
         self._columns = columns
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if "MAESTRO" not in name}
@@ -37,7 +74,7 @@ class Terminal:
             self._environment.pop(name, None)
         if not coloured:
             self._environment["NO_COLOR"] = "1"
-        self._going: _Command | None = None
+        self._going: dict[str, _Command] = {}
 
     def type(self, line: str) -> str:
         """Run a command to its end and return what it printed."""
@@ -48,43 +85,47 @@ class Terminal:
             return ""
         return self._start(line).rest()
 
-    def leave(self, line: str, is_enough: Callable[[str], bool]) -> str:
-        """Run a command until what it printed is enough, or it is quiet; and let it go on."""
-        assert self._going is None, "a command goes on already"
-        self._going = self._start(line)
-        return self._going.until(is_enough)
+    def leave(self, line: str, is_enough: Callable[[str], bool], name: str = "") -> tuple[int, str]:
+        """Run a command until what it printed is enough, or it is quiet; and let it go on.
 
-    def rest(self) -> str:
-        """Wait for the command that goes on, and return what else it printed."""
-        assert self._going is not None, "no command goes on"
-        command, self._going = self._going, None
-        return command.rest()
+        Returns its process, and what it printed.
+        """
+        assert name not in self._going, "a command of this name goes on already"
+        command = self._going[name] = self._start(line)
+        return command.pid, command.until(is_enough)
+
+    def rest(self, name: str = "") -> str:
+        """Wait for a command that goes on, and return what else it printed."""
+        assert name in self._going, "no command of this name goes on"
+        return self._going.pop(name).rest()
 
     def close(self) -> None:
         """End what still goes on."""
-        if self._going is not None:
-            self._going.kill()
+        for command in self._going.values():
+            command.kill()
 
     def _start(self, line: str) -> _Command:
         words = ["bash", "-c", line] if _NEEDS_A_SHELL & set(line) else shlex.split(line)
-        return _Command(words, self._folder, self._environment, self._columns)
+        start = partial(self._start_process, words, self._folder, self._environment)
+        return _Command(start, self._columns)
 
 
 class _Command:
     """A process in a pseudo-terminal."""
 
-    def __init__(
-        self, words: list[str], folder: Path, environment: dict[str, str], columns: int
-    ) -> None:
+    def __init__(self, start: Callable[[int], Process], columns: int) -> None:
         self._screen, inside = pty.openpty()
         ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
         try:
-            self._process = subprocess.Popen(
-                words, cwd=folder, env=environment, stdin=inside, stdout=inside, stderr=inside
-            )
+            self._process = start(inside)
         finally:
             os.close(inside)
         self._text = ""
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
 
     def until(self, is_enough: Callable[[str], bool]) -> str:
         """Return what was printed so far, once it is enough, or has not grown for a while."""

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from maestro_hive.cli import app
+from maestro_hive.engine.execution_log import ExecutionLog
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import (
     ExecutionConfig,
@@ -35,15 +36,19 @@ from maestro_hive.unified_execution import (
     StatePersistence,
     current,
 )
+from tests.python_processes import PythonInTerminal, PythonProcess, run_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 Done = subprocess.CompletedProcess[str]
 
 COMMAND = [sys.executable, "-m", "maestro_hive"]
 #: What would change what is printed, or where is looked.
-_IN_THE_WAY = {"NO_COLOR", "FORCE_COLOR", "MAESTRO_STATE_DIR", "MAESTRO_CHECKPOINT_DIR", "COLUMNS"}
+_IN_THE_WAY = {
+    *("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"),
+    *("MAESTRO_STATE_DIR", "MAESTRO_CHECKPOINT_DIR"),
+}
 
 #: Python loses a Ctrl+C that is typed between its prompt and its reading.
 _UNTIL_IT_READS = 0.2
@@ -90,23 +95,28 @@ def _process_state() -> Iterator[None]:
     """Put back what a verb changes in its process, which is usually its own."""
     logger = logging.getLogger("maestro_hive")
     before = sys.excepthook, warnings.showwarning, list(logger.handlers), logger.propagate
+    level, path = logger.level, list(sys.path)
     try:
         yield
     finally:
         sys.excepthook, warnings.showwarning, logger.handlers, logger.propagate = before
+        logger.setLevel(level)
+        ExecutionLog.least_of_all = None
+        sys.path[:] = path
+
+
+#: What ``python -m maestro_hive`` executes.
+_MAIN = "from maestro_hive.cli import main; main()"
 
 
 def maestro_process(*arguments: str | Path, stdin: str = "", **changes: str) -> Done:
     """Run a verb as a process of its own, its output in a pipe."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=environment(**changes),
-    )
+    return run_python(_MAIN, *arguments, stdin=stdin, env=environment(**changes))
+
+
+def start_maestro(*arguments: str | Path, cwd: Path | None = None, **changes: str) -> PythonProcess:
+    """Start a verb as a process of its own, its streams pipes."""
+    return PythonProcess(_MAIN, *arguments, stderr=True, env=environment(**changes), cwd=cwd)
 
 
 def answer(done: Done, code: int = 0) -> Any:
@@ -151,36 +161,25 @@ def in_terminal(*arguments: str | Path, columns: int = 80, **changes: str) -> Se
     return Seen(code, shown[0].replace("\r\n", "\n"))
 
 
-#: Makes the terminal that it is started in the one that Ctrl+C comes from.
-_IN_TERMINAL = """
-import os, sys
-os.close(os.open(os.ttyname(0), os.O_RDWR))
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
 def in_terminal_process(
     *arguments: str | Path,
-    typed: dict[str, str] | None = None,
+    typed: Mapping[str, str | Callable[[int], object]] | None = None,
     columns: int = 80,
-    command: list[str] = COMMAND,
+    program: str = _MAIN,
     **changes: str,
 ) -> Seen:
-    """Run a verb as a process in a terminal; after each text in ``typed`` is shown, type its keys."""
+    """Run a verb as a process in a terminal; after each text in ``typed`` is shown, type its keys.
+
+    In place of keys there may be a function, which is given the terminal.
+    """
     screen, inside = pty.openpty()
     try:
-        ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-        process = subprocess.Popen(
-            [sys.executable, "-c", _IN_TERMINAL, *command, *map(str, arguments)],
-            stdin=inside,
-            stdout=inside,
-            stderr=inside,
-            start_new_session=True,
-            env=environment(**{"TERM": "xterm-256color", **changes}),
-        )
+        resize(inside, 50, columns)
+        env = environment(**{"TERM": "xterm-256color", **changes})
+        process = PythonInTerminal(program, *arguments, terminal=inside, env=env)
         os.close(inside)
         try:
-            text = _shown(screen, dict(typed or {}))
+            text = _shown(screen, dict(typed or {}), process.pid)
             code = process.wait(timeout=60)
         finally:
             process.kill()  # no effect if it has ended
@@ -190,7 +189,14 @@ def in_terminal_process(
     return Seen(code, text.replace("\r\n", "\n"))
 
 
-def _shown(screen: int, typed: dict[str, str]) -> str:
+def resize(terminal: int, lines: int, columns: int) -> None:
+    """Give a terminal another size."""
+    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+
+def _shown(
+    screen: int, typed: dict[str, str | Callable[[int], object]], pid: int | None = None
+) -> str:
     text, deadline = "", time.monotonic() + 60
     while time.monotonic() < deadline:
         ready, _, _ = select.select([screen], [], [], 1.0)
@@ -204,9 +210,24 @@ def _shown(screen: int, typed: dict[str, str]) -> str:
             return text
         text += piece.decode()
         for awaited in [each for each in typed if each in text]:
-            time.sleep(_UNTIL_IT_READS)
-            os.write(screen, typed.pop(awaited).encode())
+            _wait_until_it_reads(pid)
+            action = typed.pop(awaited)
+            if isinstance(action, str):
+                os.write(screen, action.encode())
+            else:
+                action(screen)
     raise TimeoutError(f"the terminal shows, after a minute: {text}")
+
+
+def _wait_until_it_reads(pid: int | None) -> None:
+    """Return when a process has done nothing for a while; where that is not known, after it."""
+    time.sleep(_UNTIL_IT_READS)
+    path = Path(f"/proc/{pid}/stat")
+    quiet, deadline = 0, time.monotonic() + 30
+    while path.exists() and quiet < 5 and time.monotonic() < deadline:
+        is_asleep = path.read_text().rpartition(")")[2].split()[0] == "S"
+        quiet = quiet + 1 if is_asleep else 0
+        time.sleep(0.01)
 
 
 @functools.cache
@@ -223,6 +244,13 @@ def copy_of(make: Callable[[Path], object], folder: Path) -> Path:
     return shutil.copytree(_template(make), folder, dirs_exist_ok=True)
 
 
+def config_in(folder: Path) -> ExecutionConfig:
+    """Return a configuration in which all checkpoints there are were asked for."""
+    config = ExecutionConfig.in_folder(folder)
+    config.state.auto_checkpoint_interval_seconds = 0
+    return config
+
+
 def filled(folder: Path) -> Path:
     """Return a state folder with a run, a value and a checkpoint in it; no process has it open."""
     return copy_of(_fill, folder)
@@ -232,9 +260,9 @@ def _fill(folder: Path) -> None:
     manager = StateManager(folder, auto_persist=True)
     manager.set_state("k", "v" * 3000)
     manager.checkpoint("saved")
-    with StatePersistence(ExecutionConfig.in_folder(folder), "run") as persistence:
+    with StatePersistence(config_in(folder), "run") as persistence:
         for number in range(5):
-            persistence.mark_task_completed(f"t{number}", {f"a{number}": "x" * 2000})
+            persistence.mark_task_completed(f"t{number}", {f"a{number}": "x" * 3500})
         persistence._run.store.checkpoint()  # type: ignore[attr-defined]
     manager.shutdown()
 
@@ -243,7 +271,7 @@ def execute_steps(folder: Path, run: str, *steps: str) -> None:
     """Execute steps of a run, and make a checkpoint ``after-NAME`` of it after each."""
 
     async def all_of_them() -> None:
-        config = ExecutionConfig.in_folder(folder)
+        config = config_in(folder)
         for step in steps:
             with PersonaExecutor(config, "developer", workflow_id=run) as executor:
                 result = await executor.execute(lambda step=step: _remembering(step), step)

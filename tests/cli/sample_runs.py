@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine.context import current
+from maestro_hive.kernel.clock import SystemClock, Wait
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
-from maestro_hive.maestro.state.store import Append
+from maestro_hive.maestro.state.store import Append, NewRun
 from maestro_hive.unified_execution import ExecutionConfig, PersonaExecutor, UnrecoverableError
 from tests.cli.processes import copy_of, environment
 from tests.python_processes import PythonProcess
@@ -20,6 +21,8 @@ from tests.python_processes import PythonProcess
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from maestro_hive.maestro.state.records import NewDispatch
 
 RUN = "run-1"
 
@@ -80,26 +83,88 @@ def entry(kind: EntryKind, value: Any = None, **facts: Any) -> NewEntry:
     return NewEntry(kind, step, attempt, encoded_facts, encoded, "", identity)
 
 
-def workflow(folder: Path, run: str, status: str, *entries: NewEntry, name: str = "build") -> None:
+def workflow(
+    folder: Path,
+    run: str,
+    status: str,
+    *entries: NewEntry,
+    name: str = "build",
+    parent: str | None = None,
+    dispatch: NewDispatch | None = None,
+) -> None:
     """Record a run of a workflow; no process holds it afterwards."""
     store = SqliteStore(folder)
     try:
-        hold = store.acquire_run(run, name)
-        started = entry(EntryKind.RUN_STARTED, {"args": ["page"], "kwargs": {}}, workflow=name)
+        facts = {"workflow": name} if parent is None else {"workflow": name, "parent": parent}
+        started = entry(EntryKind.RUN_STARTED, {"args": ["page"], "kwargs": {}}, **facts)
+        if dispatch is not None:
+            first = NewRun(run, name, [started, *entries], status, dispatch, parent)
+            assert store.create_runs([first]) == [True]
+            return
+        hold = store.acquire_run(run, name, parent=parent)
         store.append([Append(hold, [started, *entries], status)])
         store.release_run(hold)
     finally:
         store.close()
 
 
+def add(folder: Path, run: str, *entries: NewEntry, status: str | None = None) -> None:
+    """Record more of a run."""
+    store = SqliteStore(folder)
+    try:
+        hold = store.acquire_run(run)
+        store.append([Append(hold, entries, status)])
+        store.release_run(hold)
+    finally:
+        store.close()
+
+
+def starts(run: str, name: str = "part") -> NewEntry:
+    """Return the entry of the start of a child."""
+    return entry(EntryKind.CHILD_STARTED, run_id=run, workflow=name)
+
+
+def child_ends(run: str, status: str, name: str = "part") -> NewEntry:
+    """Return the entry of the end of a child."""
+    ended = entry(EntryKind.CHILD_ENDED, run_id=run, workflow=name, status=status)
+    return ended._replace(identity=starts(run, name).identity)
+
+
+def sleeps(seconds: float) -> NewEntry:
+    """Return the entry of a sleep."""
+    wait = Wait.start(SystemClock(), seconds).to_json()
+    return entry(EntryKind.WAIT_STARTED, name="sleep", what="sleep", wait=wait)
+
+
 def asks(name: str = "approve") -> NewEntry:
     """Return the entry of a question."""
-    return entry(EntryKind.WAIT_STARTED, name=name, what="answer", wait={"seconds": 3600.0})
+    wait = Wait.start(SystemClock(), 3600.0).to_json()
+    return entry(EntryKind.WAIT_STARTED, name=name, what="answer", wait=wait)
 
 
 def ends(status: str, value: Any = None, **facts: Any) -> NewEntry:
     """Return the last entry of a run."""
     return entry(EntryKind.RUN_ENDED, value, status=status, **facts)
+
+
+def crowded(folder: Path) -> Path:
+    """Return a folder with 50,000 runs, nine of ten children, and leases of dead processes."""
+    return copy_of(_crowd, folder)
+
+
+def _crowd(folder: Path) -> None:
+    rows = [(f"run-{n}", n, n, f"run-{n // 10 * 10}" if n % 10 else None) for n in range(50_000)]
+    columns = "(name, workflow, status, created_at, updated_at, parent)"
+    leases = "(name, holder, host, pid, since, boot, expires) VALUES (?, 'dead', 'h', 1, 1, 'b', 1)"
+
+    def fill(db: Any) -> None:
+        db.executemany(f"INSERT INTO runs {columns} VALUES (?, 'w', 'running', ?, ?, ?)", rows)
+        names = [(f"run/{row[0]}",) for row in rows[:10_000]]
+        db.executemany(f"INSERT INTO leases {leases}", names)
+
+    store = SqliteStore(folder)
+    store._file.write(fill)
+    store.close()
 
 
 # --- active runs -----------------------------------------------------------------------------------
@@ -148,7 +213,7 @@ class ActiveRun:
     def finish(self, word: str = "done") -> None:
         """Let it finish."""
         self._process.stdin.write(f"{word}\n")
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=60)
 
     def kill(self) -> None:
         """End it as ``kill -9`` does; nothing, if it has ended."""

@@ -155,9 +155,9 @@ def test_a_backup_of_a_damaged_journal_is_an_error(folder: Path, tmp_path: Path)
 
 KILLED = """
 import os, sys
-from maestro_hive.admin import backup
+from maestro_hive.admin import transfer
 from maestro_hive.cli import main
-backup._copy = lambda *_: os.kill(os.getpid(), 9)
+transfer._copy_document = lambda *_: os.kill(os.getpid(), 9)
 main()
 """
 

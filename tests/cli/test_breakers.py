@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive import ExecutionConfig, Hive, RunFailedError
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.errors import CircuitBreakerOpen
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.unified_execution import Level1Config, Level2Config
 from tests.cli.processes import answer, complaint, filled, in_terminal, maestro
 from tests.python_processes import PythonProcess
 
@@ -161,3 +163,31 @@ def test_a_name_that_no_breaker_can_have_is_refused(folder: Path) -> None:
     message = complaint(maestro("breakers", "open", "a\x1b[31m", "--new", "--store", folder), 2)
     assert "\x1b" not in message
     assert listed(folder) == []
+
+
+def test_the_breaker_of_a_step_without_persona_is_listed_and_reset_by_its_name(
+    tmp_path: Path,
+) -> None:
+    config = ExecutionConfig(
+        level1=Level1Config(base_delay_seconds=0),
+        level2=Level2Config(base_delay_seconds=0, circuit_breaker_threshold=2),
+    )
+    with Hive(tmp_path, config) as hive:
+
+        @hive.step
+        async def fetch() -> None:
+            raise ConnectionError("refused")
+
+        @hive.workflow
+        async def work() -> None:
+            await fetch()
+
+        with pytest.raises(RunFailedError):
+            hive.run_sync(work)
+        (found,) = listed(tmp_path)
+        assert (found["name"], found["state"]) == ("step/fetch", "open")
+        with pytest.raises(CircuitBreakerOpen, match="step/fetch"):
+            hive.run_sync(work)
+        assert maestro("breakers", "reset", "step/fetch", "--store", tmp_path).returncode == 0
+        with pytest.raises(RunFailedError):
+            hive.run_sync(work)

@@ -12,11 +12,12 @@ import pytest
 
 from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
-from maestro_hive.unified_execution import ExecutionConfig, PersonaExecutor, StatePersistence
+from maestro_hive.unified_execution import PersonaExecutor, StatePersistence
 from tests.cli.processes import (
     Done,
     answer,
     complaint,
+    config_in,
     copy_of,
     execute_steps,
     filled,
@@ -58,7 +59,7 @@ def damage(path: Path) -> None:
 
 
 def completed_steps(folder: Path, run: str = "build") -> list[str]:
-    with StatePersistence(ExecutionConfig.in_folder(folder), run) as persistence:
+    with StatePersistence(config_in(folder), run) as persistence:
         return persistence.state.completed_tasks
 
 
@@ -136,7 +137,7 @@ def test_one_made_of_other_data_is_shown_too(folder: Path) -> None:
 
 
 def test_what_a_model_wrote_cannot_control_the_terminal(folder: Path) -> None:
-    with StatePersistence(ExecutionConfig.in_folder(folder), "build") as persistence:
+    with StatePersistence(config_in(folder), "build") as persistence:
         persistence.update_state(phase="\x1b]0;owned\x07\x1b[2J")
         persistence.checkpoint("evil")
     assert "\x1b" not in checkpoints(folder, "show", "evil").stdout
@@ -146,6 +147,13 @@ def test_what_a_model_wrote_cannot_control_the_terminal(folder: Path) -> None:
 
 
 # --- verify ---
+
+
+def test_a_run_that_is_not_there_is_named(folder: Path) -> None:
+    for more in ([], ["--json"]):
+        message = complaint(checkpoints(folder, "verify", "buidl", *more), 2)
+        assert "There is no run 'buidl'" in message
+        assert "Did you mean 'build'?" in message
 
 
 def test_valid_ones_are_verified(folder: Path) -> None:
@@ -187,7 +195,7 @@ def test_a_class_that_only_the_program_knows_is_no_damage(folder: Path, tmp_path
     try:
         import shop  # type: ignore[import-not-found] # noqa: PLC0415 - just written
 
-        with StatePersistence(ExecutionConfig.in_folder(folder), "shop") as persistence:
+        with StatePersistence(config_in(folder), "shop") as persistence:
             persistence.mark_task_completed("sell", {"order": shop.Order(7)})
             persistence.checkpoint("sold")
     finally:
@@ -271,6 +279,8 @@ def differences(folder: Path, first: str, second: str) -> set[tuple[str, str, st
 
 def test_what_was_added_from_one_to_another_is_shown(folder: Path) -> None:
     assert differences(folder, "after-design", "after-review") == {
+        ("field", "changed", "phase"),
+        ("field", "changed", "step"),
         ("field", "changed", "completed_tasks"),
         ("step", "added", "developer/implement"),
         ("step", "added", "developer/review"),
@@ -287,11 +297,11 @@ def test_what_was_added_one_way_was_removed_the_other_way(folder: Path) -> None:
 
 
 def test_changes_are_shown_before_and_after(folder: Path) -> None:
-    with StatePersistence(ExecutionConfig.in_folder(folder), "build") as persistence:
+    with StatePersistence(config_in(folder), "build") as persistence:
         persistence.update_state(phase="testing", metrics={"cost": 3})
         persistence.checkpoint("later")
     done = checkpoints(folder, "diff", "after-review", "later")
-    assert "~\tfield\tphase\tinitializing\ttesting\n" in done.stdout
+    assert "~\tfield\tphase\treview\ttesting\n" in done.stdout
     assert "+\tfield\tmetrics.cost\t\t3\n" in done.stdout
 
 
@@ -340,7 +350,7 @@ def test_just_the_steps_it_named_run_again(folder: Path) -> None:
     ran = []
 
     async def again() -> None:
-        config = ExecutionConfig.in_folder(folder)
+        config = config_in(folder)
         with PersonaExecutor(config, "developer", workflow_id="build") as executor:
             for step in STEPS:
                 await executor.execute(lambda step=step: ran.append(step), step)
@@ -357,7 +367,7 @@ def test_a_later_checkpoint_can_be_restored_after_an_earlier_one(folder: Path) -
 
 
 def test_a_run_that_a_process_executes_is_refused_and_its_holder_named(folder: Path) -> None:
-    with StatePersistence(ExecutionConfig.in_folder(folder), "build"):
+    with StatePersistence(config_in(folder), "build"):
         words = ("restore", "build", "after-design", "--yes", "--store", folder)
         message = complaint(maestro_process("checkpoints", *words))
     assert f"process {os.getpid()}" in message

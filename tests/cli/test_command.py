@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -23,8 +24,8 @@ from tests.cli.processes import (
     filled,
     in_terminal,
     maestro,
-    maestro_process,
 )
+from tests.timing import least
 
 ESCAPE = "\x1b"
 
@@ -68,14 +69,18 @@ def test_version_and_help_load_no_database(asked: str) -> None:
 
 
 def test_the_version_is_printed_at_once() -> None:
-    """The promise is 200 ms; a busy machine gets some more, and the best of five tries."""
+    """The promise is 200 ms, and it waits for nothing: all of that is CPU time."""
+
+    def used() -> float:
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return spent.ru_utime + spent.ru_stime
 
     def seconds() -> float:
-        started = time.perf_counter()
+        before = used()
         subprocess.run([*COMMAND, "--version"], stdout=subprocess.DEVNULL, check=True)
-        return time.perf_counter() - started
+        return used() - before
 
-    assert min(seconds() for _ in range(5)) < 0.4
+    assert least(seconds, 0.2, tries=10) < 0.2
 
 
 def test_its_help_names_every_verb_in_a_section_and_shows_examples() -> None:
@@ -99,9 +104,12 @@ def test_the_help_of_each_verb_teaches(verb: str) -> None:
     done = maestro(verb, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     shown = " ".join(done.stdout.split())
-    for word in ("--store", "MAESTRO_STATE_DIR", "/var/maestro/state", "--debug", "Examples:"):
+    for word in ("--store", "--debug", "Examples:"):
         assert word in shown
+    for word in ("MAESTRO_STATE_DIR", "/var/maestro/state"):  # else the module's Hive decides
+        assert (word in shown) is (verb not in ("run", "worker"))
     assert f"maestro {verb}" in shown.partition("Examples:")[2]
+    assert re.findall(r"--\S+ _\S+", shown) == []  # the name of a function of ours
 
 
 def test_no_arguments_show_the_help_and_are_wrong_use() -> None:
@@ -321,7 +329,13 @@ def test_ctrl_c_is_one_line_and_130(folder: Path) -> None:
 
 def test_what_is_not_utf8_does_not_break_it(tmp_path: Path) -> None:
     folder = filled(tmp_path / "日")
-    done = maestro_process("breakers", "--store", folder, PYTHONIOENCODING="latin-1")
+    done = subprocess.run(
+        [*COMMAND, "breakers", "--store", folder],
+        capture_output=True,
+        encoding="latin-1",
+        check=False,
+        env=environment(PYTHONIOENCODING="latin-1"),
+    )
     assert done.returncode == 0
     assert f"{tmp_path}/\\u65e5 " in done.stderr
 

@@ -50,10 +50,11 @@ def test_run_ids_with_colons_are_completed(folder: Path, breaks: str) -> None:
         awaited = f"{number}[{line}"
     typed[awaited] = "exit\r"
     seen = in_terminal_process(
+        BASH,
         "--norc",
         "--noprofile",
         "-i",
-        command=[BASH],
+        program="os.execv(sys.argv[1], sys.argv[1:])",
         columns=200,
         typed=typed,
         PS1="$ ",

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _PROGRAM = textwrap.dedent("""
     import asyncio, sys
     from dataclasses import dataclass
+    from datetime import date
+    from enum import Enum
     from pathlib import Path
     from maestro_hive import ExecutionConfig, Hive
     from maestro_hive.unified_execution import Level1Config, Level2Config
@@ -40,7 +42,11 @@ _PROGRAM = textwrap.dedent("""
         size: int
         note: str = ""
 
-    @hive.step(max_attempts=1)
+    class Colour(Enum):
+        RED = "r"
+        BLUE = "b"
+
+    @hive.step(max_attempts=2, rounds=2)
     async def build(part, factor=1):
         print("building", part, flush=True)
         if (folder.parent / "broken").exists() and part == "b":
@@ -52,6 +58,10 @@ _PROGRAM = textwrap.dedent("""
         return [await build("a"), await build("b", factor), await build("c")]
 
     @hive.workflow
+    async def typed(plan: Plan, on: date, colour: Colour = Colour.RED, *, tags: set[str] = frozenset()):
+        return [plan, on, colour, tags]
+
+    @hive.workflow
     async def ask():
         plan = await hive.wait_for("plan", type=Plan)
         return [plan.size, plan.note, await hive.wait_for("approve", type=bool)]
@@ -60,6 +70,8 @@ _PROGRAM = textwrap.dedent("""
         what, run_id = sys.argv[2:]
         if what == "resume":
             print(await hive.resume(run_id))
+        elif what == "typed":
+            print(await hive.run(typed, Plan(1), date(2030, 1, 2), run_id=run_id))
         else:
             print(await hive.run({"ask": ask, "assemble": assemble}[what], run_id=run_id))
 
@@ -135,7 +147,7 @@ def test_an_active_run_is_answered_and_a_wrong_answer_changes_nothing(programs: 
     programs.until(lambda: programs.asks("r", "approve"))
     assert "yes or no" in complaint(programs.maestro("answer", "r", "approve", "perhaps"), code=2)
     assert programs.maestro("answer", "r", "approve", "yes").returncode == 0
-    out, err = life.communicate(timeout=30)
+    out, err = life.communicate(timeout=60)
     assert (life.returncode, out) == (0, "[3, '', True]\n"), err
     events = programs.maestro("events", "r").stdout
     assert "answered" in events
@@ -173,7 +185,7 @@ def test_the_answer_is_asked_for_in_a_terminal(programs: Programs) -> None:
     )
     assert seen.returncode == 0, seen.text
     programs.maestro("answer", "r", "approve", "y", "--early")
-    assert life.communicate(timeout=30)[0] == "[5, '', True]\n"
+    assert life.communicate(timeout=60)[0] == "[5, '', True]\n"
 
 
 @pytest.mark.parametrize("number", ["-5", "-0.5", "-1e3"])
@@ -202,7 +214,7 @@ def test_a_failed_run_is_retried_and_its_completed_steps_are_not(programs: Progr
     (programs.place / "broken").touch()
     code, out, err = programs.run("assemble", "r")
     assert (code, out) == (1, "building a\nbuilding b\nbuilding b\n")
-    assert "RunFailedError: run 'r' failed: HelpNeeded" in err
+    assert "RunFailedError: run 'r' failed: ValueError" in err
     assert programs.run("assemble", "r")[1] == ""
     (programs.place / "broken").unlink()
     assert programs.maestro("retry", "r").returncode == 0
@@ -228,7 +240,7 @@ def test_an_active_run_is_cancelled_after_asking(programs: Programs) -> None:
     assert programs.status("r") == "waiting"
     done = programs.maestro("cancel", "r", "--reason", "wrong page", "--yes")
     assert done.returncode == 0, done.stderr
-    _, err = life.communicate(timeout=30)
+    _, err = life.communicate(timeout=60)
     assert "RunCancelledError: run 'r' was cancelled (wrong page)" in err
     assert programs.status("r") == "cancelled"
     assert "is over already" in programs.maestro("cancel", "r", "--yes").stdout
@@ -286,6 +298,58 @@ def test_a_setting_that_is_no_json_of_ours_is_text(programs: Programs) -> None:
         assert done.returncode == 0, done.stderr[-300:]
         shown = answer(programs.maestro("show", f"s{number}", "--json"))["run"]
         assert text in json.dumps(shown["input"])
+
+
+def test_a_setting_is_of_the_type_of_its_parameter(programs: Programs) -> None:
+    programs.run("typed", "r")
+    for number, setting, made in [
+        (1, 'plan={"size": 7}', "Plan(size=7, note='')"),
+        (2, "on=2031-05-06", "datetime.date(2031, 5, 6)"),
+        (3, "colour=blue", "<Colour.BLUE: 'b'>"),
+        (4, "colour=b", "<Colour.BLUE: 'b'>"),
+    ]:
+        done = programs.maestro("fork", "r", "--set", setting, "--as", f"s{number}")
+        assert done.returncode == 0, done.stderr
+        assert made in programs.run("resume", f"s{number}")[1]
+    for setting, message in [
+        ("plan=big", "the parameter 'plan' of typed must be an object with"),
+        (
+            'plan={"size": "big"}',
+            "the parameter 'plan' of typed.size is 'big', and must be a whole",
+        ),
+        ("on=soon", "the parameter 'on' of typed is 'soon', and must be a date, as 2030-01-31"),
+        ("colour=green", "is 'green', and must be one of: RED, BLUE"),
+        (
+            "tags=[1]",
+            "the parameter 'tags' of typed is of the type set[str], which cannot be typed",
+        ),
+    ]:
+        done = programs.maestro("fork", "r", "--set", setting, "--as", "wrong")
+        assert message in complaint(done, code=2)
+    assert programs.status("wrong") == "none"
+
+
+def test_an_answer_that_does_not_fit_is_explained_and_asked_for_again(programs: Programs) -> None:
+    life = programs.start("ask", "r")
+    programs.until(lambda: programs.status("r") == "waiting")
+    words = ["answer", "r", "plan", "--store", str(programs.folder)]
+    typed = {"plan (": "5\r", "again": '{"size": "x"}\r', "size is": '{"size": 5}\r'}
+    seen = in_terminal_process(*words, typed=typed)
+    assert seen.returncode == 0, seen.text
+    assert seen.text.count("Ctrl+C leaves the question open") == 2
+    programs.maestro("answer", "r", "approve", "y", "--early")
+    assert life.communicate(timeout=60)[0] == "[5, '', True]\n"
+
+
+def test_the_question_stays_open_if_no_answer_fits(programs: Programs) -> None:
+    life = programs.start("ask", "r")
+    programs.until(lambda: programs.status("r") == "waiting")
+    words = ["answer", "r", "plan", "--store", str(programs.folder)]
+    left = in_terminal_process(*words, typed={"plan (": "5\r", "again": "\x03"})
+    assert left.returncode == 130, left.text
+    assert programs.asks("r", "plan")
+    life.kill()
+    life.communicate()
 
 
 def test_a_fork_that_cannot_be_made_is_an_error_with_the_reason(programs: Programs) -> None:

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive.admin import doctor as doctor_module
+from maestro_hive.admin import folder as admin_folder
+from maestro_hive.engine import config as engine_config
+from maestro_hive.maestro.state.sqlite.connection import newest_format
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
@@ -81,7 +84,8 @@ def test_its_json_has_the_documented_keys(folder: Path) -> None:
         "repairs",
         "repaired",
     }
-    assert (found["format"], found["repairs"], found["repaired"]) == (1, [], [])
+    assert found["format"] == newest_format()
+    assert (found["repairs"], found["repaired"]) == ([], [])
 
 
 def test_examining_changes_and_leaves_nothing(folder: Path) -> None:
@@ -326,7 +330,7 @@ def test_files_that_a_killed_process_left_are_deleted_and_younger_ones_are_not(
 def test_values_that_nothing_refers_to_are_deleted(folder: Path) -> None:
     store = SqliteStore(folder)
     (run,) = store.runs()
-    store._file.write(lambda db: store._delete_run(db, run.id))  # killed before the collecting
+    store._file.write(lambda db: store._delete_runs(db, [run], ()))  # killed before the collecting
     store.close()
     (repair,) = examined(folder)["repairs"]
     assert "delete 5 stored values" in repair
@@ -463,3 +467,48 @@ def test_a_process_that_is_stopped_inside_a_write_does_not_block_it(
         found = examined(folder)
     assert found["runs"] == 1
     assert any("inside a write" in line for line in found["warnings"])
+
+
+# --- the default folder ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state folder in the home directory, because the default one cannot be created."""
+    (tmp_path / "in the way").touch()
+    home, default = tmp_path / "home", str(tmp_path / "in the way" / "state")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("MAESTRO_STATE_DIR", raising=False)
+    monkeypatch.delenv("MAESTRO_CHECKPOINT_DIR", raising=False)
+    for module in (engine_config, admin_folder):
+        monkeypatch.setattr(module, "DEFAULT_STATE_DIR", default)
+    monkeypatch.setattr(engine_config, "DEFAULT_CHECKPOINT_DIR", default + "/checkpoints")
+    engine_config.reset_execution_config()
+    with StatePersistence(workflow_id="w") as state:
+        state.update_state(phase="one")
+    yield home / ".maestro" / "state"
+    engine_config.reset_execution_config()
+
+
+def test_it_says_that_the_default_folder_was_replaced(fallback: Path) -> None:
+    done = maestro("doctor", HOME=str(fallback.parents[1]))
+    assert done.returncode == 0, done
+    (warning,) = [line for line in done.stdout.splitlines() if line.startswith("warning")]
+    assert "in place of the default folder" in warning
+    assert "in the way" in warning
+    assert "MAESTRO_STATE_DIR" in warning
+    found = answer(maestro("doctor", "--json", HOME=str(fallback.parents[1])))
+    assert found["folder"] == str(fallback)
+    assert ["in place of the default folder" in each for each in found["warnings"]] == [True]
+
+
+def test_it_says_when_the_default_folder_can_be_used_by_now(fallback: Path) -> None:
+    in_the_way = fallback.parents[2] / "in the way"
+    in_the_way.unlink()
+    done = maestro("doctor", HOME=str(fallback.parents[1]))
+    assert "which can be used by now: programs will not find their state here" in done.stdout
+
+
+def test_a_folder_that_was_chosen_replaces_nothing(fallback: Path) -> None:
+    chosen = {"HOME": str(fallback.parents[1]), "MAESTRO_STATE_DIR": str(fallback)}
+    assert "default folder" not in maestro("doctor", **chosen).stdout

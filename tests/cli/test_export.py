@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import pathlib
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -213,6 +215,22 @@ def test_an_id_that_is_taken_is_refused(old: Path, file: Path) -> None:
     assert shown(old) == before
 
 
+def test_a_folder_whose_copies_cannot_be_looked_for_is_an_error(
+    new: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists = pathlib.Path.exists
+
+    def fail(path: Path) -> bool:
+        if path.name == RUN:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return exists(path)
+
+    monkeypatch.setattr(pathlib.Path, "exists", fail)
+    assert "cannot be read (Input/output error)" in complaint(
+        maestro("import", file, "--store", new)
+    )
+
+
 def test_an_id_of_which_only_copies_are_left_is_refused(new: Path, file: Path) -> None:
     with StatePersistence(quick(new), RUN) as persistence:
         persistence.mark_task_completed("mine")
@@ -302,16 +320,16 @@ def test_a_file_that_is_not_there_is_wrong_use(tmp_path: Path, new: Path) -> Non
 
 _KILLED = """
 import os, signal, sys
-from maestro_hive.maestro.state.sqlite.entries import EntryWriter
+from maestro_hive.maestro.state.sqlite import entries
 from maestro_hive.cli import main
-place, placed = EntryWriter._place, 0
+as_entry, placed = entries._as_entry, 0
 def kill_in_the_middle(*arguments, **options):
     global placed
     placed += 1
     if placed == int(os.environ["KILL_AT"]):
         os.kill(os.getpid(), signal.SIGKILL)
-    return place(*arguments, **options)
-EntryWriter._place = kill_in_the_middle
+    return as_entry(*arguments, **options)
+entries._as_entry = kill_in_the_middle
 main()
 """
 

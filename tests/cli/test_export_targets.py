@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.processes import COMMAND, complaint, environment, maestro
+from tests.cli.processes import COMMAND, complaint, environment, maestro, start_maestro
 from tests.cli.sample_runs import RUN, executed
 
 if TYPE_CHECKING:
@@ -46,13 +46,10 @@ def test_what_is_no_file_is_never_replaced(
 
 def test_of_two_exports_to_one_file_one_is_refused(old: Path, tmp_path: Path) -> None:
     target = tmp_path / "there.json"
-    command = [*COMMAND, "export", RUN, str(target), "--store", str(old)]
-    started = [
-        subprocess.Popen(command, stderr=subprocess.PIPE, env=environment()) for _ in range(4)
-    ]
+    started = [start_maestro("export", RUN, target, "--store", old) for _ in range(4)]
     for process in started:
         process.communicate(timeout=60)
-    assert sorted(process.returncode for process in started) == [0, 2, 2, 2]
+    assert sorted(process.wait() for process in started) == [0, 2, 2, 2]
     assert maestro("import", target, "--as", "copy", "--store", old).returncode == 0
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.admin.purge import plan_purge, purge_family, purge_runs
 from maestro_hive.hive.inbox import Answer, Inbox
+from maestro_hive.hive.runs import child_started
 from maestro_hive.maestro.state.checkpoint import CheckpointManager, WorkflowState
+from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
-from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
+from maestro_hive.unified_execution import StatePersistence
 from tests.cli.processes import (
     Done,
     answer,
     complaint,
+    config_in,
     execute_steps,
     filled,
     in_terminal_process,
@@ -28,6 +33,8 @@ from tests.python_processes import run_python
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from maestro_hive.maestro.state.records import RunRecord
 
 SECRET = "secret-of-the-customer"
 
@@ -55,7 +62,7 @@ def runs(folder: Path) -> dict[str, str]:
 
 def secretive(folder: Path, run: str = "private") -> None:
     """Execute a run with the secret in all that is stored of it, large and small."""
-    with StatePersistence(ExecutionConfig.in_folder(folder), run) as persistence:
+    with StatePersistence(config_in(folder), run) as persistence:
         for number in range(40):
             artifacts = {f"small{number}": SECRET, f"large{number}": SECRET * 300}
             persistence.mark_task_completed(f"{SECRET}-{number}", artifacts)
@@ -88,7 +95,7 @@ def test_a_purged_run_is_deleted_everywhere_and_others_are_not(folder: Path) -> 
     assert [path.name for path in (folder / "runs").iterdir()] == ["run"]
     assert maestro("checkpoints", "list", "--store", folder).stdout == ""
     assert maestro("doctor", "--store", folder).returncode == 0
-    with StatePersistence(ExecutionConfig.in_folder(folder), "build") as persistence:
+    with StatePersistence(config_in(folder), "build") as persistence:
         assert persistence.state.completed_tasks == []
         assert persistence.restored is None
 
@@ -135,7 +142,8 @@ def test_a_damaged_copy_that_was_renamed_is_deleted_too(folder: Path) -> None:
 def test_the_inbox_of_a_purged_run_is_deleted_too(folder: Path) -> None:
     secretive(folder)
     store = SqliteStore(folder)
-    Inbox(store).answer("private", Answer(name="approval", value=SECRET))
+    answer = Answer(name="approval", value=SECRET)
+    Inbox(store).post("private", lambda messages: messages.answers.append(answer))
     store.close()
     assert purge(folder, "private", "--yes").returncode == 0
     assert places_of_the_secret(folder) == []
@@ -158,7 +166,7 @@ def test_without_a_terminal_yes_is_required(folder: Path) -> None:
 
 def test_runs_are_chosen_by_status_and_age(folder: Path) -> None:
     for number, status in enumerate(["success", "success", "failed"]):
-        with StatePersistence(ExecutionConfig.in_folder(folder), f"r{number}") as persistence:
+        with StatePersistence(config_in(folder), f"r{number}") as persistence:
             persistence.update_state(status=status)
     done = purge(folder, "--status", "success", "--older-than", "1h", "--yes")
     assert done.returncode == 0
@@ -183,7 +191,7 @@ def test_a_held_run_is_refused_by_the_name_of_its_holder_and_others_are_purged(
     folder: Path,
 ) -> None:
     execute_steps(folder, "build", "design")
-    with StatePersistence(ExecutionConfig.in_folder(folder), "run"):
+    with StatePersistence(config_in(folder), "run"):
         done = purge(folder, "run", "build", "--yes")
         assert done.returncode == 1
         assert f"process {os.getpid()}" in done.stderr
@@ -194,7 +202,7 @@ def test_a_held_run_is_refused_by_the_name_of_its_holder_and_others_are_purged(
 def test_copies_without_a_journal_are_purged_too(folder: Path) -> None:
     execute_steps(folder, "build", "design")
     store = SqliteStore(folder)
-    store.purge_run("build")
+    store.purge_runs(["build"])
     store.close()
     assert (folder / "runs" / "build").exists()
     assert purge(folder, "build", "--yes").returncode == 0
@@ -272,6 +280,66 @@ def test_a_run_is_purged_with_all_its_children_if_all_are_chosen(tmp_path: Path)
     assert (done.returncode, runs(folder)) == (0, {}), done
 
 
+def test_a_run_is_purged_with_its_children_and_none_of_their_results_comes_back(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "state"
+    boss(folder, "well")
+    message = complaint(purge(folder, "boss"), 2)
+    assert "Purge 5 runs (boss, boss.child-" in message
+    done = purge(folder, "boss", "--yes")
+    assert (done.returncode, runs(folder)) == (0, {}), done
+    assert list((folder / "runs").iterdir()) == []
+    assert boss(folder, "well") == ["paying 1", "paying 2"]
+
+
+def test_a_child_that_a_process_executes_keeps_its_parent_from_being_purged(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "state"
+    boss(folder)
+    before = runs(folder)
+    part = next(name for name in before if ".grandchild" in name)
+    with StatePersistence(config_in(folder), part):
+        done = purge(folder, "boss", "--yes")
+        assert done.returncode == 1
+        assert "nothing is purged of 'boss' and its children" in done.stderr
+        assert runs(folder) == before
+
+
+def test_a_child_of_a_run_that_is_gone_does_not_give_its_results_to_another(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "state"
+    boss(folder, "well")
+    store = SqliteStore(folder)
+    purge_family(store, folder, ["boss"])  # without its children
+    store.close()
+    done = run_python(BOSS, folder, "well")
+    assert "it was left by another run of that id" in done.stderr
+    assert done.stdout == ""
+    left = re.findall("maestro purge ([^`]+)", done.stderr)[-1]
+    assert purge(folder, left, "--yes").returncode == 0
+    done = run_python(BOSS, folder, "well")
+    assert done.stdout.splitlines() == ["paying 1"]  # and then the second one is in its way
+
+
+def test_a_fork_needs_nothing_of_the_run_that_is_purged(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    boss(folder)
+    assert maestro("fork", "boss", "--as", "copy", "--store", folder).returncode == 0
+    assert maestro("fork", "copy", "--as", "copy-2", "--store", folder).returncode == 0
+    assert purge(folder, "boss", "--yes").returncode == 0
+    assert set(runs(folder)) == {"copy", "copy-2"}
+    for name in ("copy", "copy-2"):
+        program = BOSS.replace('run_id="boss"', f'run_id="{name}"')
+        done = run_python(program, folder, "well")
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert set(runs(folder).values()) == {"success"}
+    assert purge(folder, "copy", "--yes").returncode == 0
+    assert set(runs(folder)) == {"copy-2"}
+
+
 def test_a_child_that_is_named_is_asked_about_with_the_run_that_needs_it(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     boss(folder)
@@ -283,6 +351,37 @@ def test_a_child_that_is_named_is_asked_about_with_the_run_that_needs_it(tmp_pat
     )
     assert purge(folder, part, "--yes").returncode == 0
     assert part not in runs(folder)
+
+
+def test_a_child_that_was_purged_by_name_is_executed_again(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    boss(folder)
+    part = next(name for name in runs(folder) if re.fullmatch(r"boss\.child-\w+", name))
+    assert purge(folder, part, "--yes").returncode == 0
+    assert len(runs(folder)) == 3
+    paid = boss(folder, "well")
+    assert len(paid) == 1
+    assert part in runs(folder)
+    assert set(runs(folder).values()) == {"success"}
+    assert boss(folder, "well") == []
+
+
+def test_an_imported_run_says_which_child_has_to_be_imported_too(tmp_path: Path) -> None:
+    folder, other, file = tmp_path / "state", tmp_path / "other", tmp_path / "boss.json"
+    boss(folder)
+    assert maestro("export", "boss", file, "--store", folder).returncode == 0
+    assert maestro("import", file, "--store", other).returncode == 0
+    done = run_python(BOSS, other, "well")
+    assert done.stdout == ""  # what was paid is not paid again
+    part = re.findall(r"child '(boss\.child-\w+)'", done.stderr)[-1]
+    assert "import that run too" in done.stderr
+    for name in [name for name in runs(folder) if name.startswith(part)]:
+        copy = tmp_path / f"{name}.json"
+        assert maestro("export", name, copy, "--store", folder).returncode == 0
+        assert maestro("import", copy, "--store", other).returncode == 0
+    done = run_python(BOSS, other, "well")
+    assert done.stdout == ""
+    assert re.findall(r"child '(boss\.child-\w+)'", done.stderr)[-1] != part
 
 
 class KeysAfter(str):
@@ -312,7 +411,7 @@ def test_a_run_that_changed_during_the_question_is_not_purged(folder: Path) -> N
 
 def test_a_run_that_was_added_to_during_the_question_is_not_purged(folder: Path) -> None:
     def add() -> None:
-        with StatePersistence(ExecutionConfig.in_folder(folder), "run") as persistence:
+        with StatePersistence(config_in(folder), "run") as persistence:
             persistence.mark_task_completed("one more")
 
     keys = KeysAfter("y\r")
@@ -340,12 +439,12 @@ def test_runs_are_chosen_by_the_status_that_runs_shows(folder: Path) -> None:
 KILLED_BETWEEN = """
 import os, sys
 from pathlib import Path
-from maestro_hive.admin.purge import purge_run
+from maestro_hive.admin.purge import purge_family
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 store = SqliteStore(Path(sys.argv[1]))
 kill = lambda *_: os.kill(os.getpid(), 9)
 setattr(store, sys.argv[2], kill) if sys.argv[2] == "collect" else setattr(store._entries, "delete", kill)
-purge_run(store, Path(sys.argv[1]), "private")
+purge_family(store, Path(sys.argv[1]), ["private"])
 """
 
 
@@ -357,7 +456,7 @@ def test_a_purge_that_is_killed_leaves_nothing_that_comes_back(folder: Path, whe
     assert not (folder / "runs" / "private").exists()
     there = "private" in runs(folder)
     assert there is (where == "delete")
-    with StatePersistence(ExecutionConfig.in_folder(folder), "private") as persistence:
+    with StatePersistence(config_in(folder), "private") as persistence:
         # Either the whole run, to be purged again, or a new one: never one from old copies.
         assert len(persistence.state.completed_tasks) == (40 if there else 0)
         assert persistence.restored is None
@@ -385,7 +484,7 @@ def orphaned(folder: Path) -> None:
     """Leave values that nothing refers to, as a purge that was killed does."""
     store = SqliteStore(folder)
     (run,) = store.runs()
-    store._file.write(lambda db: store._delete_run(db, run.id))
+    store._file.write(lambda db: store._delete_runs(db, [run], ()))
     store.close()
 
 
@@ -405,7 +504,7 @@ def test_gc_deletes_nothing_that_is_needed(folder: Path) -> None:
     execute_steps(folder, "build", "design", "review")
     assert maestro("gc", "--store", folder).returncode == 0
     assert maestro("doctor", "--store", folder).returncode == 0
-    with StatePersistence(ExecutionConfig.in_folder(folder), "run") as persistence:
+    with StatePersistence(config_in(folder), "run") as persistence:
         assert len(persistence.state.artifacts) == 5
     assert maestro("checkpoints", "list", "--store", folder).stdout.count("\n") == 2
 
@@ -464,3 +563,25 @@ def test_checkpoints_of_one_fence_in_two_folders_are_told_apart_by_their_time(
     assert maestro("gc", "--keep", "1", "--store", folder, **places).returncode == 0
     done = maestro("checkpoints", "list", "flow", "--store", folder, **places)
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [made[-1]]
+
+
+class _LateRuns(MemoryStore):
+    """A store in which a run starts a child right after the runs were listed."""
+
+    def runs(self, **chosen: Any) -> list[RunRecord]:
+        return [each for each in super().runs(**chosen) if each.name != "child"]
+
+
+def test_a_child_that_was_started_while_runs_were_chosen_is_purged_with_its_parent(
+    tmp_path: Path,
+) -> None:
+    store = _LateRuns()
+    started = child_started(b"c" * 32, "child", "work")
+    parent = store.acquire_run("parent", "work", [started], "failed")
+    child = store.acquire_run("child", "work", [], "failed")
+    store.release_run(child)
+    store.release_run(parent)
+    plan = plan_purge(store, tmp_path, ["parent"])
+    assert plan.families == (("parent", "child"),)
+    assert [each.run_id for each in purge_runs(store, tmp_path, plan)] == ["parent", "child"]
+    assert store.run("child") is None

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 READS = [
     "runs",
+    "runs --all",
     f"show {RUN}",
     f"show {RUN} implement",
     f"events {RUN}",
+    f"events {RUN} --children",
     "events asking --follow",
     "checkpoints list",
     "checkpoints show after-design",
@@ -66,6 +68,12 @@ def test_reading_changes_nothing(folder: Path, words: str) -> None:
         done = maestro(*words.split(), *options, "--store", folder)
         assert done.returncode == (75 if "--follow" in words else 0), done
         assert done.stdout or words == "breakers"
+    assert _files(folder) == before
+
+
+def test_watching_changes_nothing(folder: Path) -> None:
+    before = _files(folder)
+    assert maestro("watch", "done", "--store", folder).returncode == 0
     assert _files(folder) == before
 
 

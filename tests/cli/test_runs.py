@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive import Hive
+from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
 from tests.cli.processes import answer, complaint, in_terminal, maestro
-from tests.cli.sample_runs import active_run, asks, ends, execute, workflow
+from tests.cli.sample_runs import active_run, asks, crowded, ends, entry, execute, workflow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,11 +50,14 @@ def test_json_has_the_same_and_more(tmp_path: Path) -> None:
     assert run.keys() == {
         "run_id",
         "workflow",
+        "parent",
         "status",
+        "executed",
         "started_at",
         "updated_at",
         "holder",
         "waits_for",
+        "damage",
     }
     assert [wait["name"] for wait in run["waits_for"]] == ["approve", "amount"]
     since, until = (datetime.fromisoformat(run["waits_for"][0][key]) for key in ("since", "until"))
@@ -69,10 +75,10 @@ def test_a_run_is_running_while_its_process_lives_and_stopped_when_it_was_killed
     with active_run(tmp_path, "run-1", of_workflow=True) as process:
         (run,) = listed(tmp_path)
         assert run["status"] == "running"
-        assert run["holder"]["pid"] == process.pid
+        assert (run["holder"]["pid"], run["executed"]) == (process.pid, True)
         process.kill()
         (run,) = listed(tmp_path)
-        assert (run["status"], run["holder"]) == ("stopped", None)
+        assert (run["status"], run["holder"], run["executed"]) == ("stopped", None, False)
         assert [each["run_id"] for each in listed(tmp_path, "--status", "stopped")] == ["run-1"]
         assert listed(tmp_path, "--status", "running") == []
 
@@ -80,9 +86,9 @@ def test_a_run_is_running_while_its_process_lives_and_stopped_when_it_was_killed
 def test_a_run_without_a_workflow_is_running_while_a_process_has_it_open(tmp_path: Path) -> None:
     execute(tmp_path, "left")
     with active_run(tmp_path, "live") as process:
-        assert statuses(tmp_path) == {"live": "running", "left": "pending"}
+        assert statuses(tmp_path) == {"live": "running", "left": "failed"}
         process.finish()
-    assert statuses(tmp_path) == {"live": "pending", "left": "pending"}
+    assert statuses(tmp_path) == {"live": "success", "left": "failed"}
 
 
 def test_runs_are_chosen_by_status_and_workflow(tmp_path: Path) -> None:
@@ -97,9 +103,63 @@ def test_runs_are_chosen_by_status_and_workflow(tmp_path: Path) -> None:
     assert found("--status", "failed", "--status", "success") == ["run-3", "run-1", "run-0"]
     assert found("--workflow", "even") == ["run-2", "run-0"]
     assert found("--workflow", "even", "--status", "failed") == []
-    done = maestro("runs", "--status", "no such", "--store", tmp_path)
+    done = maestro("runs", "--status", "waiting", "--store", tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
     assert "there are no such runs" in done.stderr
+
+
+def test_children_are_listed_with_all_and_show_whose_they_are(tmp_path: Path) -> None:
+    workflow(tmp_path, "whole", "success", ends("success"))
+    for name in ("part-1", "part-2"):
+        workflow(tmp_path, name, "success", ends("success"), name="part", parent="whole")
+    workflow(tmp_path, "other", "failed", ends("failed"))
+    assert [run["run_id"] for run in listed(tmp_path)] == ["other", "whole"]
+    assert {run["run_id"]: run["parent"] for run in listed(tmp_path, "--all")} == {
+        "other": None,
+        "part-2": "whole",
+        "part-1": "whole",
+        "whole": None,
+    }
+    done = maestro("runs", "--all", "--limit", "2", "--store", tmp_path)
+    assert [line.split("\t")[-1] for line in done.stdout.splitlines()] == ["", "whole"]
+    assert "… and 2 more: --limit 0" in done.stderr
+    done = maestro("runs", "--limit", "1", "--store", tmp_path)
+    assert "… and 1 more: --limit 0" in done.stderr
+    assert [run["run_id"] for run in listed(tmp_path, "--status", "success")] == ["whole"]
+
+
+def test_a_hive_lists_all_runs_or_roots_with_their_parents(tmp_path: Path) -> None:
+    workflow(tmp_path, "whole", "success", ends("success"))
+    workflow(tmp_path, "part", "running", name="part", parent="whole")
+    with active_run(tmp_path, "live", of_workflow=True):
+        hive = Hive(tmp_path)
+        found = {run.run_id: (run.parent, run.executed) for run in hive.runs()}
+        roots = [run.run_id for run in hive.runs(roots=True)]
+        hive.close()
+    assert found == {"live": (None, True), "part": ("whole", False), "whole": (None, False)}
+    assert roots == ["live", "whole"]
+
+
+def test_a_status_that_no_run_can_have_is_refused(tmp_path: Path) -> None:
+    workflow(tmp_path, "run", "success", ends("success"))
+    for verb in (["runs"], ["runs", "--json"], ["purge", "--yes"]):
+        done = maestro(*verb, "--status", "succes", "--store", tmp_path)
+        message = complaint(done, code=2)
+        assert "'succes' is not a status of a run" in message
+        assert "pending, running, waiting, success, failed, cancelled, stopped" in message
+    with StatePersistence(ExecutionConfig.in_folder(tmp_path), "own") as persistence:
+        persistence.update_state(status="half-baked")
+    assert [run["run_id"] for run in listed(tmp_path, "--status", "half-baked")] == ["own"]
+
+
+def test_a_question_with_an_answer_on_its_way_is_listed_as_answered(tmp_path: Path) -> None:
+    question = entry(EntryKind.WAIT_STARTED, name="n", what="answer", shape={"type": "number"})
+    workflow(tmp_path, "run", "waiting", question)
+    (before,) = listed(tmp_path)
+    assert [wait["answered"] for wait in before["waits_for"]] == [False]
+    assert maestro("answer", "run", "n", "5", "--store", tmp_path).returncode == 0
+    (after,) = listed(tmp_path)
+    assert [wait["answered"] for wait in after["waits_for"]] == [True]
 
 
 def test_what_is_not_listed_is_counted(tmp_path: Path) -> None:
@@ -156,22 +216,13 @@ def test_a_long_run_id_hides_nothing_however_narrow_the_terminal(
     assert long in "".join(line.split()[column] for line in table if line.strip())
 
 
-def test_ten_thousand_runs_are_listed_quickly(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path)
-    rows = [(f"run-{number}", number, number) for number in range(10_000)]
-    runs = "(name, workflow, status, created_at, updated_at) VALUES (?, 'w', 'running', ?, ?)"
-    leases = "(name, holder, host, pid, since, boot, expires) VALUES (?, 'dead', 'h', 1, 1, 'b', 1)"
-
-    def fill(db: Any) -> None:
-        db.executemany(f"INSERT INTO runs {runs}", rows)
-        db.executemany(f"INSERT INTO leases {leases}", [(f"run/{name}",) for name, _, _ in rows])
-
-    store._file.write(fill)
-    store.close()
-    started = time.monotonic()
-    done = maestro("runs", "--store", tmp_path)
-    took = time.monotonic() - started
-    assert len(done.stdout.splitlines()) == 50
-    assert "\tstopped\t" in done.stdout
-    assert "… and 9,950 more: --limit 0" in done.stderr
-    assert took < 2  # 0.3 on a machine that is not busy
+def test_fifty_thousand_runs_are_listed_quickly(tmp_path: Path) -> None:
+    crowded(tmp_path)
+    for options, more in (((), 4_950), (("--all",), 49_950)):
+        started = time.process_time()
+        done = maestro("runs", *options, "--store", tmp_path)
+        took = time.process_time() - started
+        assert len(done.stdout.splitlines()) == 50
+        assert "\tstopped\t" in done.stdout
+        assert f"… and {more:,} more: --limit 0" in done.stderr
+        assert took < 1  # 0.1 on a machine that is not busy

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maestro_hive.engine.context import current
-from maestro_hive.maestro.state.records import EntryKind
+from maestro_hive.maestro.state.records import EntryKind, NewDispatch
 from maestro_hive.unified_execution import PersonaExecutor, UnrecoverableError
 from tests.cli.processes import answer, complaint, copy_of, in_terminal, maestro
 from tests.cli.sample_runs import (
@@ -19,11 +19,14 @@ from tests.cli.sample_runs import (
     Page,
     active_run,
     asks,
+    child_ends,
     ends,
     entry,
     executed,
     never_works,
     quick,
+    sleeps,
+    starts,
     workflow,
 )
 
@@ -65,6 +68,8 @@ def test_a_run_shows_its_steps_and_personas(tmp_path: Path) -> None:
         "interruptions": 0,
         "tokens": 2400,
         "last_error": "TimeoutError: too slow",
+        "running_threads": [],
+        "permits_held_by": [],
     }
     assert (given_up["name"], given_up["status"], given_up["failures"]) == ("review", "failed", 3)
     assert run["personas"] == [
@@ -77,7 +82,7 @@ def test_steps_are_lines_that_can_be_cut(tmp_path: Path) -> None:
     (review,) = [line for line in lines if line[1:2] == ["review"]]
     assert review[:8] == ["2", "review", "developer", "failed", "3", "3", "0", "0"]
     assert review[9] == "ValueError: no\\nway"
-    assert ["status:        pending"] in lines
+    assert ["status:        failed"] in lines
 
 
 def test_a_failed_run_shows_its_error_and_how_to_try_again(tmp_path: Path) -> None:
@@ -98,7 +103,31 @@ def test_a_finished_run_shows_what_it_was_given_and_gave(tmp_path: Path) -> None
     assert (run["status"], run["result"]) == ("success", {"pages": 3})
     assert run["input"] == {"args": ["page"], "kwargs": {}}
     assert run["ended_at"] == run["updated_at"]
-    assert 'result\n  {"pages": 3}\n' in text(tmp_path, "good")
+    shown_text = text(tmp_path, "good")
+    assert "input\n  build('page')\n" in shown_text
+    assert "result\n  {'pages': 3}\n" in shown_text
+
+
+def test_values_are_shown_as_in_the_program_and_stored_ones_with_json(tmp_path: Path) -> None:
+    result = {"page": Page("home"), "at": datetime(2030, 1, 2, tzinfo=UTC), "raw": (b"x", 1)}
+    workflow(tmp_path, "good", "success", ends("success", result))
+    assert (
+        "result\n  {'page': Page(title='home'), 'at': 2030-01-02 00:00:00+00:00, 'raw': (b'x', 1)}\n"
+    ) in text(tmp_path, "good")
+    stored = shown(tmp_path, "good")["result"]
+    assert stored["at"] == {"$": "datetime", "v": "2030-01-02T00:00:00+00:00"}
+
+
+def test_steps_come_before_values(tmp_path: Path) -> None:
+    step = {"step": 1, "attempt": 1}
+    steps = [
+        entry(EntryKind.ATTEMPT_STARTED, {"args": [], "kwargs": {}}, **step, name="draw"),
+        entry(EntryKind.STEP_COMPLETED, "done", **step),
+    ]
+    workflow(tmp_path, "good", "success", *steps, starts("gone"), ends("success", 1))
+    shown_text = text(tmp_path, "good")
+    places = [shown_text.index(f"\n{part}\n") for part in ("steps", "children", "input", "result")]
+    assert places == sorted(places)
 
 
 def test_a_run_that_waits_shows_the_command_that_answers(tmp_path: Path) -> None:
@@ -160,11 +189,117 @@ def test_children_forks_and_parents_are_shown(tmp_path: Path) -> None:
     workflow(tmp_path, "whole", "success", started, *children, ends("success"))
     run = shown(tmp_path, "whole")
     assert (run["parent"], run["forked_from"]) == ("big", "old")
-    assert run["children"] == [
-        {"run_id": "part", "workflow": "part", "status": "success"},
-        {"run_id": "gone", "workflow": "part", "status": None},
+    done, gone = run["children"]
+    assert done.pop("took_seconds") >= 0
+    nothing: dict[str, Any] = {"waits_for": [], "error": None, "children": [], "hidden_children": 0}
+    assert done == {"run_id": "part", "workflow": "part", "status": "success", **nothing}
+    assert (gone["run_id"], gone["status"], gone["took_seconds"]) == ("gone", None, None)
+    assert "gone\tpart\tpurged\t\t\twhole\n" in text(tmp_path, "whole")
+
+
+def family(folder: Path) -> None:
+    """Record a run with children: one waits, and one failed and has a child that sleeps."""
+    workflow(folder, "top", "running", starts("a"), starts("b"), child_ends("b", "failed"))
+    workflow(folder, "a", "waiting", asks("approve"), name="part", parent="top")
+    error = {"type": "KeyError", "message": "'x'"}
+    workflow(folder, "b", "failed", starts("b1"), ends("failed", error=error), parent="top")
+    workflow(folder, "b1", "running", sleeps(3600), name="part", parent="b")
+
+
+def test_children_are_shown_under_their_parent_with_what_they_wait_for(tmp_path: Path) -> None:
+    family(tmp_path)
+    a, b = shown(tmp_path, "top")["children"]
+    assert (a["run_id"], a["status"], a["waits_for"]) == ("a", "waiting", ["approve"])
+    assert (b["status"], b["error"]) == ("failed", "KeyError: 'x'")
+    assert [(each["run_id"], each["waits_for"]) for each in b["children"]] == [("b1", ["sleep"])]
+    rows = [line.split("\t") for line in text(tmp_path, "top").splitlines()]
+    assert [[row[0], row[2], *row[4:]] for row in rows if len(row) == 6] == [
+        ["a", "waiting", "approve", "top"],
+        ["b", "failed", "KeyError: 'x'", "top"],
+        ["b1", "stopped", "sleep", "b"],
     ]
-    assert "gone\tpart\tpurged" in text(tmp_path, "whole")
+    seen = in_terminal("show", "top", "--store", tmp_path, columns=100, NO_COLOR="1").text
+    table = seen.partition("children\n")[2].splitlines()
+    assert [line.split("part")[0].split("build")[0].rstrip() for line in table[1:4]] == [
+        "a",
+        "b",
+        "  b1",
+    ]
+
+
+def test_of_many_children_the_unfinished_and_the_last_are_shown(tmp_path: Path) -> None:
+    names = [f"part-{number}" for number in range(120)]
+    entries = [part for name in names for part in (starts(name), child_ends(name, "success"))]
+    del entries[7]  # the end of one
+    workflow(tmp_path, "whole", "running", *entries)
+    children = [child["run_id"] for child in shown(tmp_path, "whole")["children"]]
+    assert children == ["part-3", *names[71:]]
+    assert shown(tmp_path, "whole")["hidden_children"] == 70
+    assert "… and 70 children more: --all" in maestro("show", "whole", "--store", tmp_path).stderr
+    assert len(shown(tmp_path, "whole", "--all")["children"]) == 120
+
+
+def test_a_run_that_is_recorded_as_its_own_child_is_shown_once(tmp_path: Path) -> None:
+    workflow(tmp_path, "a", "running", starts("b"), starts("a"))
+    workflow(tmp_path, "b", "running", starts("a"))
+    (child,) = shown(tmp_path, "a", "--all")["children"]
+    assert (child["run_id"], child["children"]) == ("b", [])
+
+
+def test_a_run_that_sleeps_shows_until_when(tmp_path: Path) -> None:
+    workflow(tmp_path, "tired", "running", sleeps(3600))
+    (timer,) = shown(tmp_path, "tired")["timers"]
+    since, until = (datetime.fromisoformat(timer[key]) for key in ("since", "until"))
+    assert (timer["what"], (until - since).total_seconds()) == ("sleep", 3600)
+    assert f"sleeping, until {timer['until']}" in text(tmp_path, "tired")
+
+
+def test_a_run_of_workers_shows_its_queue_and_what_it_waits_for(tmp_path: Path) -> None:
+    workflow(tmp_path, "now", "pending", dispatch=NewDispatch("mail", 3, 0.0, "v2"))
+    workflow(tmp_path, "later", "pending", dispatch=NewDispatch(due=3600.0))
+    workflow(tmp_path, "held", "pending", dispatch=NewDispatch(due=None))
+    run = shown(tmp_path, "now")["dispatch"]
+    assert (run["queue"], run["state"], run["priority"], run["version"]) == (
+        "mail",
+        "ready",
+        3,
+        "v2",
+    )
+    assert "queue:         mail, ready since " in text(tmp_path, "now")
+    assert ", priority 3, for version v2\n" in text(tmp_path, "now")
+    assert "queue:         default, due 20" in text(tmp_path, "later")
+    assert "queue:         default, held until it is woken" in text(tmp_path, "held")
+
+
+def test_a_suspended_run_of_workers_shows_the_one_next_action(tmp_path: Path) -> None:
+    error = {"type": "UnrecoverableError", "message": "no"}
+    suspended = entry(EntryKind.RUN_SUSPENDED, error=error)._replace(identity=None)
+    held = NewDispatch(due=None)
+    workflow(tmp_path, "given-up", "running", suspended, dispatch=held)
+    seen = text(tmp_path, "given-up")
+    assert "held until a person decides" in seen
+    again = f"maestro retry given-up --store {tmp_path}"
+    assert f"no process executes it: have a worker try it again by {again}\n" in seen
+    assert "when it is due" not in seen
+    ambiguous = entry(EntryKind.ATTEMPT_STARTED, step=1, attempt=1, name="pay")
+    asked = entry(EntryKind.ATTEMPT_FAILED, step=1, attempt=1, ambiguous=True, asked=True)
+    workflow(tmp_path, "unclear", "running", ambiguous, asked, suspended, dispatch=held)
+    seen = text(tmp_path, "unclear")
+    assert "pay may have had its effect" in seen
+    assert "not finished" not in seen
+    workflow(tmp_path, "asks", "waiting", asks(), dispatch=held)
+    assert "held until it is answered" in text(tmp_path, "asks")
+    maestro("answer", "asks", "approve", "yes", "--store", tmp_path)
+    assert "is answered: the run continues when a worker takes it" in text(tmp_path, "asks")
+
+
+def test_a_child_that_nobody_executes_is_resumed_with_its_parent(tmp_path: Path) -> None:
+    workflow(tmp_path, "child", "running", parent="top")
+    workflow(tmp_path, "asking", "waiting", asks(), parent="top")
+    again = f"it is resumed with its parent, see maestro show top --store {tmp_path}"
+    assert again in text(tmp_path, "child")
+    maestro("answer", "asking", "approve", "yes", "--store", tmp_path)
+    assert "the run continues with its parent, run top" in text(tmp_path, "asking")
 
 
 def test_a_value_of_a_class_that_only_its_program_knows_is_shown_as_json(tmp_path: Path) -> None:
@@ -206,9 +341,9 @@ def _long_run(folder: Path) -> None:
 
 
 def test_of_a_long_run_the_last_steps_are_shown_and_those_not_completed(long: Path) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     done = maestro("show", "long", "--store", long)
-    took = time.monotonic() - started
+    took = time.process_time() - started
     numbers = [line.split("\t")[0] for line in done.stdout.splitlines() if "\tdeveloper\t" in line]
     assert numbers == ["7", *map(str, range(9951, 10_001))]
     assert "… and 9,949 completed steps more: --all" in done.stderr
@@ -252,7 +387,9 @@ def test_a_step_is_printed_with_its_tracebacks(tmp_path: Path) -> None:
     assert (
         ", 1,200 tokens, retried after 1 ms\n  TimeoutError: too slow\n    Traceback" in shown_text
     )
-    assert 'memory of developer\n  {"tried": 2}\n' in shown_text
+    assert "input\n  implement('page')\n" in shown_text
+    assert "output\n  {'made': 'page'}\n" in shown_text
+    assert "memory of developer\n  {'tried': 2}\n" in shown_text
     assert "history of developer (2 items)\n" in shown_text
 
 
@@ -312,7 +449,7 @@ def test_a_long_value_is_cut_for_people_only(tmp_path: Path) -> None:
         asyncio.run(executor.execute(long_text, "write"))
     assert len(shown(tmp_path, RUN, "write")["output"]) == 50_000
     shown_text = text(tmp_path, RUN, "write")
-    assert "(50,002 characters; --json shows all)" in shown_text
+    assert "xxx… (--json shows all)" in shown_text
     assert len(shown_text) < 4000
 
 

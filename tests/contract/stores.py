@@ -171,7 +171,8 @@ class Made(Sequence[NewEntry]):
 def add_tasks(store: Store, hold: RunLease, count: int, *, sync: bool = True) -> None:
     """Append so many entries, one by one."""
     for _ in range(count):
-        assert store.append([Append(hold, [task(hold.seq + 1)])], sync=sync) == [hold.seq]
+        (written,) = store.append([Append(hold, [task(hold.seq + 1)])], sync=sync)
+        assert written == store.entries(hold.run, after=hold.seq - 1)
 
 
 def tasks(entries: list[Entry]) -> list[str]:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
-from maestro_hive.kernel.errors import FencedError, RunLeasedError, StaleDocumentError
+from maestro_hive.kernel.errors import (
+    ConfigurationError,
+    FencedError,
+    RunLeasedError,
+    StaleDocumentError,
+)
 from maestro_hive.maestro.state.codec import encode
-from maestro_hive.maestro.state.store import Append, DocumentGuard
+from maestro_hive.maestro.state.records import DocumentChanged
+from maestro_hive.maestro.state.store import Append, DocumentChange, DocumentGuard
 from tests.contract.stores import add_tasks, numbers, task, tasks
 
 if TYPE_CHECKING:
+    from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.records import EntriesAppended, Notification
     from maestro_hive.maestro.state.store import Store
 
@@ -33,9 +41,10 @@ def test_an_append_is_accepted_while_its_document_has_the_expected_version(
 ) -> None:
     run = store.acquire_run("run-1")
     absent = DocumentGuard("breakers", "api", 0)
-    assert store.append([Append(run, [task("a", value)], guard=absent)]) == [1]
+    outcome = store.append([Append(run, [task("a", value)], guard=absent)])
     guard = DocumentGuard("breakers", "api", change(store, 1))
-    assert store.append([Append(run, [task("b", value)], guard=guard)], sync=False) == [2]
+    outcome += store.append([Append(run, [task("b", value)], guard=guard)], sync=False)
+    assert outcome == [[entry] for entry in store.entries(run.run)]
     assert tasks(store.entries(run.run)) == ["a", "b"]
 
 
@@ -78,7 +87,7 @@ def test_a_stale_append_is_refused_alone(store: Store) -> None:
         ]
     )
     assert isinstance(outcome[0], StaleDocumentError)
-    assert outcome[1:] == [1, 1]
+    assert outcome[1:] == [store.entries(one.run), store.entries(two.run)]
     assert tasks(store.entries(one.run)) == ["b"]
     record = store.run("run-1")
     assert record is not None
@@ -147,7 +156,7 @@ def test_two_users_may_release_a_lease_in_one_batch(store: Store, other: Store) 
             Append(run, [task("late")]),
         ]
     )
-    assert outcome[:2] == [1, 2]
+    assert outcome[:2] == [[entry] for entry in store.entries(run.run)]
     assert isinstance(outcome[2], FencedError)
     assert other.acquire_run("run-1").seq == 2
 
@@ -237,6 +246,8 @@ def test_runs_are_chosen_and_counted_by_status_and_workflow(store: Store) -> Non
     assert store.count_runs() == 6
     assert store.count_runs(status="failed") == 3
     assert store.count_runs(status="failed", workflow="flow-2") == 1
+    assert store.status_counts()["failed"] == 3
+    assert sum(store.status_counts().values()) == 6
 
 
 def test_the_last_change_of_a_run_is_its_last_entry_or_status(store: Store) -> None:
@@ -246,3 +257,72 @@ def test_the_last_change_of_a_run_is_its_last_entry_or_status(store: Store) -> N
     entry = task("a")._replace(at=4_000_000_000_000_000)
     store.append([Append(run, [entry])])
     assert store.last_change(record) == store.entries(run.run)[0].when
+
+
+# --- documents that are changed with an append ---
+
+
+def value_of(store: Store, key: str = "box") -> object:
+    document = store.document("space", key)
+    return None if document is None else json.loads(document.value)
+
+
+def added(item: object) -> DocumentChange:
+    def change(before: bytes | None) -> Encoded:
+        return encode([*json.loads(before or b"[]"), item])
+
+    return DocumentChange("space", "box", change)
+
+
+def test_a_document_is_changed_with_the_entries_of_an_append(store: Store, other: Store) -> None:
+    run = store.acquire_run("run-1")
+    heard: list[Notification] = []
+    store.notifications.add(heard.append)
+    first, second = (Append(run, [task(name)], change=added(name)) for name in "ab")
+    outcome = store.append([first, Append(run, [task("between")]), second])
+    assert outcome == [[entry] for entry in other.entries(run.run)]
+    assert value_of(other) == ["a", "b"]
+    assert any(isinstance(each, DocumentChanged) for each in heard)
+    gone = DocumentChange("space", "box", lambda _: None)
+    store.append([Append(run, [task("c")], change=gone)], sync=False)
+    assert value_of(other) is None
+    store.append([Append(run, [task("d")], change=gone)])  # there is none any more
+    assert tasks(other.entries(run.run)) == ["a", "between", "b", "c", "d"]
+
+
+def test_an_append_that_is_refused_changes_no_document(store: Store, other: Store) -> None:
+    run = store.acquire_run("run-1")
+    guard = DocumentGuard("breakers", "api", 7)
+    (refused,) = store.append([Append(run, [task("a")], guard=guard, change=added("a"))])
+    assert isinstance(refused, StaleDocumentError)
+    assert value_of(other) is None
+
+
+def test_a_change_that_raises_refuses_its_append_alone(store: Store, other: Store) -> None:
+    run = store.acquire_run("run-1")
+
+    def refuse(_: bytes | None) -> Encoded:
+        raise ConfigurationError("there is an answer already")
+
+    change = DocumentChange("space", "box", refuse)
+    good, bad = Append(run, [task("a")], change=added("a")), Append(run, [task("b")], change=change)
+    first, refused, last = store.append([good, bad, Append(run, [task("c")])])
+    assert isinstance(refused, ConfigurationError)
+    assert isinstance(first, list)
+    assert isinstance(last, list)
+    assert tasks(other.entries(run.run)) == ["a", "c"]
+    assert value_of(other) == ["a"]
+
+
+def test_a_change_sees_what_others_recorded_before_it(store: Store, other: Store) -> None:
+    run = store.acquire_run("run-1")
+    seen: list[list[str]] = []
+
+    def change(_: bytes | None) -> None:
+        seen.append(tasks(other.entries(run.run)))
+
+    store.append([Append(run, [task("a")])])
+    other.update_document("space", "box", change)
+    store.append([Append(run, [task("b")])])
+    other.update_document("space", "box", change)
+    assert seen == [["a"], ["a", "b"]]

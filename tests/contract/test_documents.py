@@ -99,7 +99,7 @@ def test_what_is_returned_is_what_this_change_made(store: Store, other: Store) -
     assert (decode(found.value), found.version) == ("somebody else's", 2)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_a_reader_sees_the_old_value_while_a_change_is_made(store: Store, other: Store) -> None:
     store.update_document("space", "key", to("old"))
     seen: list[Document | None] = []

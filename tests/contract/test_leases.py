@@ -198,11 +198,11 @@ def test_only_the_fenced_append_of_a_batch_is_refused(
         ]
     )
     assert [type(each) for each in outcome] == [
-        int,
+        list,
         FencedError,
-        int,
+        list,
         FencedError,
-        int,
+        list,
     ]
     assert tasks(other.entries(kept.run)) == ["a", "f"]
     assert tasks(other.entries(last.run)) == ["c", "d"]
@@ -288,7 +288,7 @@ def test_the_fence_only_grows(stores: Stores, store: Store, clock: ManualClock) 
                 taker.release_run(hold)
             else:
                 clock.advance(LEASE + 1)
-    store.purge_run("run-1")
+    store.purge_runs(["run-1"])
     fences.append(other.acquire_run("run-1").lease.fence)
     assert fences == sorted(set(fences))
 
@@ -382,3 +382,17 @@ def test_after_a_reboot_no_run_is_held(store: Store, other: Store, clock: Manual
     store.acquire_run("run-1")
     clock.reboot()
     assert other.run_leases() == {}
+
+
+def test_a_lease_that_is_retained_is_not_released_by_closing_the_store(
+    store: Store, other: Store
+) -> None:
+    retained, released = store.take_lease("retained"), store.take_lease("released")
+    store.retain_lease(retained)
+    store.retain_lease(released)
+    store.release_lease(released)
+    store.close()
+    with pytest.raises(RunLeasedError):
+        other.take_lease("retained")
+    assert other.is_alive(retained)
+    other.take_lease("released")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maestro_hive.kernel.errors import FencedError, InvalidIdentifierError, RunLeasedError
+from maestro_hive.maestro.state.codec import encode
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.store import Append
 from tests.contract.stores import LEASE, add_tasks, numbers, task, tasks
@@ -103,7 +104,7 @@ def test_a_safe_name_is_taken(store: Store, name: str) -> None:
 
 
 def test_purging_a_run_that_is_not_there_says_so(store: Store) -> None:
-    assert store.purge_run("run-1") is False
+    assert store.purge_runs(["run-1"]) == 0
 
 
 def test_a_purged_run_is_forgotten_and_others_are_not(store: Store, other: Store) -> None:
@@ -111,7 +112,7 @@ def test_a_purged_run_is_forgotten_and_others_are_not(store: Store, other: Store
     add_tasks(store, gone, 3)
     add_tasks(store, kept, 2)
     store.release_run(gone)
-    assert other.purge_run("gone") is True
+    assert other.purge_runs(["gone"]) == 1
     for seen_by in (store, other):
         assert seen_by.run("gone") is None
         assert [run.name for run in seen_by.runs()] == ["kept"]
@@ -125,7 +126,7 @@ def test_a_run_of_a_purged_name_starts_anew(store: Store) -> None:
     add_tasks(store, old, 3)
     store.append([Append(old, [], "failed")])
     store.release_run(old)
-    store.purge_run("run-1")
+    store.purge_runs(["run-1"])
     new = store.acquire_run("run-1", "second")
     assert new.seq == 0
     assert new.run != old.run
@@ -137,12 +138,36 @@ def test_a_run_of_a_purged_name_starts_anew(store: Store) -> None:
     assert (record.workflow, record.status) == ("second", "pending")
 
 
+def test_runs_are_purged_together_with_their_documents_or_not_at_all(
+    store: Store, other: Store
+) -> None:
+    for name in ("parent", "child"):
+        run = store.acquire_run(name)
+        add_tasks(store, run, 1)
+        store.release_run(run)
+        store.update_document("space", name, lambda _: encode(1))
+    documents = [("space", "parent"), ("space", "child"), ("space", "none")]
+    held = other.acquire_run("child")
+    with pytest.raises(RunLeasedError):
+        store.purge_runs(["parent", "child"], None, documents)
+    assert len(store.runs()) == len(store.documents("space")) == 2
+    other.release_run(held)
+    calls: list[int] = []
+    count = store.purge_runs(
+        ["parent", "child"], lambda: calls.append(len(other.runs())), documents
+    )
+    assert (count, calls) == (2, [2])
+    assert other.runs() == []
+    assert other.documents("space") == []
+    assert other.leases() == []
+
+
 def test_a_held_run_is_not_purged(store: Store, other: Store) -> None:
     hold = store.acquire_run("run-1")
     add_tasks(store, hold, 2)
     for purger in (other, store):
         with pytest.raises(RunLeasedError):
-            purger.purge_run("run-1")
+            purger.purge_runs(["run-1"])
     add_tasks(store, hold, 1)
     assert numbers(store.entries(hold.run)) == [1, 2, 3]
 
@@ -153,7 +178,7 @@ def test_who_was_purged_while_it_hung_cannot_write(
     hold = store.acquire_run("run-1")
     add_tasks(store, hold, 2)
     clock.advance(LEASE + 1)
-    assert other.purge_run("run-1")
+    assert other.purge_runs(["run-1"])
     (refused,) = store.append([Append(hold, [task("late")], "success")])
     assert isinstance(refused, FencedError)
     assert other.run("run-1") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from datetime import UTC, datetime
@@ -54,9 +55,13 @@ def test_an_entry_without_a_value_has_none(store: Store) -> None:
     assert store.load(entry) is None
 
 
+@functools.cache
+def text_of(number: int) -> str:
+    return "".join(random.Random(number).choices('abcdefgh ü🐝\n"\\', k=500))
+
+
 def message(number: int) -> dict[str, Any]:
-    text = "".join(random.Random(number).choices('abcdefgh ü🐝\n"\\', k=500))
-    return {"role": "user", "number": number, "text": text}
+    return {"role": "user", "number": number, "text": text_of(number)}
 
 
 def grow(store: Store, hold: RunLease, values: list[Any], family: str = "messages") -> None:
@@ -188,7 +193,7 @@ def test_collecting_deletes_only_what_nothing_refers_to(store: Store, other: Sto
     grow(store, gone, GROWTHS["a window that slides"])
     assert store.collect() == 0
     store.release_run(gone)
-    other.purge_run("gone")
+    other.purge_runs(["gone"])
     other.collect()
     assert store.collect() == 0
     expected = [encode(value).data for value in shared[::5]]
@@ -205,6 +210,6 @@ def test_nothing_is_wrong_with_a_store_in_use(store: Store, other: Store) -> Non
     grow(store, hold, GROWTHS["a list with a counter on both sides"])
     store.update_document("space", "key", lambda _: encode({"a": 1}))
     store.release_run(store.acquire_run("gone"))
-    store.purge_run("gone")
+    store.purge_runs(["gone"])
     assert store.damage == ()
     assert store.check() == other.check() == []

@@ -6,29 +6,21 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parents[2]
-INJECTOR = Path(__file__).with_name("fault_injector.py")
-DONE, OURS = 0, 3
+from tests.crash.test_kill_points import DONE, INJECTOR, OURS, ROOT
+from tests.python_processes import run_python
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 #: Every how many calls it is hurt: a prime, so that all kinds of call have their turn.
 STRIDE = 37
 
 
 def inject(folder: Path, how: str) -> list[dict[str, Any]]:
-    words = [sys.executable, str(INJECTOR), "execute", str(folder), str(STRIDE), how]
-    done = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    done = run_python(INJECTOR, ROOT, "execute", folder, STRIDE, how, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found

@@ -6,33 +6,30 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.python_processes import run_python
+
 ROOT = Path(__file__).resolve().parents[2]
-INJECTOR = Path(__file__).with_name("fault_injector.py")
+INJECTOR = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.crash.fault_injector import main
+main(*sys.argv[2:])
+"""
 DONE, OURS = 0, 3
 #: Every how many calls a scenario is hurt: primes, so that all kinds of call have their turn.
-STRIDES = {"first": 11, "steps": 29, "checkpoint": 29, "manager": 19}
+STRIDES = {"first": 11, "steps": 29, "checkpoint": 29, "manager": 19, "imported": 17}
 
 Found = list[dict[str, Any]]
 
 
 def inject(scenario: str, folder: Path, how: str) -> Found:
-    words = [sys.executable, str(INJECTOR), scenario, str(folder), str(STRIDES[scenario]), how]
-    done = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    done = run_python(INJECTOR, ROOT, scenario, folder, STRIDES[scenario], how, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     found: Found = json.loads(done.stdout)
     return found
@@ -49,7 +46,8 @@ def test_nothing_acknowledged_is_lost_when_killed_at_any_call(
     assert last["end"] == DONE
 
 
-@pytest.mark.parametrize("scenario", STRIDES)
+#: An import closes the folder itself, where a VFS in Python cannot keep quiet as SQLite does.
+@pytest.mark.parametrize("scenario", [each for each in STRIDES if each != "imported"])
 def test_a_disk_that_fails_at_any_call_is_an_error_of_ours_and_loses_nothing(
     tmp_path: Path, scenario: str
 ) -> None:

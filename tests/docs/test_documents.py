@@ -13,9 +13,14 @@ import pytest
 
 from docs.generate.executed_page import execute, files_of, is_as_printed
 from docs.generate.pages import EXECUTED, ROOT
+from docs.generate.terminal import start_process
+from tests.python_processes import PythonInTerminal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from docs.generate.terminal import Process
 
 README = (ROOT / "README.md").read_text()
 
@@ -42,10 +47,54 @@ def readme_program(folder: Path) -> Path:
     return program
 
 
+#: What ``maestro`` and ``python FILE`` execute.
+MAESTRO = "from maestro_hive.cli import main; main()"
+SCRIPT = """
+import types
+
+def execute():
+    path = os.path.abspath(sys.argv[1])
+    sys.argv, sys.path[0] = sys.argv[1:], os.path.dirname(path)
+    sys.excepthook = lambda kind, error, trace: print_error(kind, error, trace, path)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = path
+    with open(path, encoding="utf-8") as file:
+        program = compile(file.read(), path, "exec")
+    exec(program, main.__dict__)
+
+def print_error(kind, error, trace, path):
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+execute()
+"""
+
+
+def start_forked(
+    words: list[str], folder: Path, environment: Mapping[str, str], terminal: int
+) -> Process:
+    """Start a command; where it is our own or a program of the page, fork it."""
+    match words:
+        case ["maestro", *arguments]:
+            program = MAESTRO
+        case ["python", file, *_] if file.endswith(".py"):
+            program, arguments = SCRIPT, words[1:]
+        case _:
+            return start_process(words, folder, environment, terminal)
+    return PythonInTerminal(program, *arguments, terminal=terminal, env=environment, cwd=folder)
+
+
 @pytest.mark.parametrize("name", EXECUTED)
-def test_a_page_shows_the_real_output(name: str, tmp_path: Path) -> None:
+def test_a_page_shows_the_real_output(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make docs` starts what is forked here."""
+    # These are installed for our own tests, print nothing, and take most of the time of a start.
+    unused = ("hypothesispytest", "anyio", "xdist", "timeout")
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{each}" for each in unused))
     page = (ROOT / name).read_text()
-    assert execute(page, tmp_path) == page
+    assert execute(page, tmp_path, start_forked) == page
 
 
 def test_the_readme_program_is_killed_once_and_nothing_is_done_twice(
@@ -185,3 +234,12 @@ def test_outdated_output_is_replaced(tmp_path: Path) -> None:
 def test_a_block_that_is_not_executed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="neither a file nor something typed"):
         execute("```python\nprint(1)\n```\n", tmp_path)
+
+
+def test_commands_go_on_under_names_and_processes_are_those_of_the_page(tmp_path: Path) -> None:
+    waits = "```console goes-on {0}\n$ python wait.py\nup\n```\n"
+    killed = "```console\n$ kill -9 {1}\n```\n\n```console rest {0}\nKilled\n```\n"
+    page = "```python wait.py\nimport time\n\nprint('up')\ntime.sleep(60)\n```\n"
+    page += waits.format("one") + waits.format("two")
+    page += killed.format("two", 4712) + killed.format("one", 4711)
+    assert execute(page, tmp_path) == page

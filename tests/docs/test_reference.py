@@ -12,16 +12,22 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from docs.generate import api_page, pictures, sources
+from docs.generate import api_page, pictures, sources, values_page
 from docs.generate.pages import PAGES, PICTURES, ROOT
 from maestro_hive.cli.app import VERBS
 from maestro_hive.engine.options import CallOptions, StepOptions
+from maestro_hive.maestro.state.codec_classes import BUILT_IN
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_make_docs_writes(name: str) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     assert page == PAGES[name](), "type `make docs`"
+
+
+def test_the_page_about_values_shows_every_type_that_has_a_form() -> None:
+    shown = {type(value) for values in values_page.samples().values() for value in values}
+    assert shown >= BUILT_IN
 
 
 def test_the_pages_do_not_depend_on_who_makes_them() -> None:
@@ -44,6 +50,15 @@ def test_every_public_name_and_method_says_what_it_promises(module: str) -> None
         if inspect.isclass(thing):
             for method in sources.methods(thing):
                 assert method.promise, f"{module}.{name}.{method.name}"
+
+
+@pytest.mark.parametrize(
+    "name, attribute", [("RunHandle", "run_id"), ("Worker", "id"), ("Question", "asked_at")]
+)
+def test_what_is_handed_to_users_is_described(name: str, attribute: str) -> None:
+    section = api_page.write().partition(f"\n### `{name}`\n")[2].partition("\n### ")[0]
+    assert re.search(rf"^- `{attribute}\b", section, re.MULTILINE)
+    assert f"{name}(" not in section
 
 
 @pytest.mark.parametrize("taken", [StepOptions, CallOptions])

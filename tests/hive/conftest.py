@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +21,15 @@ def quick_config() -> ExecutionConfig:
         level1=Level1Config(base_delay_seconds=0),
         level2=Level2Config(base_delay_seconds=0, circuit_breaker_threshold=1000),
     )
+
+
+def copy_live(folder: Path, target: Path) -> Path:
+    """Copy a state folder as it is now: that is what a kill leaves behind.
+
+    Without the temporary files of a JSON copy that is being written: they are gone in a moment.
+    """
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.tmp"))
+    return target
 
 
 @pytest.fixture

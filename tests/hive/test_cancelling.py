@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive import Hive, PersonaExecutor, RunCancelledError
-from maestro_hive.hive import UnknownRunError
-from maestro_hive.hive.inbox import Inbox
+from maestro_hive.engine.open_run import append_entries
+from maestro_hive.hive import UnknownRunError, runs
+from maestro_hive.hive.inbox import Inbox, watcher_for
+from maestro_hive.hive.waits import deliver
 from maestro_hive.kernel.errors import ConfigurationError, RunLeasedError
+from maestro_hive.maestro.state.events import RunEnded
 from tests.hive.conftest import quick_config
 from tests.hive.test_waits import status, until
+from tests.python_processes import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,11 +74,32 @@ def test_cancelling_a_run_cancels_its_steps_its_children_and_what_it_detached(hi
     assert len(hive.runs()) == 3
 
 
+def test_the_end_of_a_cancelled_run_is_one_write_with_its_lease(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(hive)
+    store = hive._open()
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a write of its own, whose failure would be reported to no caller")
+
+    async def main() -> None:
+        running = asyncio.create_task(hive.run(work.child, "x", run_id="r"))
+        await work.started(1)
+        monkeypatch.setattr(store, "release_run", fail)
+        assert hive.cancel("r")
+        with pytest.raises(RunCancelledError):
+            await running
+
+    asyncio.run(main())
+    assert store.run_leases() == {}
+
+
 def test_a_cancelled_run_stays_so_in_another_process_of_the_folder(folder: Path) -> None:
     async def main() -> None:
         with Hive(folder, quick_config()) as hive:
             work = Work(hive)
-            handle = hive.start(work.parent, run_id="r")
+            handle = await hive.start(work.parent, run_id="r")
             await work.started(4)
             handle.cancel()
             with pytest.raises(RunCancelledError):
@@ -88,7 +113,8 @@ def test_a_cancelled_run_stays_so_in_another_process_of_the_folder(folder: Path)
         assert not work.outcomes
 
 
-def test_a_workflow_cannot_refuse_to_be_cancelled(hive: Hive) -> None:
+def test_a_workflow_cannot_refuse_to_be_cancelled(folder: Path) -> None:
+    hive = Hive(folder, quick_config(), cancel_grace=0.3)
     work = Work(hive)
 
     @hive.workflow
@@ -114,9 +140,59 @@ def test_a_workflow_cannot_refuse_to_be_cancelled(hive: Hive) -> None:
         with pytest.raises(RunCancelledError):
             await running
 
-    asyncio.run(main(stubborn, "a"))
-    asyncio.run(main(deaf, "b"))
-    assert work.outcomes == ["one started", "one cancelled", "three started", "three cancelled"]
+    with hive:
+        asyncio.run(main(stubborn, "a"))
+        assert work.outcomes == ["one started", "one cancelled", "two started", "two cancelled"]
+        asyncio.run(main(deaf, "b"))
+    assert work.outcomes[4:] == ["three started", "three cancelled"]
+
+
+def test_the_end_of_a_cancelled_run_is_recorded_once(hive: Hive) -> None:
+    work = Work(hive)
+
+    @hive.workflow
+    async def returns() -> str:
+        try:
+            await work.slow("one")
+        except asyncio.CancelledError:
+            return "done all the same"
+        return "done"
+
+    async def main() -> list[Any]:
+        running = asyncio.create_task(hive.run(returns, run_id="r"))
+        await work.started(1)
+        hive.cancel("r")
+        with pytest.raises(RunCancelledError):
+            await running
+        events = hive.events("r", follow=False)
+        return [event async for event in events if isinstance(event, RunEnded)]
+
+    assert len(asyncio.run(main())) == 1
+
+
+def test_a_request_to_cancel_that_comes_after_the_workflow_leaves_nothing_behind(
+    hive: Hive,
+) -> None:
+    @hive.workflow
+    async def ends() -> list[str]:
+        await asyncio.sleep(0.01)
+        return ["large"] * 200_000  # which is encoded in a thread
+
+    async def main() -> set[Any]:
+        running = asyncio.create_task(hive.run(ends, run_id="r"))
+        watcher = watcher_for(hive._open(), deliver)
+        await until(lambda: "r" in watcher.runs)
+        active = watcher.runs["r"]
+        ended = active.root.task
+        assert ended is not None
+        await asyncio.wait({ended})
+        assert not running.done()
+        active.cancel("too late")
+        assert len(await running) == 200_000
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(main()) == set()
+    assert status(hive) == "success"
 
 
 def test_a_run_that_no_process_executes_is_cancelled_at_once_with_its_children(
@@ -214,9 +290,11 @@ def test_cancelling_a_run_that_ends_in_this_moment_leaves_its_result(
 
 def test_what_cleans_up_is_cancelled_once(hive: Hive) -> None:
     cleaned: list[str] = []
+    has_started = asyncio.Event()
 
     @hive.step
     async def slow() -> None:
+        has_started.set()
         try:
             await asyncio.sleep(30)
         finally:
@@ -233,7 +311,7 @@ def test_what_cleans_up_is_cancelled_once(hive: Hive) -> None:
 
     async def main() -> None:
         running = asyncio.create_task(hive.run(work, run_id="r"))
-        await asyncio.sleep(0.3)
+        await has_started.wait()
         hive.cancel("r")
         with pytest.raises(RunCancelledError):
             await running
@@ -246,11 +324,11 @@ def test_a_run_can_be_cancelled_and_watched_in_the_moment_it_is_started(hive: Hi
     work = Work(hive)
 
     async def main() -> None:
-        handle = hive.start(work.child, "x", run_id="r")
+        handle = await hive.start(work.child, "x", run_id="r")
         assert handle.cancel("at once")
         with pytest.raises(RunCancelledError, match="at once"):
             await handle.result()
-        watched = hive.start(work.child, "y", run_id="s")
+        watched = await hive.start(work.child, "y", run_id="s")
         seen = [type(event).__name__ async for event in _until_started(hive)]
         assert seen[0] == "RunStarted"
         watched.cancel()
@@ -337,5 +415,107 @@ def test_a_task_cancelled_at_any_moment_ends_as_cancelled_and_its_run_is_resumed
             if await stop_after(turns):
                 return
         pytest.fail("the run never ended by itself")
+
+    asyncio.run(main())
+
+
+# --- children of a run that no process executes ------------------------------------------------------
+
+_FAMILY = """
+import asyncio, os, sys
+from maestro_hive import Hive
+
+hive = Hive(sys.argv[1])
+
+is_cleaning = asyncio.Event()
+
+@hive.step
+async def slow(name):
+    print(name, flush=True)
+    if name == "cleaning":
+        is_cleaning.set()
+    if name == sys.argv[2]:
+        os.kill(os.getpid(), 9)
+    await asyncio.sleep(60)
+
+@hive.workflow
+async def grandchild():
+    await slow("grandchild")
+
+@hive.workflow
+async def cleaning():
+    try:
+        await slow("cleaning")
+    finally:
+        await slow("clean up")
+
+@hive.workflow
+async def child():
+    await grandchild()
+
+@hive.workflow
+async def parent():
+    if sys.argv[2] == "clean up":
+        left = asyncio.create_task(cleaning())
+        await is_cleaning.wait()
+        left.cancel()
+        await asyncio.wait([left])
+    await child()
+
+hive.run_sync(parent, run_id="r")
+"""
+
+
+@pytest.mark.parametrize(
+    "killed_at, before",
+    [
+        ("grandchild", ["running", "running", "running"]),
+        ("clean up", ["running", "running"]),  # the parent itself cancelled the child
+    ],
+)
+def test_children_of_a_killed_run_end_with_it_to_any_depth(
+    folder: Path, killed_at: str, before: list[str]
+) -> None:
+    assert run_python(_FAMILY, folder, killed_at).returncode == -9
+    with Hive(folder, quick_config()) as hive:
+        assert sorted(each.status for each in hive._open().runs()) == before
+        assert hive.cancel("r", "by hand")
+        left = {each.name: each.status for each in hive._open().runs()}
+        assert set(left.values()) == {"cancelled"}, left
+        assert not hive.cancel("r")
+
+
+def test_children_that_were_left_by_an_ended_run_are_cancelled_by_the_same_request(
+    folder: Path,
+) -> None:
+    run_python(_FAMILY, folder, "grandchild")
+    with Hive(folder, quick_config()) as hive:
+        store = hive._open()
+        lease = store.acquire_run("r")
+        append_entries(store, lease, [runs.ended("failed", error={})], "failed")
+        store.release_run(lease)
+        assert hive.cancel("r")
+        assert sorted(each.status for each in store.runs()) == ["cancelled", "cancelled", "failed"]
+        assert not hive.cancel("r")
+
+
+@pytest.mark.parametrize("reason", [object(), 3, "\udcff"])
+def test_a_reason_that_cannot_be_stored_is_refused_and_nothing_is_cancelled(
+    hive: Hive, reason: Any
+) -> None:
+    @hive.workflow
+    async def asks() -> str:
+        return await hive.wait_for("name", type=str)
+
+    async def main() -> None:
+        handle = await hive.start(asks, run_id="asks")
+        await until(lambda: status(hive, "asks") == "waiting")
+        for refused in (hive.cancel, lambda run_id, why: hive.handle(run_id).cancel(why)):
+            with pytest.raises(ConfigurationError, match="reason"):
+                refused("asks", reason)
+        with pytest.raises(ConfigurationError, match="by"):
+            hive.answer("asks", "name", "x", by=reason)
+        hive.answer("asks", "name", "x")
+        assert await handle.result() == "x"
 
     asyncio.run(main())

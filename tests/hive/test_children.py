@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maestro_hive import Hive, RunFailedError
-from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from tests.hive.conftest import quick_config
+from tests.hive.test_waits import status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +81,7 @@ def test_a_parent_may_catch_what_its_child_raises(hive: Hive) -> None:
         except RunFailedError as error:
             return error.error_type
 
-    assert hive.run_sync(forgiving) == "HelpNeeded"
+    assert hive.run_sync(forgiving) == "ValueError"
 
 
 def test_children_of_long_names_have_short_ones(hive: Hive) -> None:
@@ -140,3 +143,48 @@ def test_a_run_inside_a_workflow_needs_a_name(hive: Hive) -> None:
 
     with pytest.raises(RunFailedError, match="needs a run_id, or each start would run it again"):
         hive.run_sync(nameless)
+
+
+@dataclass
+class Finding:
+    """What a child returns, of a class that a later process may not import."""
+
+    text: str
+
+
+def test_a_result_of_a_child_that_cannot_be_read_suspends_its_parent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def define(hive: Hive, *, is_first: bool) -> Any:
+        @hive.workflow
+        async def search() -> Finding:
+            return Finding("found")
+
+        @hive.workflow
+        async def parent() -> str:
+            try:
+                found = await search()
+            except Exception as error:
+                seen.append(type(error).__name__)
+                raise
+            if is_first:
+                raise ValueError("to be retried")
+            return found.text
+
+        return parent
+
+    with Hive(folder, quick_config()) as hive:
+        with pytest.raises(RunFailedError):
+            hive.run_sync(define(hive, is_first=True), run_id="r")
+        hive.retry("r")
+    with Hive(folder, quick_config()) as hive:
+        parent = define(hive, is_first=False)
+        with monkeypatch.context() as patched:
+            patched.delattr(sys.modules[__name__], "Finding")
+            with pytest.raises(MaestroError, match="Finding"):
+                hive.run_sync(parent, run_id="r")
+        assert status(hive) != "failed"
+        assert hive.run_sync(parent, run_id="r") == "found"
+    assert not seen

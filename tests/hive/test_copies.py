@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import shutil
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maestro_hive import Hive
+from maestro_hive.admin.folder import require_journal
 from maestro_hive.engine.copies import Copier
+from maestro_hive.engine.open_run import OpenRun
 from maestro_hive.hive import RunFailedError
+from maestro_hive.hive.errors import UnknownRunError
+from maestro_hive.kernel.errors import AtomicWriteError, FolderError
 from maestro_hive.testing import MemoryStore
 from tests.hive.conftest import quick_config
 
@@ -105,3 +112,82 @@ def test_after_a_copy_that_failed_the_next_ones_are_written(
         copier.request(store, "q", written.set)
         assert written.wait(5)
     assert "a copy could not be written" in caplog.text
+
+
+def test_a_copy_that_could_not_be_written_is_an_error_of_close(folder: Path) -> None:
+    hive = Hive(folder, quick_config())
+    in_the_way = folder / "runs" / "r" / "execution_state.json" / "file"
+
+    @hive.workflow
+    async def build() -> str:
+        in_the_way.parent.mkdir(parents=True)
+        in_the_way.touch()
+        return "built"
+
+    assert hive.run_sync(build, run_id="r") == "built"
+    with pytest.raises(AtomicWriteError, match=r"execution_state\.json was not written"):
+        hive.close()
+    hive.close()
+    with Hive(folder) as again:
+        assert [info.run_id for info in again.runs("success")] == ["r"]
+
+
+def test_a_run_of_which_only_a_copy_is_left_is_resumed_by_its_id(folder: Path) -> None:
+    calls: list[str] = []
+    hive, build = program(folder, calls)
+    with hive:
+        hive.run_sync(build, run_id="r")
+    lose_journal(folder)
+    hive, _ = program(folder, calls)
+    with hive:
+        assert asyncio.run(hive.resume("r")) == ["A", "B"]
+        with pytest.raises(UnknownRunError, match="there is no run 'other'"):
+            asyncio.run(hive.resume("other"))
+    assert calls == ["a", "b"]
+
+
+def test_a_folder_that_has_only_copies_is_not_called_an_empty_one(folder: Path) -> None:
+    hive, build = program(folder, [])
+    with hive:
+        hive.run_sync(build, run_id="r")
+    lose_journal(folder)
+    with pytest.raises(FolderError, match=r"JSON copies of 1 run\(s\): r; start their programs"):
+        require_journal(folder)
+
+
+def test_the_last_copy_of_a_suspended_run_has_all_of_it_however_slowly_it_is_closed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = OpenRun.close
+
+    def slow(run: OpenRun, *, released: bool = False) -> None:
+        time.sleep(0.3)  # the thread that writes copies is quicker
+        close(run, released=released)
+
+    monkeypatch.setattr(OpenRun, "close", slow)
+    calls: list[str] = []
+    hive, build = program(folder, calls)
+
+    @hive.workflow
+    async def stopped() -> None:
+        await build()
+        await hive.sleep(1000)
+
+    async def stop() -> None:
+        running = asyncio.create_task(hive.run(stopped, run_id="r"))
+        for _ in range(1000):
+            if len(calls) >= 2:
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        running.cancel()
+        await asyncio.wait({running})
+
+    with hive:
+        asyncio.run(stop())
+        store = hive._open()
+        record = store.run("r")
+        assert record is not None
+        recorded = len(store.entries(record.id))
+    copy = json.loads((folder / "runs" / "r" / "execution_state.json").read_bytes())
+    assert len(copy["document"]["run"]["entries"]) == recorded

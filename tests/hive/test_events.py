@@ -9,6 +9,7 @@ import pytest
 
 from maestro_hive import Hive, RunFailedError, current
 from maestro_hive.hive import UnknownRunError
+from maestro_hive.hive.runs import read_run
 from maestro_hive.maestro.state.events import (
     RunEnded,
     RunEvent,
@@ -47,7 +48,7 @@ def test_events_come_while_the_run_continues_and_end_with_it(hive: Hive) -> None
         return await work()
 
     async def main() -> list[RunEvent]:
-        handle = hive.start(job, run_id="r")
+        handle = await hive.start(job, run_id="r")
         await until(lambda: status(hive) == "running")
         seen: list[RunEvent] = []
         async for event in hive.events("r"):
@@ -75,7 +76,9 @@ def test_the_events_of_a_dead_run_are_told_and_end(folder: Path) -> None:
                 await hive.sleep(60)
 
             running = asyncio.create_task(hive.run(nap, run_id="r"))
-            await asyncio.sleep(0.3)
+            async with asyncio.timeout(30):
+                while not (hive.runs() and read_run(hive._open(), "r").waits):  # noqa: ASYNC110 - it is in a journal
+                    await asyncio.sleep(0.01)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running

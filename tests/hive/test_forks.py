@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive import Hive, PersonaExecutor, RunFailedError, current
-from maestro_hive.hive import RunMismatchError, UnknownRunError
+from maestro_hive.hive import RunMismatchError, UnknownRunError, control
 from maestro_hive.kernel.errors import ConfigurationError
 from tests.hive.conftest import quick_config
 
@@ -248,3 +248,29 @@ def test_a_workflow_that_takes_other_arguments_by_now_is_refused_before_anything
         with pytest.raises(RunMismatchError, match="takes other arguments by now"):
             resumed_on(hive, "r")
         assert [info.status for info in hive.runs()] == ["pending"]
+
+
+def test_a_run_that_was_enqueued_by_name_is_forked_with_other_arguments(folder: Path) -> None:
+    with Hive(folder, quick_config()) as without:
+        without.enqueue("nap", run_id="none")
+        without.enqueue("nap", 7, run_id="by-place")
+        without.enqueue("nap", n=7, run_id="by-name")
+        store = without._open()
+        for run_id in ("none", "by-name"):
+            control.fork(store, run_id, in_words={"n": "3"}, new_id=f"fork-{run_id}")
+        with pytest.raises(ConfigurationError, match="maestro enqueue nap NAME=VALUE"):
+            control.fork(store, "by-place", in_words={"n": "3"})
+    with Hive(folder, quick_config()) as hive:
+
+        @hive.workflow
+        async def nap(n: int) -> int:
+            return n
+
+        assert resumed_on(hive, "fork-none") == 3
+        assert resumed_on(hive, "fork-by-name") == 3
+        assert resumed_on(hive, hive.fork("by-place", n=4)) == 4
+        with pytest.raises(ConfigurationError, match="has no parameter m; it has: n"):
+            hive.fork("by-place", m=4)
+        hive.enqueue(nap, 1)  # from then on its parameters are recorded
+        made = control.fork(hive._open(), "by-place", in_words={"n": "5"})
+        assert resumed_on(hive, made) == 5

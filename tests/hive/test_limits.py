@@ -14,7 +14,8 @@ import pytest
 
 from maestro_hive import Hive
 from maestro_hive.engine.breaker import CircuitBreaker
-from maestro_hive.engine.limits import NAMESPACE, Limit, RateLimit, Semaphore
+from maestro_hive.engine.errors import CircuitBreakerOpen
+from maestro_hive.engine.limits import RATE_LOGS, Entered, Limit, RateLimit, Semaphore
 from maestro_hive.engine.rates import Rate
 from maestro_hive.engine.shared import all_shared
 from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError, StoreClosedError
@@ -23,6 +24,7 @@ from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.testing import ManualClock, MemoryStore
 from tests.hive.conftest import quick_config
+from tests.timing import least
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,11 +72,16 @@ def held(store: Store, name: str = "step") -> list[str]:
 
 
 async def enter(limit: Limit) -> Callable[[], None]:
-    """Enter a limit; return what is called at the end, also where there is nothing to release."""
-    return await limit.enter(None) or (lambda: None)
+    """Enter a limit as an attempt does; return what is called at the end, also where nothing is."""
+    entered = await limit.enter(None)
+    if entered is None:
+        return lambda: None
+    while not entered.is_current():
+        await entered.renew()
+    return entered.leave
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition was not met in time"
@@ -110,7 +117,7 @@ def test_never_more_than_so_many_are_active_at_once(store: Store) -> None:
 
     async def scene() -> None:
         limit = at_once(store, PERMITS)
-        await asyncio.gather(*(attempts.make(limit) for _ in range(40)))
+        await asyncio.gather(*(attempts.make(limit, 0.02) for _ in range(40)))
         await until(lambda: not held(store))
 
     asyncio.run(scene())
@@ -150,6 +157,7 @@ def test_tasks_of_one_process_are_served_in_the_order_they_came(store: Store) ->
     assert order == list(range(20))
 
 
+@pytest.mark.timing
 def test_a_released_permit_wakes_the_next_task_here_at_once(store: Store) -> None:
     async def scene() -> float:
         limit = at_once(store, 1)
@@ -161,7 +169,7 @@ def test_a_released_permit_wakes_the_next_task_here_at_once(store: Store) -> Non
         (await waiting)()
         return time.monotonic() - released
 
-    assert asyncio.run(scene()) < 0.1
+    assert least(lambda: asyncio.run(scene()), 0.1) < 0.1
 
 
 def test_tasks_of_one_process_pass_a_permit_on_without_writing(
@@ -200,7 +208,7 @@ def test_a_second_release_does_not_release_the_permit_of_the_next_task(store: St
             await asyncio.wait_for(enter(limit), 0.1)
         assert held(store) == ["semaphore/step/0"]
         second()
-        (await asyncio.wait_for(enter(limit), 5))()
+        (await asyncio.wait_for(enter(limit), 30))()
 
     asyncio.run(scene())
 
@@ -213,7 +221,7 @@ def test_a_second_release_while_the_first_is_written_releases_nothing_else(
     release_lease, may_continue = store.release_lease, threading.Event()
 
     def slow(lease: Lease) -> None:
-        may_continue.wait(10)
+        may_continue.wait(30)
         release_lease(lease)
 
     async def scene() -> None:
@@ -226,7 +234,7 @@ def test_a_second_release_while_the_first_is_written_releases_nothing_else(
         release()
         await asyncio.sleep(0.05)
         may_continue.set()
-        second = await asyncio.wait_for(waiting, 5)
+        second = await asyncio.wait_for(waiting, 30)
         await asyncio.sleep(0.05)
         assert held(store) == ["semaphore/step/0"]
         second()
@@ -281,7 +289,7 @@ def test_without_a_limit_nothing_is_waited_for_or_written(folder_store: SqliteSt
 
     asyncio.run(scene())
     assert not held(folder_store)
-    assert not folder_store.documents(NAMESPACE)
+    assert not folder_store.documents(RATE_LOGS.namespace)
 
 
 # --- cancelled -----------------------------------------------------------------------------------
@@ -298,7 +306,7 @@ def test_cancelled_waiters_hold_nothing(store: Store) -> None:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         release()
-        (await asyncio.wait_for(enter(limit), 5))()
+        (await asyncio.wait_for(enter(limit), 30))()
         await until(lambda: not held(store))
 
     asyncio.run(scene())
@@ -324,7 +332,7 @@ def test_a_task_cancelled_at_any_moment_leaks_no_permit(store: Store) -> None:
         limit = at_once(store, 1)
         for turns in range(30):
             await one_time(limit, turns)
-            await asyncio.wait_for(one_time(limit, turns), 5)
+            await asyncio.wait_for(one_time(limit, turns), 30)
         await until(lambda: not held(store))
 
     asyncio.run(scene())
@@ -339,7 +347,7 @@ def test_a_task_cancelled_while_a_thread_takes_its_permit_releases_it(
 
     def slow(name: str) -> object:
         entered.set()
-        may_go_on.wait(10)
+        may_go_on.wait(30)
         return take_lease(name)
 
     monkeypatch.setattr(store, "take_lease", slow)
@@ -352,7 +360,7 @@ def test_a_task_cancelled_while_a_thread_takes_its_permit_releases_it(
         with pytest.raises(asyncio.CancelledError):
             await task
         may_go_on.set()
-        (await asyncio.wait_for(enter(limit), 5))()
+        (await asyncio.wait_for(enter(limit), 30))()
         await until(lambda: not held(store))
 
     asyncio.run(scene())
@@ -382,7 +390,7 @@ def test_a_start_that_is_cancelled_while_a_thread_counts_it_does_not_count(
 
     def slow(*arguments: object) -> object:
         entered.set()
-        may_go_on.wait(10)
+        may_go_on.wait(30)
         return update(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store, "update_document", slow)
@@ -395,8 +403,8 @@ def test_a_start_that_is_cancelled_while_a_thread_counts_it_does_not_count(
         with pytest.raises(asyncio.CancelledError):
             await task
         may_go_on.set()
-        await until(lambda: (store.document(NAMESPACE, "step") or _NONE).version == 2)
-        await asyncio.wait_for(enter(limit), 5)
+        await until(lambda: (store.document(RATE_LOGS.namespace, "step") or _NONE).version == 2)
+        await asyncio.wait_for(enter(limit), 30)
 
     asyncio.run(scene())
     store.close()
@@ -416,7 +424,7 @@ def test_another_process_has_its_share_of_the_same_permits() -> None:
 
     async def scene() -> None:
         several = [
-            attempts.make(at_once(store, 2), 0.01) for store in (mine, other) for _ in range(10)
+            attempts.make(at_once(store, 2), 0.05) for store in (mine, other) for _ in range(10)
         ]
         await asyncio.gather(*several)
         await until(lambda: not held(mine))
@@ -433,7 +441,7 @@ def test_a_process_with_many_tasks_leaves_permits_to_one_with_a_single_task() ->
     async def scene() -> int:
         many = [asyncio.create_task(attempts.make(at_once(crowd, 1), 0.01)) for _ in range(200)]
         await asyncio.sleep(0.03)
-        release = await asyncio.wait_for(enter(at_once(single, 1)), 5)
+        release = await asyncio.wait_for(enter(at_once(single, 1)), 30)
         entered = attempts.started
         release()
         for task in many:
@@ -453,7 +461,7 @@ def test_the_permit_of_a_dead_process_is_free() -> None:
         await enter(at_once(dead, 1))
         dead.take_lease("semaphore/step/next")  # it was also the next one to get a permit
         dead.abandon()
-        (await asyncio.wait_for(enter(at_once(store, 1)), 5))()
+        (await asyncio.wait_for(enter(at_once(store, 1)), 30))()
 
     asyncio.run(scene())
 
@@ -465,7 +473,7 @@ def test_a_process_that_lost_its_permit_while_stopped_does_not_release_it() -> N
     async def scene() -> None:
         release = await enter(at_once(stopped, 1))
         clock.advance(20)  # and the lease expires
-        release_other = await asyncio.wait_for(enter(at_once(other, 1)), 5)
+        release_other = await asyncio.wait_for(enter(at_once(other, 1)), 30)
         release()
         assert stopped.lease("semaphore/step/0") is not None
         release_other()
@@ -484,12 +492,52 @@ def test_a_permit_that_was_lost_is_not_passed_on_to_a_task_here() -> None:
         waiting = asyncio.create_task(enter(limit))
         await asyncio.sleep(0.01)
         clock.advance(20)
-        release_other = await asyncio.wait_for(enter(at_once(other, 1)), 5)
+        release_other = await asyncio.wait_for(enter(at_once(other, 1)), 30)
         release()
         await asyncio.sleep(0.1)
         assert not waiting.done()
         release_other()
-        (await asyncio.wait_for(waiting, 5))()
+        (await asyncio.wait_for(waiting, 30))()
+
+    asyncio.run(scene())
+
+
+def test_a_permit_that_was_lost_before_the_body_was_called_is_waited_for_again() -> None:
+    clock = ManualClock()
+    stopped = MemoryStore(clock=clock)
+    other = MemoryStore(shared_with=stopped)
+
+    async def scene() -> None:
+        entered = await at_once(stopped, 1).enter(None)
+        assert entered is not None
+        assert entered.is_current()
+        clock.advance(100)  # as if its process had been stopped
+        release = await enter(at_once(other, 1))
+        assert not entered.is_current()
+        again = asyncio.create_task(entered.renew())
+        await asyncio.sleep(0.3)
+        assert not again.done()
+        release()
+        await again
+        assert entered.is_current()
+        assert held(other) == ["semaphore/step/0"]
+        entered.leave()
+        assert held(other) == []
+
+    asyncio.run(scene())
+
+
+def test_a_permit_that_was_late_and_is_still_ours_is_renewed() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+
+    async def scene() -> None:
+        entered = await at_once(store, 1).enter(None)
+        assert entered is not None
+        clock.advance(100)
+        assert not entered.is_current()
+        await entered.renew()
+        assert entered.is_current()
 
     asyncio.run(scene())
 
@@ -507,7 +555,7 @@ def test_a_long_task_holds_its_permit_in_a_store_that_renews_nothing() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(enter(limit), 0.2)
         release()
-        (await asyncio.wait_for(enter(limit), 5))()
+        (await asyncio.wait_for(enter(limit), 30))()
 
     asyncio.run(scene())
 
@@ -574,7 +622,7 @@ def test_the_log_of_starts_does_not_grow_over_the_rate() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
     start_times(clock, at_rate(store, 5, 10), 200)
-    document = store.document(NAMESPACE, "step")
+    document = store.document(RATE_LOGS.namespace, "step")
     assert document is not None
     assert len(codec.decode(document.value)["starts"]) <= 5
 
@@ -654,11 +702,34 @@ def test_a_start_that_took_too_long_to_write_is_counted_again() -> None:
     assert moments[1] - moments[0] >= 10
 
 
+def test_a_machine_on_which_every_start_is_late_starts_all_of_them() -> None:
+    """And each is counted as late as it is, so no window has too many."""
+    clock = ManualClock()
+    limit = at_rate(MemoryStore(clock=clock), 2, 1)
+    starts: list[float] = []
+
+    async def scene() -> None:
+        for _ in range(10):
+            entered = await limit.enter(None)
+            assert entered is not None
+            clock.advance(0.7)
+            for _ in range(10):
+                if entered.is_current():
+                    break
+                await entered.renew()
+                clock.advance(0.7)
+            assert entered.is_current()
+            starts.append(clock.boot_seconds())
+
+    asyncio.run(scene())
+    assert all(last - first >= 1 for first, last in zip(starts, starts[2:], strict=False))
+
+
 def test_tasks_wait_for_the_rate_in_the_order_they_came(store: Store) -> None:
     order: list[int] = []
 
     async def attempt(limit: Limit, number: int) -> None:
-        await enter(limit)
+        await limit.enter(None)
         order.append(number)
 
     async def scene() -> None:
@@ -671,7 +742,7 @@ def test_tasks_wait_for_the_rate_in_the_order_they_came(store: Store) -> None:
 
 def test_a_cancelled_wait_for_the_rate_uses_nothing_up(store: Store) -> None:
     async def scene() -> None:
-        limit = at_rate(store, 2, 0.3)
+        limit = at_rate(store, 2, 1.5)
         await enter(limit)
         await enter(limit)
         waiting = [asyncio.create_task(enter(limit)) for _ in range(10)]
@@ -679,15 +750,15 @@ def test_a_cancelled_wait_for_the_rate_uses_nothing_up(store: Store) -> None:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await asyncio.wait_for(enter(limit), 2)
-        async with asyncio.timeout(0.15):
+        await asyncio.wait_for(enter(limit), 30)
+        async with asyncio.timeout(1.2):  # and not after another window
             await enter(limit)
 
     asyncio.run(scene())
 
 
 def test_a_document_that_is_no_log_is_named(store: Store) -> None:
-    store.update_document(NAMESPACE, "step", lambda _: codec.encode({"starts": 5}))
+    store.update_document(RATE_LOGS.namespace, "step", lambda _: codec.encode({"starts": 5}))
 
     async def scene() -> None:
         with pytest.raises(DocumentCorruptError, match="limits/step"):
@@ -720,17 +791,18 @@ def test_an_attempt_enters_once_however_often_its_breaker_changes_meanwhile(
     entered: list[str] = []
     enter_limit = Limit.enter
 
-    async def counted(limit: Limit, step: StepExecution | None) -> Callable[[], None] | None:
+    async def counted(limit: Limit, step: StepExecution | None) -> Entered | None:
         entered.append(limit.name)
         return await enter_limit(limit, step)
 
     monkeypatch.setattr(Limit, "enter", counted)
 
-    @hive.step(max_attempts=1, max_concurrency=2)
+    @hive.step(max_attempts=2, rounds=2, max_concurrency=2)
     async def work(number: int) -> int:
         await asyncio.sleep(0)
         if number % 2:
-            raise ValueError(number)  # changes the record of the breaker, as does the next success
+            # Changes the record of the breaker, as does the next success.
+            raise ConnectionError(number)
         return number
 
     @hive.workflow
@@ -739,7 +811,7 @@ def test_an_attempt_enters_once_however_often_its_breaker_changes_meanwhile(
         return sum(isinstance(each, int) for each in done)
 
     assert hive.run_sync(build) == 10
-    rounds = hive.config.level2.max_attempts
+    rounds = 2
     assert len(entered) == 10 + 10 * rounds
 
 
@@ -758,9 +830,8 @@ def test_a_breaker_that_opens_while_an_attempt_waits_for_its_turn_refuses_it(
             return name
 
         @hive.workflow
-        async def build() -> list[object]:
-            done = await asyncio.gather(work("a"), work("b"), return_exceptions=True)
-            return [type(each).__name__ for each in done]
+        async def build() -> list[str]:
+            return list(await asyncio.gather(work("a"), work("b")))
 
         async def main() -> None:
             running = asyncio.create_task(hive.run(build, run_id="r"))
@@ -770,7 +841,8 @@ def test_a_breaker_that_opens_while_an_attempt_waits_for_its_turn_refuses_it(
             breaker.record_failure()
             close_store(store)
             turn.set()
-            assert await running == ["str", "CircuitBreakerOpen"]
+            with pytest.raises(CircuitBreakerOpen):
+                await running
 
         asyncio.run(main())
     assert calls == ["a"]

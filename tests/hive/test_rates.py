@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from maestro_hive.engine.rates import Moment, Rate, RateLog, Starts, count_start
+from maestro_hive.engine.rates import Rate, RateLog, Starts, count_start
+from maestro_hive.kernel.clock import Moment
 from maestro_hive.kernel.errors import ConfigurationError
 
 
@@ -83,6 +85,27 @@ def test_no_window_has_more_starts_than_the_rate(
         assert last - first >= seconds * (1 - 1e-9)
 
 
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.floats(0, 2), st.floats(0, 0.5), st.floats(0, 1)), max_size=60),
+    st.booleans(),
+)
+def test_no_window_has_too_many_however_much_later_than_counted_each_of_them_starts(
+    times: int, pauses: list[tuple[float, float, float]], grouped: bool
+) -> None:
+    rate = Rate(times * 40 if grouped else times, 1.0)
+    started, now, log = [], 1000.0, Starts()
+    for pause, ahead, part in pauses:
+        now += pause / (40 if grouped else 1)
+        while wait := log.wait(rate, now):
+            now += wait
+        log = log.with_one(rate, now, ahead)
+        started.append(now + ahead * part)
+    started.sort()
+    for first, last in zip(started, started[rate.times :], strict=False):
+        assert last - first >= 1 - 1e-9
+
+
 @settings(max_examples=25)
 @given(st.lists(st.sampled_from([0.0, 0.0, 0.0001, 0.003, 0.02]), min_size=400, max_size=400))
 def test_a_high_rate_that_is_recorded_in_groups_is_never_exceeded_either(
@@ -135,7 +158,9 @@ def test_a_start_in_a_group_can_be_removed_too() -> None:
 
 
 def at(boot: str, boot_seconds: float, wall_seconds: float) -> Moment:
-    return Moment(boot=boot, boot_seconds=boot_seconds, wall_seconds=wall_seconds)
+    return Moment(
+        boot=boot, boot_seconds=boot_seconds, now=datetime.fromtimestamp(wall_seconds, UTC)
+    )
 
 
 def logged(now: Moment, *moments: float) -> RateLog:
@@ -185,8 +210,10 @@ def test_a_start_is_counted_at_the_moment_of_the_change() -> None:
 
 
 def test_a_start_that_has_to_wait_changes_nothing() -> None:
-    counted = count_start(logged(at("a", 100, 5000), 100), Rate(1, 60.0), at("a", 110, 5010))
-    assert counted == (None, 50, None)
+    log = logged(at("a", 100, 5000), 100)
+    counted = count_start(log, Rate(1, 60.0), at("a", 110, 5010))
+    assert (counted.at, counted.wait) == (None, 50)
+    assert counted.log is log
 
 
 def test_a_start_that_is_counted_again_counts_once() -> None:

@@ -70,6 +70,7 @@ async def build(feature: str, loud: bool = False) -> list[str]:
     return [*made, f"{length}{'!' if loud else ''}"]
 
 
+@hive.schedule("0 9 * * 1-5", tz="Europe/Berlin", overlap="queue", args=[["page"]])
 @hive.workflow(name="whole-shop")
 async def shop(features: list[str]) -> dict[str, int]:
     """Build several features, each as a child."""
@@ -100,7 +101,7 @@ def what_is_made() -> None:
 async def what_comes_back(own: Hive) -> None:
     assert_type(await own.run(build, "page", loud=True), list[str])
     assert_type(await own.run(shop, ["page"], run_id="shop-1"), dict[str, int])
-    handle = own.start(build, "page")
+    handle = await own.start(build, "page")
     assert_type(handle, RunHandle[list[str]])
     assert_type(await handle.result(), list[str])
     assert_type(handle.status, str)

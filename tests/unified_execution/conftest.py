@@ -33,7 +33,9 @@ def home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 @pytest.fixture
 def config(tmp_path: Path) -> ExecutionConfig:
     state = StateConfig(
-        state_dir=str(tmp_path / "state"), checkpoint_dir=str(tmp_path / "checkpoints")
+        state_dir=str(tmp_path / "state"),
+        checkpoint_dir=str(tmp_path / "checkpoints"),
+        auto_checkpoint_interval_seconds=0,  # the checkpoints there are were asked for
     )
     return ExecutionConfig(state=state)
 

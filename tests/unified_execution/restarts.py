@@ -21,6 +21,7 @@ from maestro_hive.unified_execution import (
     ExecutionConfig,
     FailureReport,
     StateConfig,
+    StatePersistence,
     UnrecoverableError,
     persona_executor,
 )
@@ -146,6 +147,13 @@ class Body:
         if isinstance(outcome, BaseException):
             raise outcome.with_traceback(None)  # or it would grow from raise to raise
         return outcome
+
+
+def persona_state(state: StatePersistence | None, persona: str) -> dict[str, Any]:
+    """Return what is known of a persona, of which something is."""
+    found = state.get_persona_state(persona) if state is not None else None
+    assert found is not None
+    return found
 
 
 def execute(

@@ -192,7 +192,7 @@ def test_a_probe_that_is_dropped_is_given_back(make: Make, clock: ManualClock) -
     clock.advance(60)
     breaker.acquire()
     gc.collect()
-    for _ in range(500):
+    for _ in range(3000):
         if not breaker.is_open():
             break
         time.sleep(0.01)

@@ -99,7 +99,7 @@ def processes(tmp_path: Path) -> Iterator[list[Child]]:
 def open_for(folder: Path, seconds: float) -> None:
     """Open the breaker as another process would, whatever it was before."""
     store = SqliteStore(folder / "state")
-    store.delete_documents(BREAKERS)
+    store.delete_documents(BREAKERS.namespace)
     CircuitBreaker(1, seconds, name="anthropic", store=store).record_failure()
     store.close()
 

@@ -104,7 +104,7 @@ def test_without_being_asked_no_window_is_stored(make: Make) -> None:
         breaker.record_failure()
         breaker.record_success()
     assert breaker.state == "closed"
-    assert breaker._backend.read().recent == ""
+    assert breaker._record.read().recent == ""
 
 
 # --- time --------------------------------------------------------------------------------------

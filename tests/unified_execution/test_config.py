@@ -17,21 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine import config as config_module
 from maestro_hive.engine.config import (
     ErrorCategory,
     ExecutionConfig,
-    FrozenConfigError,
     Level1Config,
     Level2Config,
     RecoveryStrategy,
-    Secret,
     StateConfig,
     TokenConfig,
     get_execution_config,
     reset_execution_config,
 )
+from maestro_hive.engine.settings import FrozenConfigError, Secret
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
+from maestro_hive.unified_execution import config as config_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +54,7 @@ DEFAULTS: dict[type[Any], dict[str, object]] = {
         "max_elapsed_seconds": None,
         "jitter": 0.1,
         "jitter_seed": None,
+        "disabled_healers": (),
     },
     Level2Config: {
         "max_attempts": 2,
@@ -75,6 +75,7 @@ DEFAULTS: dict[type[Any], dict[str, object]] = {
         "auto_checkpoint_interval_seconds": 60,
         "verify_checksum_on_load": True,
         "max_checkpoints_per_workflow": 10,
+        "store_streams": True,
     },
     TokenConfig: {
         "max_tokens_per_persona": 100_000,
@@ -151,11 +152,11 @@ def test_the_recovery_strategies_are_the_documented_ones() -> None:
     }
 
 
-def test_the_error_categories_are_the_documented_ones_and_rate_limit() -> None:
+def test_the_error_categories_are_the_documented_ones_and_two_of_our_own() -> None:
     assert all(each.name == each.value for each in ErrorCategory)
     assert {each.value for each in ErrorCategory} == {
         "SYNTAX", "TEST_FAILURE", "ACC_VIOLATION", "BDV_VIOLATION", "TIMEOUT", "API_ERROR",
-        "RESOURCE_ERROR", "UNKNOWN", "RATE_LIMIT",
+        "RESOURCE_ERROR", "UNKNOWN", "RATE_LIMIT", "TOKEN_BUDGET",
     }  # fmt: skip
 
 
@@ -197,6 +198,7 @@ ACCEPTED = [
     (Level1Config, "max_elapsed_seconds", None, None),
     (Level1Config, "jitter", 0, 0),
     (Level1Config, "jitter_seed", 0, 0),
+    (Level1Config, "disabled_healers", ["syntax"], ("syntax",)),
     (Level2Config, "jitter_seed", 7, 7),
     (Level2Config, "circuit_breaker_cooldown_seconds", 0.05, 0.05),
     (StateConfig, "auto_checkpoint_interval_seconds", 0, 0),
@@ -257,6 +259,7 @@ REFUSED: list[tuple[type[Any], str, list[Any]]] = [
     (Level1Config, "max_elapsed_seconds", NO_SECONDS),
     (Level1Config, "jitter", SECONDS),
     (Level1Config, "jitter_seed", NO_SEED),
+    (Level1Config, "disabled_healers", ["syntax", None, 3, [""], [3], {"syntax": True}]),
     (Level2Config, "max_attempts", WHOLE),
     (Level2Config, "base_delay_seconds", SECONDS),
     (Level2Config, "max_delay_seconds", SECONDS),
@@ -273,6 +276,7 @@ REFUSED: list[tuple[type[Any], str, list[Any]]] = [
     (StateConfig, "auto_checkpoint_interval_seconds", SECONDS),
     (StateConfig, "verify_checksum_on_load", FLAG),
     (StateConfig, "max_checkpoints_per_workflow", WHOLE),
+    (StateConfig, "store_streams", FLAG),
     (TokenConfig, "max_tokens_per_persona", COUNT),
     (TokenConfig, "max_tokens_per_execution", COUNT),
     (TokenConfig, "track_usage", FLAG),
@@ -588,7 +592,9 @@ def test_the_settings_as_a_dictionary_are_plain_json() -> None:
 
 def test_the_dictionary_holds_nothing_but_plain_types() -> None:
     def check(value: object) -> None:
-        assert type(value) in {dict, str, int, float, bool, type(None)}
+        assert type(value) in {dict, list, str, int, float, bool, type(None)}
+        for part in value if isinstance(value, list) else ():
+            check(part)
         if isinstance(value, dict):
             for key, part in value.items():
                 check(key)
@@ -671,3 +677,36 @@ def test_threads_that_ask_at_once_get_the_same_configuration() -> None:
     for thread in threads:
         thread.join()
     assert len({id(config) for config in got}) == 1
+
+
+# --- everything in one folder ---------------------------------------------------------------------
+
+
+def test_a_configuration_in_a_folder_keeps_its_settings(tmp_path: Path) -> None:
+    config = ExecutionConfig(
+        level1=Level1Config(max_attempts=9),
+        tokens=TokenConfig(enforce_budget=False),
+        state=StateConfig(
+            state_dir="elsewhere", checkpoint_dir="there", max_checkpoints_per_workflow=3
+        ),
+        timeout_seconds=7,
+        jira_api_token=Secret("t"),
+    )
+    made = config.in_folder(tmp_path)
+    assert made.state.resolve().checkpoints == tmp_path / "checkpoints"
+    assert (made.state.state_dir, made.state.max_checkpoints_per_workflow) == (str(tmp_path), 3)
+    config.state = made.state
+    assert made == config
+
+
+def test_a_configuration_in_a_folder_is_one_of_its_own(tmp_path: Path) -> None:
+    config = ExecutionConfig()
+    for source in (config, config.frozen()):
+        made = source.in_folder(tmp_path)
+        made.level1.max_attempts = 9
+        assert source.level1.max_attempts == 3
+    assert config.state.state_dir != str(tmp_path)
+
+
+def test_the_class_makes_a_configuration_in_a_folder(tmp_path: Path) -> None:
+    assert ExecutionConfig.in_folder(tmp_path).state.state_dir == str(tmp_path)

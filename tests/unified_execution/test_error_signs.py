@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import errno
-import http
+import http.client
+import json
 import math
 import re
 import socket
@@ -25,10 +26,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maestro_hive.engine.config import ErrorCategory
-from maestro_hive.engine.errors import RecoverableError
+from maestro_hive.engine.errors import (
+    RecoverableError,
+    TokenBudgetExceeded,
+    UnrecoverableError,
+)
 from maestro_hive.engine.retry_policy import (
     MAX_RETRY_AFTER_SECONDS,
     classify,
+    is_about_other_side,
     retry_after,
 )
 
@@ -369,6 +375,7 @@ CATEGORIES: dict[ErrorCategory, list[BaseException]] = {
         raised_from(ValueError("m"), KeyError("m"), error_named("PoolTimeout")),
         ExceptionGroup("some", [ValueError(), TimeoutError()]),
     ],
+    ErrorCategory.TOKEN_BUDGET: [TokenBudgetExceeded("spent", "p", 2, 1)],
     ErrorCategory.RATE_LIMIT: [
         *with_status(429),
         *with_status(http.HTTPStatus.TOO_MANY_REQUESTS),
@@ -448,3 +455,152 @@ def test_what_merely_happened_before_does_not_decide_the_category() -> None:
     error = ValueError("while handling another")
     error.__context__ = TimeoutError()
     assert classify(error) is ErrorCategory.UNKNOWN
+
+
+# --- what says something about the other side ------------------------------------------------
+
+
+def derived(name: str, *bases: str, also: type[Exception] = Exception) -> Exception:
+    """Return an error of a class with these ancestors, nearest first."""
+    kind = also
+    for each in reversed((name, *bases)):
+        kind = type(each, (kind,), {})
+    return kind("from elsewhere")
+
+
+def response(status: int) -> SimpleNamespace:
+    return SimpleNamespace(status_code=status, headers={})
+
+
+ABOUT_OTHER_SIDE: list[BaseException] = [
+    # timeouts
+    TimeoutError("late"),
+    asyncio.TimeoutError(),  # noqa: UP041 - the name that callers know
+    concurrent.futures.TimeoutError(),
+    subprocess.TimeoutExpired("claude", 5),
+    RecoverableError("late", "TIMEOUT"),
+    OSError(errno.ETIMEDOUT, "late"),
+    derived("ReadTimeout", "TimeoutException", "TransportError", "RequestError", "HTTPError"),
+    derived("ReadTimeout", "Timeout", "RequestException", also=OSError),
+    derived("ReadTimeoutError", "TimeoutError", "HTTPError"),
+    derived("APITimeoutError", "APIConnectionError", "APIError", "OpenAIError"),
+    derived("ServerSelectionTimeoutError", "AutoReconnect", "ConnectionFailure"),
+    *with_status(408),
+    *with_status(504),
+    # connections
+    ConnectionError("m"),
+    ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
+    ConnectionResetError(),
+    BrokenPipeError(),
+    http.client.RemoteDisconnected("gone"),
+    http.client.IncompleteRead(b"half"),
+    OSError(errno.ENETUNREACH, "no network"),
+    OSError(errno.EHOSTUNREACH, "no host"),
+    OSError(errno.ENETDOWN, "down"),
+    socket.gaierror(socket.EAI_NONAME, "no such host"),
+    ssl.SSLError(1, "handshake"),
+    ssl.SSLCertVerificationError(1, "expired"),
+    urllib.error.URLError(ConnectionRefusedError()),
+    derived("ConnectError", "NetworkError", "TransportError", "RequestError", "HTTPError"),
+    derived("ConnectError", "NetworkError"),
+    derived("RemoteProtocolError", "ProtocolError", "TransportError", "RequestError", "HTTPError"),
+    derived("ConnectionError", "RequestException", also=OSError),
+    derived("ConnectionError", "RedisError"),
+    derived("NewConnectionError", "HTTPError"),
+    derived("MaxRetryError", "RequestError", "PoolError", "HTTPError"),
+    derived("APIConnectionError", "APIError"),
+    derived("ServerDisconnectedError", "ServerConnectionError", "ClientError"),
+    derived("ConnectionClosedError", "ConnectionClosed", "WebSocketException"),
+    # rate limits
+    *with_status(429),
+    RecoverableError("slow down", "RATE_LIMIT"),
+    derived("RateLimitError", "APIStatusError", "APIError"),
+    derived("ThrottlingException"),
+    AnyError(response={"ResponseMetadata": {"HTTPStatusCode": 429}}),
+    # responses that say it themselves
+    *with_status(500),
+    *with_status(502),
+    *with_status(503),
+    *with_status(529),
+    AnyError(response={"ResponseMetadata": {"HTTPStatusCode": 503}}),
+    urllib.error.HTTPError("http://x", 503, "busy", message_headers(), None),
+    derived("OverloadedError", "InternalServerError", "APIStatusError", "APIError"),
+    derived("ServiceUnavailable"),
+    # those that were raised from one, or carry one
+    raised_from(ValueError("no answer"), TimeoutError()),
+    raised_from(RuntimeError("gave up"), KeyError(), ConnectionResetError()),
+    ExceptionGroup("some", [KeyError("mine"), ConnectionResetError()]),
+    UnrecoverableError("gave up", original_error=ConnectionResetError()),
+]
+NOT_ABOUT_OTHER_SIDE: list[BaseException] = [
+    # a user's own bug
+    *(kind("mine") for kind in (KeyError, IndexError, TypeError, ValueError, AttributeError)),
+    *(kind("mine") for kind in (NameError, AssertionError, ZeroDivisionError, RuntimeError)),
+    ImportError("no module"),
+    SyntaxError("bad"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+    NotImplementedError(),
+    RecursionError(),
+    ArithmeticError(),
+    StopAsyncIteration(),
+    json.JSONDecodeError("not JSON", "x", 0),
+    RecoverableError("m"),
+    RecoverableError("m", "SYNTAX"),
+    RecoverableError("m", "TEST_FAILURE"),
+    RecoverableError("m", "ACC_VIOLATION"),
+    UnrecoverableError("m"),
+    UnrecoverableError("m", original_error=KeyError("mine")),
+    ExceptionGroup("some", [KeyError(), ValueError()]),
+    raised_from(ValueError("outer"), KeyError("inner")),
+    # this machine
+    FileNotFoundError(errno.ENOENT, "missing"),
+    PermissionError(errno.EACCES, "forbidden"),
+    OSError(errno.ENOSPC, "full"),
+    OSError(errno.EMFILE, "too many open files"),
+    MemoryError(),
+    subprocess.CalledProcessError(1, "make"),
+    # an answer that says what was wrong with the question
+    *with_status(400),
+    *with_status(401),
+    *with_status(403),
+    *with_status(404),
+    *with_status(422),
+    AnyError(response={"ResponseMetadata": {"HTTPStatusCode": 400}}),
+    urllib.error.HTTPError("http://x", 404, "no such page", message_headers(), None),
+    error_named("BadRequestError", type(error_named("APIStatusError")), status_code=400),
+    error_named("HTTPStatusError", response=response(404)),
+    error_named("HTTPError", OSError, response=response(401)),
+    # a question that was never sent
+    derived("InvalidURL", "RequestException", also=ValueError),
+    derived("MissingSchema", "RequestException", also=ValueError),
+    derived("UnsupportedProtocol", "TransportError", "RequestError", "HTTPError"),
+    derived("LocalProtocolError", "ProtocolError", "TransportError", "RequestError", "HTTPError"),
+    derived("JSONDecodeError", "InvalidJSONError", "RequestException", also=ValueError),
+    derived("LocationParseError", "LocationValueError", "HTTPError", also=ValueError),
+]
+
+
+def spelt(error: object) -> str:
+    return type(error).__name__
+
+
+@pytest.mark.parametrize("error", ABOUT_OTHER_SIDE, ids=spelt)
+def test_a_breaker_counts_what_is_about_the_other_side(error: BaseException) -> None:
+    assert is_about_other_side(error) is True
+
+
+@pytest.mark.parametrize("error", NOT_ABOUT_OTHER_SIDE, ids=spelt)
+def test_a_breaker_does_not_count_what_is_about_the_code_or_this_machine(
+    error: BaseException,
+) -> None:
+    assert is_about_other_side(error) is False
+
+
+def test_what_merely_happened_before_says_nothing_about_the_other_side() -> None:
+    error = KeyError("while handling another")
+    error.__context__ = TimeoutError()
+    assert is_about_other_side(error) is False
+
+
+def test_an_error_that_cannot_be_read_says_nothing() -> None:
+    assert is_about_other_side(HostileError()) is False

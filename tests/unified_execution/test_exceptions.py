@@ -153,7 +153,13 @@ def test_every_error_stands_in_the_tree_that_the_module_draws() -> None:
     drawn = [
         line.strip("│├└─ ").split()[0] for line in exceptions.__doc__.splitlines() if "──" in line
     ]
-    assert drawn == [kind.__name__ for kind, _, _ in FULL]
+    tree = [each for kind, _, _ in FULL for each in (kind, *_more_special(kind))]
+    assert drawn == [kind.__name__ for kind in tree]
+
+
+def _more_special(kind: type[ExecutionException]) -> list[type[ExecutionException]]:
+    known = [] if kind is ExecutionException else kind.__subclasses__()
+    return [each for each in known if each.__module__ == exceptions.__name__]
 
 
 # --- arguments and attributes ----------------------------------------------------------------
@@ -212,6 +218,14 @@ TEXTS = [
     ),
     (UnrecoverableError("Gave up"), "Gave up"),
     (UnrecoverableError("Gave up", REPORT), "Gave up (TIMEOUT: no answer in 300 s)"),
+    (
+        UnrecoverableError("Gave up: no answer in 300 s", REPORT),
+        "Gave up: no answer in 300 s (TIMEOUT)",
+    ),
+    (
+        UnrecoverableError("Gave up: it died", FailureReport("developer", "UNKNOWN", "it died")),
+        "Gave up: it died",
+    ),
     (
         UnrecoverableError("Gave up", REPORT, ValueError("bad")),
         "Gave up (ValueError: bad)",

@@ -29,11 +29,12 @@ from tests.unified_execution.restarts import (
     kill_during,
     killable_restarts,  # noqa: F401 - a fixture
     make_any_executor,  # noqa: F401 - a fixture
+    persona_state,
     reported,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from maestro_hive.maestro.state.projections import RunState
@@ -65,7 +66,11 @@ def test_an_async_task_that_takes_too_long_is_cancelled_and_it_is_a_timeout(
 def test_the_timeout_of_the_configuration_holds(restarts: Restarts) -> None:
     restarts.config.timeout_seconds = 0.02
     restarts.config.level1.max_attempts = 1
-    assert "0.02 seconds" in str(failed(restarts.executor(), lambda: time.sleep(0.2)))
+    over = threading.Event()
+    try:
+        assert "0.02 seconds" in str(failed(restarts.executor(), lambda: over.wait(30)))
+    finally:
+        over.set()
 
 
 def test_a_task_that_will_not_be_cancelled_is_late_all_the_same(
@@ -99,7 +104,7 @@ def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(
         calls.append(context.attempt)
         if len(calls) > 1:
             return "in time"
-        release.wait(5)
+        release.wait(30)
         context.spend(tokens=40)
         wishes: list[Callable[[], None]] = [
             lambda: context.save_progress(current_step="late"),
@@ -116,11 +121,11 @@ def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(
         return "late"
 
     executor = restarts.executor()
-    result = execute(executor.options(timeout=0.3), slow)
+    result = execute(executor.options(timeout=1), slow)
     assert (result.final_output, calls) == ("in time", [1, 2])
     assert result.attempts[0].error_type == "TimeoutError"
     release.set()
-    assert done.wait(5)
+    assert done.wait(30)
     assert len(late) == 4
     assert all("attempt 1 of 'step' is over" in str(each) for each in late)
     assert executor.get_token_usage() == 40
@@ -132,22 +137,24 @@ def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(
 
 def test_a_heartbeat_moves_the_deadline(any_executor: PersonaExecutor) -> None:
     async def slow() -> str:
-        for _ in range(5):
-            await asyncio.sleep(0.15)
+        over = time.monotonic() + 1.2
+        while time.monotonic() < over:
+            await asyncio.sleep(0.05)
             current().heartbeat()
         return "done"
 
-    assert execute(any_executor.options(timeout=0.5), slow).final_output == "done"
+    assert execute(any_executor.options(timeout=1), slow).final_output == "done"
 
 
 def test_a_heartbeat_from_a_thread_moves_the_deadline(any_executor: PersonaExecutor) -> None:
     def slow() -> str:
-        for _ in range(5):
-            time.sleep(0.15)
+        over = time.monotonic() + 1.2
+        while time.monotonic() < over:
+            time.sleep(0.05)
             current().heartbeat()
         return "done"
 
-    assert execute(any_executor.options(timeout=0.5), slow).final_output == "done"
+    assert execute(any_executor.options(timeout=1), slow).final_output == "done"
 
 
 _HANGS = """
@@ -166,7 +173,7 @@ except UnrecoverableError as error:
 
 def test_a_process_can_end_while_a_thread_hangs(tmp_path: Path) -> None:
     words = [sys.executable, "-c", _HANGS, str(tmp_path / "state")]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert (ended.stdout, ended.stderr) == ("TIMEOUT\n", "")
 
 
@@ -533,11 +540,14 @@ def test_the_time_since_an_attempt_that_died_counts(killable: Restarts) -> None:
     assert "the limit is 50 s" in error.context["reason"]
 
 
-def test_a_step_that_ended_gracefully_is_not_ambiguous(restarts: Restarts) -> None:
+def test_a_step_that_was_stopped_in_the_middle_is_ambiguous(restarts: Restarts) -> None:
     executor = restarts.executor().options(on_ambiguous="fail")
     with pytest.raises(KeyboardInterrupt):
         execute(executor, Body(KeyboardInterrupt()))
-    assert execute(executor, Body(NO, "yes")).final_output == "yes"
+    body = Body("not called")
+    with pytest.raises(UnrecoverableError, match="ambiguous"):
+        execute(executor, body)
+    assert body.count == 0
 
 
 # --- at any moment -------------------------------------------------------------------------------
@@ -558,9 +568,9 @@ def stopped_after(
     others: int,
     fails: bool,
     how: Callable[[asyncio.Task[Any]], object],
-) -> tuple[int, bool]:
-    """Stop an execution after so many turns of the loop; tell how often its body was started, and
-    whether its result was acknowledged before."""
+) -> tuple[bool, bool]:
+    """Stop an execution after so many turns of the loop; return whether it was over before, and
+    whether its result was acknowledged."""
     starts: list[int] = []
 
     async def work() -> str:
@@ -571,7 +581,7 @@ def stopped_after(
             raise NO
         return "done"
 
-    async def main() -> bool:
+    async def main() -> tuple[bool, bool]:
         executor = restarts.executor(healing_engine=SlowHealer())
         other_tasks = [
             asyncio.create_task(executor.execute(Body(NO, "yes"), f"other {number}"))
@@ -580,13 +590,32 @@ def stopped_after(
         running = asyncio.create_task(executor.execute(work, "step"))
         for _ in range(turns):
             await asyncio.sleep(0)
-        acknowledged = running.done() and running.exception() is None
+        over = running.done()
+        acknowledged = over and running.exception() is None
         how(running)
         await asyncio.gather(running, *other_tasks, return_exceptions=True)
-        return acknowledged
+        return over, acknowledged
 
-    acknowledged = asyncio.run(main())
-    return len(starts), acknowledged
+    return asyncio.run(main())
+
+
+class Turns:
+    """The turns after which an execution is stopped: all until it is over, and some more.
+
+    How many it takes depends a little on threads, so one that was over is not enough.
+    """
+
+    def __init__(self) -> None:
+        self._over = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for turns in range(40):
+            if self._over == 4:
+                break
+            yield turns
+
+    def stopped(self, over: bool) -> None:
+        self._over = self._over + 1 if over else 0
 
 
 def the_step(restarts: Restarts) -> Any:
@@ -601,9 +630,12 @@ def the_step(restarts: Restarts) -> Any:
 def test_whenever_it_is_cancelled_its_attempt_has_an_end_and_no_failure_is_lost(
     tmp_path: Path, others: int, fails: bool
 ) -> None:
-    for turns in range(40):
+    moments = Turns()
+    for turns in moments:
         restarts = Restarts(tmp_path / str(turns), persistent=False)
-        stopped_after(restarts, turns, others=others, fails=fails, how=asyncio.Task.cancel)
+        cancel = asyncio.Task.cancel
+        over, _ = stopped_after(restarts, turns, others=others, fails=fails, how=cancel)
+        moments.stopped(over)
         restarts.restart()
         step = the_step(restarts)
         if step is not None:
@@ -617,14 +649,16 @@ def test_whenever_it_is_cancelled_its_attempt_has_an_end_and_no_failure_is_lost(
 def test_whenever_it_is_killed_what_was_acknowledged_stands(
     tmp_path: Path, others: int, fails: bool
 ) -> None:
-    for turns in range(40):
+    moments = Turns()
+    for turns in moments:
         restarts = Restarts(tmp_path / str(turns), persistent=False)
 
         def kill(running: asyncio.Task[Any], restarts: Restarts = restarts) -> None:
             restarts.kill()
             running.cancel()
 
-        _, acknowledged = stopped_after(restarts, turns, others=others, fails=fails, how=kill)
+        over, acknowledged = stopped_after(restarts, turns, others=others, fails=fails, how=kill)
+        moments.stopped(over)
         step = the_step(restarts)
         if acknowledged:
             assert step.completed is not None
@@ -722,5 +756,5 @@ def test_with_threads_and_loops_at_once_the_journal_and_the_memory_agree(
     assert run is not None
     assert plain(run.state) == plain(fold(run.store.entries(run.lease.run), run.store.load))
     assert sum(tokens for tokens, _ in run.state.spent.values()) == sum(spent)
-    remembered = {**executors[0].state_persistence.get_persona_state("a")["memory"]}  # type: ignore[union-attr]
+    remembered = {**persona_state(executors[0].state_persistence, "a")["memory"]}
     assert remembered == {f"of {number}": 3 for number in range(30) if number % 3 != 1}

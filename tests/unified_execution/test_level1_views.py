@@ -27,6 +27,7 @@ from tests.unified_execution.restarts import (
     execute,
     kill_during,
     killable_restarts,  # noqa: F401 - a fixture
+    persona_state,
 )
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def test_a_persona_shows_itself(restarts: Restarts) -> None:
         return "done"
 
     execute(executor, work)
-    shown = state_of(executor).get_persona_state("developer")
+    shown = persona_state(state_of(executor), "developer")
     assert shown.pop("last_updated") == restarts.clock.now().isoformat()
     assert shown == {
         "status": "success",
@@ -174,7 +175,7 @@ def test_a_persona_shows_itself(restarts: Restarts) -> None:
         "history": ["b", "b"],
     }
     assert state_of(executor).state.persona_states.keys() == {"developer"}
-    assert state_of(executor).get_persona_state("nobody") == {}
+    assert state_of(executor).get_persona_state("nobody") is None
 
 
 def test_what_was_set_by_hand_is_shown_until_the_persona_works_again(restarts: Restarts) -> None:
@@ -182,13 +183,13 @@ def test_what_was_set_by_hand_is_shown_until_the_persona_works_again(restarts: R
     state = state_of(executor)
     state.update_persona_state("developer", {"status": "idle", "mood": "good"})
     execute(executor, Body(), "one")
-    shown = state.get_persona_state("developer")
+    shown = persona_state(state, "developer")
     assert (shown["status"], shown["mood"]) == ("success", "good")
     state.update_persona_state("developer", {"status": "on holiday"})
-    shown = state.get_persona_state("developer")
+    shown = persona_state(state, "developer")
     assert (shown["status"], shown["mood"], shown["current_attempt"]) == ("on holiday", "good", 1)
     fail(executor, "two")
-    assert state.get_persona_state("developer")["status"] == "failed"
+    assert persona_state(state, "developer")["status"] == "failed"
 
 
 # --- edits of the state object -------------------------------------------------------------------
@@ -242,7 +243,7 @@ def test_an_edit_of_what_a_persona_shows_is_shown(restarts: Restarts) -> None:
     state = state_of(executor)
     state.state.persona_states["developer"]["status"] = "on holiday"
     state.checkpoint()
-    assert state.get_persona_state("developer")["status"] == "on holiday"
+    assert persona_state(state, "developer")["status"] == "on holiday"
 
 
 def test_an_edit_of_one_persona_does_not_freeze_another(restarts: Restarts) -> None:
@@ -252,7 +253,7 @@ def test_an_edit_of_one_persona_does_not_freeze_another(restarts: Restarts) -> N
     state.state.persona_states["architect"] = {"mood": "good"}
     state.checkpoint()
     execute(executor, lambda: current().memory.update(a=2), "two")
-    assert state.get_persona_state("developer")["memory"] == {"a": 2}
+    assert persona_state(state, "developer")["memory"] == {"a": 2}
     assert state.get_persona_state("architect") == {"mood": "good"}
 
 
@@ -393,7 +394,7 @@ def test_persisting_an_attempt_shows_it(restarts: Restarts) -> None:
     result = execute(executor, Body(NO, "yes"))
     attempt = result.attempts[0]
     executor._persist_state(ExecutionResult("e", "t", "developer"), attempt)
-    shown = state_of(executor).get_persona_state("developer")
+    shown = persona_state(state_of(executor), "developer")
     assert (shown["status"], shown["current_attempt"], shown["last_error"]) == (
         "retrying", 1, "no",
     )  # fmt: skip
@@ -449,7 +450,7 @@ def test_subscribers_are_told_of_every_change(folder: Restarts) -> None:
         ("running", 2, 1, 14, None),
         ("success", 2, 1, 14, "done"),
     ]
-    assert [change.change_type for change in caught] == ["create"] + ["update"] * 5
+    assert [change.change_type for change in caught] == ["set"] * 6
     for earlier, later in itertools.pairwise(caught):
         assert later.old_value == earlier.new_value
     assert manager.unsubscribe(subscription)

@@ -46,6 +46,7 @@ from tests.unified_execution.restarts import (
     Restarts,
     any_restarts,  # noqa: F401 - a fixture
     execute,
+    persona_state,
 )
 
 if TYPE_CHECKING:
@@ -399,18 +400,65 @@ def test_a_durable_step_needs_a_name(restarts: Restarts) -> None:
 # --- inputs and results in JSON ------------------------------------------------------------------
 
 
-def test_an_input_without_a_form_in_json_is_known_by_its_name_and_warned_about_once(
+def test_an_input_without_a_form_in_json_is_warned_about_once_and_shares_no_result(
     restarts: Restarts,
 ) -> None:
-    body = Body("first", "second")
+    body = Body("first", "second", "third", "fourth")
     executor = restarts.executor()
     with pytest.warns(UnencodableInputWarning, match=r"'design'.*input\.args\[1\]") as caught:
-        execute(executor, body, "design", 1, object())
+        assert execute(executor, body, "design", 1, object()).final_output == "first"
     assert len(caught) == 1
-    assert execute(executor, body, "design", 2, object()).final_output == "first"
+    assert execute(executor, body, "design", 2, object()).final_output == "second"
+    assert execute(executor, body, "design", 1, object()).final_output == "third"
     with pytest.warns(UnencodableInputWarning, match="'draw'"):
-        assert execute(executor, body, "draw", object()).final_output == "second"
-    assert body.count == 2
+        assert execute(executor, body, "draw", object()).final_output == "fourth"
+    assert body.count == 4
+
+
+def test_after_a_restart_such_calls_are_told_apart_by_the_rest_and_by_their_order(
+    restarts: Restarts,
+) -> None:
+    body = Body("cat 1", "dog", "cat 2")
+
+    def draw(*animals: str) -> list[str]:
+        executor = restarts.executor()
+        return [execute(executor, body, "draw", each, object()).final_output for each in animals]
+
+    with pytest.warns(UnencodableInputWarning):
+        assert draw("cat", "dog", "cat") == ["cat 1", "dog", "cat 2"]
+    restarts.restart()
+    with pytest.warns(UnencodableInputWarning):
+        assert draw("dog", "cat", "cat") == ["dog", "cat 1", "cat 2"]
+    assert body.count == 3
+
+
+class Tool:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def use(self, what: str) -> str:
+        return f"{self.name} {what}"
+
+
+def test_tasks_of_one_name_that_carry_other_values_have_each_their_own_result(
+    restarts: Restarts,
+) -> None:
+    def made(name: str) -> Any:
+        return lambda what: f"{name} {what}"
+
+    def outputs(name: str, tasks: list[Any]) -> list[str]:
+        return [execute(executor, task, name, "x").final_output for task in tasks]
+
+    one, two = Tool("a"), Tool("b")
+    for _ in range(2):
+        executor = restarts.executor()
+        with pytest.warns(UnencodableInputWarning, match="what its tasks carry") as caught:
+            methods = outputs("use", [one.use, two.use, one.use, two.use])
+        assert len(caught) == 1
+        with pytest.warns(UnencodableInputWarning, match="what its tasks carry"):
+            closures = outputs("make", [made(name) for name in "abab"])
+        assert methods == closures == ["a x", "b x", "a x", "b x"]
+        restarts.restart()
 
 
 def test_the_warning_points_to_the_call(restarts: Restarts) -> None:
@@ -615,6 +663,12 @@ def test_an_unknown_option_is_named_with_those_there_are() -> None:
         PersonaExecutor().options(tries=3, retries=1)  # type: ignore[call-arg]
 
 
+def test_an_option_that_is_a_setting_is_named_with_where_it_is_set() -> None:
+    wanted = r"max_interruptions is a setting.*level1=Level1Config\(max_interruptions=…\)"
+    with pytest.raises(ConfigurationError, match=wanted):
+        PersonaExecutor().options(max_interruptions=9)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     "name, value",
     [
@@ -649,8 +703,8 @@ def test_two_personas_share_a_run_in_one_process(restarts: Restarts) -> None:
         assert (one.get_token_usage(), other.get_token_usage()) == (3, 5)
         state = one.state_persistence
         assert state is not None
-        assert state.get_persona_state("architect")["memory"] == {"a": True, "bb": True}
-        assert state.get_persona_state("developer")["memory"] == {"a": True, "cccc": True}
+        assert persona_state(state, "architect")["memory"] == {"a": True, "bb": True}
+        assert persona_state(state, "developer")["memory"] == {"a": True, "cccc": True}
         assert len(steps_of(one)) == len(steps_of(other)) == 4
 
     asyncio.run(main())
@@ -710,21 +764,24 @@ def test_when_the_one_call_fails_those_who_waited_are_told(restarts: Restarts) -
 
 def test_when_the_one_call_is_cancelled_another_continues(restarts: Restarts) -> None:
     started: list[int] = []
+    has_started, may_end = asyncio.Event(), asyncio.Event()
 
     async def slow() -> str:
         started.append(1)
-        await asyncio.sleep(0.02)
+        has_started.set()
+        await may_end.wait()
         return "done"
 
     async def main() -> ExecutionResult:
         executor = restarts.executor()
         first = asyncio.create_task(executor.execute(slow, "slow"))
-        await asyncio.sleep(0.005)
+        await has_started.wait()
         second = asyncio.create_task(executor.execute(slow, "slow"))
         await asyncio.sleep(0)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
+        may_end.set()
         return await second
 
     assert asyncio.run(main()).final_output == "done"
@@ -732,26 +789,30 @@ def test_when_the_one_call_is_cancelled_another_continues(restarts: Restarts) ->
 
 
 def test_who_waits_for_another_call_can_be_cancelled(restarts: Restarts) -> None:
+    has_started, may_end = asyncio.Event(), asyncio.Event()
+
     async def slow() -> str:
-        await asyncio.sleep(0.02)
+        has_started.set()
+        await may_end.wait()
         return "done"
 
     async def main() -> ExecutionResult:
         executor = restarts.executor()
         first = asyncio.create_task(executor.execute(slow, "slow"))
-        await asyncio.sleep(0.005)
+        await has_started.wait()
         second = asyncio.create_task(executor.execute(slow, "slow"))
         await asyncio.sleep(0)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
+        may_end.set()
         return await first
 
     assert asyncio.run(main()).final_output == "done"
 
 
 def test_a_step_that_executes_itself_gets_an_error(restarts: Restarts) -> None:
-    executor = restarts.executor().options(timeout=0.2, max_attempts=1)
+    executor = restarts.executor().options(timeout=30, max_attempts=1)
 
     async def outer() -> object:
         return (await executor.execute(outer, "outer")).final_output
@@ -784,7 +845,7 @@ def test_a_step_can_wait_for_its_namesake_in_another_run(restarts: Restarts) -> 
 
 
 def test_a_step_that_executes_itself_in_a_roundabout_way_gets_an_error(restarts: Restarts) -> None:
-    executor = restarts.executor().options(timeout=5, max_attempts=1)
+    executor = restarts.executor().options(timeout=30, max_attempts=1)
 
     async def one() -> object:
         return (await executor.execute(other, "other")).final_output

@@ -51,6 +51,7 @@ def test_the_attempts_of_a_completed_step_are_those_that_were_made(tmp_path: Pat
     ]
     assert completed.attempts[-1].output == "done"
     started, ended = completed.attempts[0].started_at, completed.attempts[-1].ended_at
+    assert started is not None
     assert ended is not None
     assert completed.total_duration_seconds == pytest.approx((ended - started).total_seconds())
 

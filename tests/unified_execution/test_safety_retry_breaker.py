@@ -214,3 +214,31 @@ def test_a_closed_wrapper_opens_again_what_it_needs(quick: ExecutionConfig) -> N
     wrapper.close()
     assert run(wrapper, Task()).success
     wrapper.close()
+
+
+# --- it counts every failed round, whatever the error --------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), TimeoutError("late"), ValueError("bad")])
+def test_a_wrapper_counts_every_failed_round(
+    wrapper: SafetyRetryWrapper, quick: ExecutionConfig, error: Exception
+) -> None:
+    with pytest.raises(HelpNeeded):
+        asyncio.run(wrapper.execute_safe(Task(*[error] * 9), task_name="plain"))
+    assert wrapper.circuit_breaker.consecutive_failures == 2
+    executor = PersonaExecutor(quick, "writer")
+    with pytest.raises(HelpNeeded):
+        asyncio.run(wrapper.execute_safe(executor.execute, Task(*[error] * 9), task_name="draft"))
+    assert wrapper.circuit_breaker.name == "writer"
+    assert wrapper.circuit_breaker.consecutive_failures == 2
+
+
+def test_full_retry_counts_every_failed_round(quick: ExecutionConfig) -> None:
+    quick.level2 = Level2Config(base_delay_seconds=0, circuit_breaker_threshold=4)
+    for _ in range(2):
+        with pytest.raises(HelpNeeded):
+            asyncio.run(execute_with_full_retry(failing(), "task", "writer", quick))
+    task = failing()
+    with pytest.raises(CircuitBreakerOpen, match=r"Circuit breaker is OPEN.*'writer'"):
+        asyncio.run(execute_with_full_retry(task, "task", "writer", quick))
+    assert not task.calls

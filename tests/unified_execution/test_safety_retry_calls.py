@@ -315,7 +315,7 @@ def test_a_step_that_was_given_up_before_does_not_count_again(
 # --- calls inside of calls -----------------------------------------------------------------------
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_a_call_inside_itself_is_an_error_and_does_not_wait_for_ever(
     wrapper: SafetyRetryWrapper,
 ) -> None:
@@ -377,7 +377,7 @@ def test_a_function_that_blocks_does_not_stop_the_loop(wrapper: SafetyRetryWrapp
     released = threading.Event()
 
     def block() -> tuple[bool, int]:
-        return released.wait(5), round_number.get()
+        return released.wait(60), round_number.get()
 
     async def release() -> None:
         released.set()

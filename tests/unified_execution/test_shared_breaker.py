@@ -12,9 +12,9 @@ import pytest
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.errors import CircuitBreakerOpen
 from maestro_hive.kernel.errors import CorruptionError
-from maestro_hive.maestro.state import shared_records as shelves
 from maestro_hive.maestro.state.codec import encode
 from maestro_hive.maestro.state.records import Breaker
+from maestro_hive.maestro.state.shared_records import BREAKERS
 from tests.contract.stores import EVERY_STORE
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ def test_wherever_a_probing_process_dies_one_more_probe_is_made(
     opened(dying)
     stores.clock.advance(60)
     if moment == "lease taken":
-        dying._backend.acquire_probe()
+        dying._record.acquire_probe()
     else:
         probe = dying.acquire()
-        dying._backend.release_probe = lambda probe: None  # type: ignore[method-assign] # too late
+        dying._record.release_probe = lambda probe: None  # type: ignore[method-assign] # too late
         if moment != "probe begun":
             (probe.succeeded if moment == "success told" else probe.failed)()
     getattr(store, "abandon", store.close)()
@@ -161,15 +161,15 @@ def test_who_hung_between_lease_and_record_makes_no_second_probe(stores: Stores)
     hanging, other = pair(stores, 1, 60)
     opened(hanging)
     stores.clock.advance(60)
-    ticket = hanging._backend.acquire_probe()
+    ticket = hanging._record.acquire_probe()
     stores.clock.advance(4000)
     current = other.acquire()
     assert current.probe
     moment = hanging._moment()
-    after = hanging._backend.change(
-        lambda record: hanging.rules.probe_started(record, ticket.number, moment)
+    after = hanging._record.change(
+        lambda record: hanging.rules.probe_started(record, ticket.fence, moment)
     )
-    assert after.probe > ticket.number
+    assert after.probe > ticket.fence
 
 
 def test_no_failure_is_lost_between_threads_and_processes(stores: Stores) -> None:
@@ -236,7 +236,7 @@ def test_a_document_of_an_older_version_is_read(stores: Stores) -> None:
 
 def test_a_document_that_is_no_breaker_is_named(stores: Stores) -> None:
     store = stores.open()
-    shelves.breakers(store).update("default", lambda _: Breaker(name="default", state="ajar"))
+    BREAKERS.update(store, "default", lambda _: Breaker(name="default", state="ajar"))
     with pytest.raises(CorruptionError, match=r"circuit_breakers/default.*'ajar'"):
         CircuitBreaker(store=store).acquire()
 

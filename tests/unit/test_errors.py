@@ -36,6 +36,8 @@ EXAMPLES: list[MaestroError] = [
     errors.RunLeasedError("r", host="h", pid=1, since=datetime(2030, 1, 1, tzinfo=UTC)),
     errors.FencedError("r", fence=1, current=2),
     errors.StaleDocumentError("n", "k", expected=1, version=2),
+    errors.StaleLimitsError(expected=1, epoch=2),
+    errors.BudgetRefusedError("persona:p", "tokens", 5, 3, 4, 10),
 ]
 
 

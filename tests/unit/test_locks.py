@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import multiprocessing
 import os
 import resource
 import signal
 import stat
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,7 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maestro_hive.kernel.errors import FolderError, StorageError, StoreClosedError
-from maestro_hive.kernel.locks import FileLock, is_locked
+from maestro_hive.kernel.files import FileLock, RangeLock, is_locked
+from maestro_hive.maestro.state.sqlite.locks import ReadersLock
 from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 HOLD = """
 import os, subprocess, sys
 from pathlib import Path
-from maestro_hive.kernel.locks import FileLock
+from maestro_hive.kernel.files import FileLock
 lock = FileLock(Path(sys.argv[1]))
 assert lock.try_acquire()
 lock.write(b"held")
@@ -126,7 +129,7 @@ def test_waiting_ends_when_the_lock_is_free(path: Path) -> None:
         assert not lock.acquire(0.05)
         assert time.monotonic() - started >= 0.05
         holder.kill()
-        assert lock.acquire(10)
+        assert lock.acquire(30)
 
 
 def test_waiting_for_a_free_lock_takes_no_time(path: Path) -> None:
@@ -269,7 +272,7 @@ def test_a_program_started_by_the_holder_does_not_keep_the_lock(path: Path) -> N
 PROBE = """
 import sys
 from pathlib import Path
-from maestro_hive.kernel.locks import is_locked
+from maestro_hive.kernel.files import is_locked
 print("ready", flush=True)
 while True:
     is_locked(Path(sys.argv[1]))
@@ -280,7 +283,7 @@ def test_looking_at_a_lock_keeps_nobody_from_acquiring_it(path: Path) -> None:
     with held(path) as lock, running(PROBE, path):
         end = time.monotonic() + 1
         while time.monotonic() < end:
-            assert lock.acquire(10)
+            assert lock.acquire(30)
             lock.release()
 
 
@@ -320,3 +323,94 @@ def test_a_living_process_is_not_taken_for_dead_when_no_more_files_can_be_opened
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert is_locked(path)
     lock.close()
+
+
+# --- locks that are shared, and locks on another library's bytes ----------------------------------
+
+
+def test_a_lock_is_shared_by_some_or_held_by_one(tmp_path: Path) -> None:
+    one, two = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock", create=False)
+    assert one.share(0)
+    assert two.share(0)
+    assert not one.acquire(0.01)
+    assert two.share(0)  # an upgrade that fails has released the share of the other only
+    two.release()
+    assert one.acquire(0)
+    assert not two.share(0.01)
+    one.close()
+    assert two.share(0)
+    two.close()
+
+
+def test_a_lock_file_that_must_exist_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match="No such file"):
+        FileLock(tmp_path / "lock", create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_queries_that_overlap_without_end_do_not_keep_a_writer_out(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def query() -> None:
+        lock = ReadersLock(tmp_path)
+        while not stop.is_set():
+            assert lock.share(60)
+            time.sleep(0.02)
+            lock.release()
+        lock.close()
+
+    readers = [threading.Thread(target=query) for _ in range(8)]
+    for reader in readers:
+        reader.start()
+    writer, late = ReadersLock(tmp_path), ReadersLock(tmp_path)
+    try:
+        for _ in range(5):
+            assert writer.exclude(30)
+            assert not late.share(0.01)
+            writer.release()
+            assert late.share(30)
+            late.release()
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+        writer.close()
+        late.close()
+
+
+def test_bytes_stay_locked_when_the_file_is_closed_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    held, other = RangeLock(path, 128, 1), RangeLock(path, 128, 1)
+    assert not other.is_held_elsewhere()
+    assert held.hold()
+    path.read_bytes()
+    assert other.is_held_elsewhere()
+    with path.open("r+b") as file, pytest.raises(BlockingIOError):
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
+    held.release()
+    assert not other.is_held_elsewhere()
+    held.close()
+    other.close()
+
+
+@pytest.mark.parametrize("name", ["journal.turnstile", "journal.readers"])
+def test_an_interrupt_leaves_nothing_locked_that_keeps_queries_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    writer, reader = ReadersLock(tmp_path), ReadersLock(tmp_path)
+    acquire = FileLock.acquire
+
+    def interrupted(lock: FileLock, timeout: float) -> bool:
+        taken = acquire(lock, timeout)
+        if lock.path.name == name:
+            raise KeyboardInterrupt  # as between two lines of the caller
+        return taken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileLock, "acquire", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.exclude(0)
+    assert reader.share(0)
+    reader.close()
+    writer.close()

@@ -46,6 +46,8 @@ def in_a_new_process(*arguments: str) -> str:
         "maestro_hive.hive",
         "maestro_hive.unified_execution",
         "maestro_hive.core.state_manager",
+        "maestro_hive.core.self_reflection.self_healing_engine",
+        "maestro_hive.core.self_reflection.failure_detector",
         "maestro_hive.testing",
     ],
 )
@@ -81,6 +83,8 @@ def test_no_module_with_public_names_is_forgotten() -> None:
         "maestro_hive.hive",
         "maestro_hive.unified_execution",
         "maestro_hive.core.state_manager",
+        "maestro_hive.core.self_reflection.self_healing_engine",
+        "maestro_hive.core.self_reflection.failure_detector",
         "maestro_hive.maestro.state.checkpoint",
         "maestro_hive.kernel.errors",
         "maestro_hive.testing",

@@ -79,17 +79,34 @@ async def main():
 FORK_A_CHILD = """
 async def main():
     async with stop_politely() as stop:
+        is_ready, ready = os.pipe()
         child = os.fork()
         if child == 0:
             say("ready")
+            os.write(ready, b"r")
             time.sleep(60)
             os._exit(1)
-        say(await asyncio.to_thread(ended_by, child), stop.signal)
+        say(await asyncio.to_thread(ended_by, child, is_ready), stop.signal)
 
-def ended_by(child):
-    time.sleep(0.3)
+def ended_by(child, is_ready):
+    os.read(is_ready, 1)
     os.kill(child, signal.SIGTERM)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+FORK_AND_WAIT = """
+async def main():
+    try:
+        async with stop_politely() as stop:
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+            say("ready")
+            await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        say("cancelled by", stop.signal.name)
+        sys.exit(128 + stop.signal)
 """
 
 RUN = """
@@ -119,7 +136,7 @@ def program(body: str, run: str = RUN) -> Iterator[PythonProcess]:
 
 def end_of(process: PythonProcess) -> tuple[int, str]:
     """Return how it ended, which it must do soon, and what else it printed."""
-    output, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=60)
     return process.wait(), output
 
 
@@ -150,6 +167,21 @@ for _ in range(3):
     with program(WAIT_IN_SELECT + spin) as process:
         process.send_signal(signal.SIGTERM)
         assert end_of(process) == (143, "cancelled by SIGTERM\n")
+
+
+@pytest.mark.parametrize("body", [WAIT_IN_SELECT, FORK_AND_WAIT], ids=["waits", "forks"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_another_thread_receives_wakes_the_loop(
+    number: signal.Signals, body: str
+) -> None:
+    # As one that comes just before the loop waits: no system call of the main thread is interrupted.
+    receive_elsewhere = """
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+"""
+    with program(body + receive_elsewhere) as process:
+        process.send_signal(number)
+        assert end_of(process) == (128 + number, f"cancelled by {number.name}\n")
 
 
 @pytest.mark.parametrize("run", [RUN, RUN_IN_A_LOOP_OF_ITS_OWN], ids=["asyncio.run", "own loop"])
@@ -206,6 +238,7 @@ def _clean() -> Iterator[None]:
     before = handlers()
     yield
     assert handlers() == before
+    assert signal.set_wakeup_fd(-1) == -1
     assert not signals._handlers()._bodies
     assert not signals._handlers()._before
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from maestro_hive.engine.breaker import CircuitBreaker
-from maestro_hive.engine.breaker_rules import BreakerRules, Moment, closed
+from maestro_hive.engine.breaker_rules import BreakerRules, closed
+from maestro_hive.kernel.clock import Moment
 from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.maestro.state import shared_records
 from maestro_hive.maestro.state.records import Breaker
+from maestro_hive.maestro.state.shared_records import BREAKERS
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -35,7 +36,7 @@ class BreakerView:
 def list_breakers(reader: Reader) -> list[BreakerView]:
     """Return the breakers that have recorded a failure, or were opened by hand."""
     now = Moment.of(reader.clock)
-    return [_view(breaker, now) for breaker in shared_records.read_breakers(reader).all().values()]
+    return [_view(breaker, now) for breaker in BREAKERS.all(reader).values()]
 
 
 def _view(breaker: Breaker, now: Moment) -> BreakerView:
@@ -54,14 +55,14 @@ def _view(breaker: Breaker, now: Moment) -> BreakerView:
 
 def breaker_names(reader: Reader, prefix: str, most: int) -> list[str]:
     """Return the names of breakers that start with ``prefix``."""
-    found = reader.documents(shared_records.BREAKERS)
+    found = reader.documents(BREAKERS.namespace)
     return [each.key for each in found if each.key.startswith(prefix)][:most]
 
 
 def reset_breaker(store: Store, name: str) -> None:
     """Close a breaker and forget its failures, for all processes, from their next call on."""
     _require_known(store, name)
-    shared_records.breakers(store).update(name, lambda found: closed(found or Breaker(name=name)))
+    BREAKERS.update(store, name, lambda found: closed(found or Breaker(name=name)))
 
 
 def open_breaker(store: Store, name: str, seconds: float, *, create: bool = False) -> None:
@@ -74,13 +75,13 @@ def open_breaker(store: Store, name: str, seconds: float, *, create: bool = Fals
         BreakerRules(cooldown_seconds=seconds),
         "opened by hand (maestro breakers open)",
     )
-    shared_records.breakers(store).update(
-        name, lambda found: rules.opened(found or Breaker(name=name), now, because)
+    BREAKERS.update(
+        store, name, lambda found: rules.opened(found or Breaker(name=name), now, because)
     )
 
 
 def _require_known(reader: Reader, name: str, hint: str = "") -> None:
-    known = sorted(shared_records.read_breakers(reader).all())
+    known = sorted(BREAKERS.all(reader))
     if name in known:
         return
     listed = f"There is: {', '.join(known)}." if known else "There is none yet."

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import heapq
 import re
+import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from maestro_hive.admin.folder import checkpoint_folders, require_folder
-from maestro_hive.admin.transfer import append_copy, read_export, write_copy
+from maestro_hive.admin.transfer import read_export, write_copy
 from maestro_hive.engine.copies import FILE
+from maestro_hive.engine.open_run import append_entries
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import (
     CorruptionError,
@@ -28,9 +30,8 @@ from maestro_hive.maestro.state.checkpoint import (
     CheckpointName,
     CheckpointNotFoundError,
 )
-from maestro_hive.maestro.state.projections import RunState, StepState, facts_of, fold
-from maestro_hive.maestro.state.records import Entry
-from maestro_hive.maestro.state.run_document import CopiedEntries, RunCopy, read_run
+from maestro_hive.maestro.state.projections import RunState, StepState, fold
+from maestro_hive.maestro.state.run_document import CopiedEntries, RunCopy, fold_copy, read_run
 from maestro_hive.maestro.state.views import plain_values, show_run
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maestro_hive.maestro.state.store import RunLease, Store
+    from maestro_hive.maestro.state.strict_json import Json
 
 #: Members are written in the order of their names, so this one is near the beginning.
 _CREATED_AT = re.compile(rb'"created_at":"([^"]{10,40})"')
@@ -48,57 +50,26 @@ _HEAD_BYTES = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointView:
-    """What is known of a checkpoint without reading all of it."""
+class CheckpointFile:
+    """One checkpoint: what its name, its size and its first bytes say.
+
+    ``expires`` is in seconds since 1970; None for one that does not expire.
+    """
 
     run: str
     id: str
     created_at: datetime | None
+    expires: int | None
     version: int
     fence: int
     bytes: int | None
     path: Path
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFile:
-    """One checkpoint: its run, what its name says, and where it is."""
-
-    run: str
-    name: CheckpointName
-    path: Path
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-        return self.name.checkpoint_id
-
-    def created_at(self) -> datetime | None:
-        """Return when it was made, as its first bytes say; None if they do not."""
-        with contextlib.suppress(OSError, ValueError), self.path.open("rb") as file:
-            found = _CREATED_AT.search(file.read(_HEAD_BYTES))
-            return datetime.fromisoformat(found[1].decode()) if found else None
-        return None
-
-    def view(self) -> CheckpointView:
-        """Return what is known of it without reading all of it."""
-        size = None
-        with contextlib.suppress(OSError):
-            size = self.path.stat().st_size
-        return CheckpointView(
-            run=self.run,
-            id=self.id,
-            created_at=self.created_at(),
-            version=self.name.version,
-            fence=self.name.fence,
-            bytes=size,
-            path=self.path,
-        )
-
-    def read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Json]:
         """Return its members, checked; ``DocumentCorruptError`` says what is wrong with it."""
         try:
-            body = run_document.unseal(files.read_whole(self.path), KIND, str(self.path))
+            file = files.open_file(self.path, run_document.MAX_DOCUMENT_BYTES)
+            body = run_document.unseal(file, KIND, str(self.path), lazy=True)
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(f"checkpoint {self.id!r} is gone") from error
         if (body.get("checkpoint_id"), body.get("workflow_id")) != (self.id, self.run):
@@ -113,30 +84,27 @@ class CheckpointFile:
             return str(error)
         return None
 
-    def run_copy(self, body: dict[str, Any]) -> RunCopy | None:
+    def run_copy(self, body: dict[str, Json]) -> RunCopy | None:
         """Return it as a copy of its run; None for one that was made of other data."""
         state = body.get("state")
         if not isinstance(state, dict):
             raise DocumentCorruptError(str(self.path), "it holds no state")
         if "entries" not in state:
             return None
-        return read_run(str(self.path), state, plain_values(attrgetter("value")))
+        return read_run(str(self.path), state, plain=True)
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> dict[str, Json]:
         """Return what it holds: a run with its steps, or the data that was put in."""
         body = self.read()
         copy = self.run_copy(body)
         return _run_in(copy)[1] if copy else dict(body["state"])
 
 
-def _run_in(copy: RunCopy) -> tuple[RunState, dict[str, Any]]:
+def _run_in(copy: RunCopy) -> tuple[RunState, dict[str, Json]]:
     """Return the folded state of a copy, and the run as it is shown."""
-    state, load = RunState(), plain_values(attrgetter("value"))
-    for seq, new in enumerate(CopiedEntries(copy), start=1):
-        data, sha256 = new.value or (None, None)
-        rest = (new.step, new.attempt, new.at or 0, new.facts, data, None, sha256, new.identity)
-        state.add(Entry(seq, new.kind, *rest), load)
-    return state, show_run(state, copy.body["workflow_id"], load)
+    load = plain_values(copy.load)
+    state = fold_copy(copy, load)
+    return state, show_run(state, copy.run_id, load)
 
 
 def list_checkpoints(folder: Path, run: str | None = None) -> list[CheckpointFile]:
@@ -149,22 +117,39 @@ def _all_checkpoints(folders: Iterable[Path], run: str | None = None) -> Iterato
     places = [CheckpointFolder(root) for root in folders]
     runs = {name for place in places for name in place.workflows()} if run is None else {run}
     for workflow in sorted(runs):
-        # Each folder counts its versions by itself: across folders only fence and time compare.
-        yield from heapq.merge(
-            *(_newest_first(place, workflow) for place in places), key=_age, reverse=True
+        newest_first = (
+            [
+                _checkpoint(workflow, name, place.path(workflow, name))
+                for name in reversed(place.names(workflow))
+            ]
+            for place in places
         )
+        # Each folder counts its versions by itself: across folders only fence and time compare.
+        yield from heapq.merge(*newest_first, key=_age, reverse=True)
 
 
-def _newest_first(place: CheckpointFolder, run: str) -> list[CheckpointFile]:
-    return [
-        CheckpointFile(run=run, name=name, path=place.path(run, name))
-        for name in reversed(place.names(run))
-    ]
+def _checkpoint(run: str, name: CheckpointName, path: Path) -> CheckpointFile:
+    made, size = None, None
+    with contextlib.suppress(OSError, ValueError):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            found = _CREATED_AT.search(file.read(_HEAD_BYTES))
+        made = datetime.fromisoformat(found[1].decode()) if found else None
+    return CheckpointFile(
+        run=run,
+        id=name.checkpoint_id,
+        created_at=made,
+        expires=name.expires,
+        version=name.version,
+        fence=name.fence,
+        bytes=size,
+        path=path,
+    )
 
 
 def _age(checkpoint: CheckpointFile) -> tuple[int, datetime, int]:
-    made = checkpoint.created_at() or datetime.min.replace(tzinfo=UTC)
-    return checkpoint.name.fence, made, checkpoint.name.version
+    made = checkpoint.created_at or datetime.min.replace(tzinfo=UTC)
+    return checkpoint.fence, made, checkpoint.version
 
 
 def find_checkpoint(folder: Path, checkpoint_id: str, run: str | None = None) -> CheckpointFile:
@@ -187,14 +172,15 @@ def find_checkpoint(folder: Path, checkpoint_id: str, run: str | None = None) ->
     return found[0]
 
 
-def expired_checkpoints(folder: Path, now: float, keep: int | None) -> list[CheckpointFile]:
+def expired_checkpoints(folder: Path, keep: int | None) -> list[CheckpointFile]:
     """Return the checkpoints that have expired, and those of each run beyond the newest ``keep``."""
-    counts, expired = dict[str, int](), []
+    counts, expired, now = Counter[str](), [], time.time()
     for each in _all_checkpoints(checkpoint_folders(folder)):
-        if each.name.expired(now) or (keep is not None and counts.get(each.run, 0) >= keep):
+        is_over = each.expires is not None and each.expires <= now
+        if is_over or (keep is not None and counts[each.run] >= keep):
             expired.append(each)
         else:
-            counts[each.run] = counts.get(each.run, 0) + 1
+            counts[each.run] += 1
     return expired
 
 
@@ -203,7 +189,6 @@ def expired_checkpoints(folder: Path, now: float, keep: int | None) -> list[Chec
 #: Fields that always differ, or are compared as steps and memories.
 _NOT_COMPARED = {"created_at", "updated_at", "workflow_id", "steps", "persona_states"}
 _COMPARED_OF_STEPS = ("status", "attempts", "tokens", "output")
-_ABSENT = object()
 
 
 class Difference(NamedTuple):
@@ -212,8 +197,8 @@ class Difference(NamedTuple):
     part: str
     name: str
     change: str
-    before: Any = None
-    after: Any = None
+    before: Json = None
+    after: Json = None
 
 
 def diff_checkpoints(
@@ -228,22 +213,19 @@ def diff_checkpoints(
     ]
 
 
-def _compared(part: str, before: dict[str, Any], after: dict[str, Any]) -> list[Difference]:
-    found = []
+def _compared(part: str, before: dict[str, Json], after: dict[str, Json]) -> Iterator[Difference]:
     for name in dict.fromkeys([*before, *after]):
-        old, new = before.get(name, _ABSENT), after.get(name, _ABSENT)
-        if old is _ABSENT:
-            found.append(Difference(part, name, "added", after=new))
-        elif new is _ABSENT:
-            found.append(Difference(part, name, "removed", before=old))
-        elif old != new:
-            found.append(Difference(part, name, "changed", old, new))
-    return found
+        if name not in before:
+            yield Difference(part, name, "added", after=after[name])
+        elif name not in after:
+            yield Difference(part, name, "removed", before=before[name])
+        elif before[name] != after[name]:
+            yield Difference(part, name, "changed", before[name], after[name])
 
 
-def _fields(run: dict[str, Any]) -> dict[str, Any]:
+def _fields(run: dict[str, Json]) -> dict[str, Json]:
     """Return fields by name; those that are objects by the names inside them, one level deep."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, Json] = {}
     for name, value in run.items():
         if name in _NOT_COMPARED:
             continue
@@ -257,9 +239,9 @@ def _fields(run: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _steps(run: dict[str, Any]) -> dict[str, Any]:
+def _steps(run: dict[str, Json]) -> dict[str, Json]:
     """Return steps by persona and name; equal ones are numbered in their order."""
-    steps: dict[str, Any] = {}
+    steps: dict[str, Json] = {}
     for step in run.get("steps", []):
         name = f"{step.get('persona') or '-'}/{step.get('name') or step['step']}"
         same = sum(1 for known in steps if known == name or known.startswith(f"{name}#"))
@@ -268,7 +250,7 @@ def _steps(run: dict[str, Any]) -> dict[str, Any]:
     return steps
 
 
-def _memories(run: dict[str, Any]) -> dict[str, Any]:
+def _memories(run: dict[str, Json]) -> dict[str, Json]:
     return {
         f"{persona}.{key}": value
         for persona, shown in run.get("persona_states", {}).items()
@@ -292,8 +274,7 @@ class Restore:
             reason = "it is not a copy of a run, and only such can be restored"
             raise DocumentCorruptError(str(checkpoint.path), reason)
         self._copy = copy
-        self._then, shown = _run_in(copy)
-        self._status = str(shown["status"])
+        self._then, _ = _run_in(copy)
 
     def __enter__(self) -> Self:
         if self._store.run(self._checkpoint.run) is not None:  # acquiring it would create it
@@ -316,23 +297,27 @@ class Restore:
 
     def restore(self) -> None:
         """Append the checkpoint's entries to the journal, and write the run's JSON copy."""
-        lost = self._run is None
         if self._run is None:
-            started = self._then.started
-            workflow = str(facts_of(started).get("workflow", "")) if started else ""
-            self._run = self._store.acquire_run(self._checkpoint.run, workflow)
-        copy = self._copy._replace(fence=self._highest_fence()) if lost else self._copy
-        append_copy(self._store, self._run, copy, status=self._status, journal_lost=lost)
+            copy = self._copy._replace(fence=self._highest_fence())
+            entries = CopiedEntries(copy, journal_lost=True)
+            name = self._checkpoint.run
+            self._run = self._store.acquire_run(
+                name, copy.workflow, entries, copy.status, parent=copy.parent
+            )
+            append_entries(self._store, self._run, ())  # acquiring alone is not durable
+        else:
+            append_entries(self._store, self._run, CopiedEntries(self._copy), self._copy.status)
         write_copy(self._store, self._folder, self._checkpoint.run)
 
     def _highest_fence(self) -> int:
         """Return the highest fencing number of any copy: files from now on must be the newest."""
         run, folder = self._checkpoint.run, self._folder
         places = dict.fromkeys([self._checkpoint.path.parent.parent, folder / "checkpoints"])
-        fences = [each.name.fence for each in _all_checkpoints(places, run)]
+        fences = [each.fence for each in _all_checkpoints(places, run)]
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, DocumentCorruptError):
             path = folder / "runs" / run / FILE
-            fences.append(read_export(files.read_whole(path), str(path)).fence)
+            file = files.open_file(path, run_document.MAX_DOCUMENT_BYTES)
+            fences.append(read_export(file, str(path)).fence)
         return max(fences)
 
 

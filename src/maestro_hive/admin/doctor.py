@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,14 +25,15 @@ from maestro_hive.kernel.errors import (
     StorageError,
     StoreBusyError,
 )
-from maestro_hive.kernel.locks import is_locked
+from maestro_hive.kernel.files import is_locked
 from maestro_hive.maestro.state import run_document
-from maestro_hive.maestro.state.projections import RunState, fold
+from maestro_hive.maestro.state.projections import fold
+from maestro_hive.maestro.state.sqlite.marks import COPIED, copied_in_use, lost_log
 from maestro_hive.maestro.state.sqlite.wal import recorded_damage
-from maestro_hive.maestro.state.views import is_finished, plain_values, run_status
+from maestro_hive.maestro.state.views import OVER, is_finished, plain_values, run_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -59,7 +60,7 @@ class HeldLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedRun:
-    """A run that is not finished, and that no process executes."""
+    """A run that is not finished, that no process executes, and that does not belong to workers."""
 
     run: str
     status: str
@@ -75,38 +76,42 @@ class Repair:
     action: Callable[[Store], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Findings:
     """A state folder as it was found.
 
-    ``problems`` cannot be trusted, ``warnings`` say what could not be checked, ``repairs`` what a
-    repair would do, and ``repaired`` what it did.
+    ``problems`` cannot be trusted, ``warnings`` say what could not be checked and what is not as
+    its programs may expect, ``repairs`` what a repair would do, and ``repaired`` what it did.
     """
 
     folder: Path
-    format: int
+    format: int = 0
     versions: dict[str, str]
-    runs: int
+    runs: int = 0
     free_bytes: int
     journal_bytes: int
-    held: tuple[HeldLease, ...]
-    unfinished: tuple[UnfinishedRun, ...]
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]
-    repairs: tuple[str, ...]
+    held: tuple[HeldLease, ...] = ()
+    unfinished: tuple[UnfinishedRun, ...] = ()
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    repairs: tuple[str, ...] = ()
     repaired: tuple[str, ...] = ()
 
 
 def examine(folder: Path) -> Findings:
     """Read all of a state folder and return what was found; nothing is changed."""
-    return _Examination(folder).findings()
+    return _Examination(folder).found
 
 
 def repair(folder: Path) -> Findings:
     """Repair what can be repaired, and examine the folder again; nothing in use is deleted."""
     folders.require_journal(folder)
-    repaired = list(_repair_permissions(folder))
-    warnings: tuple[str, ...] = ()
+    # Permissions before the journal is opened, which would make its own files private.
+    exposed = [each for each in folders.exposed_files(folder) if each.can_be_repaired]
+    repaired = [
+        _attempted(f"{each.path} {each.problem}: repaired", each.repair) for each in exposed
+    ]
+    unwritable = None
     try:
         if _is_writer_stuck(folder):
             raise StoreBusyError(_STUCK)
@@ -114,10 +119,13 @@ def repair(folder: Path) -> Findings:
             repairs = _Examination(folder).repairs
             repaired += [_attempted(each.report, partial(each.action, store)) for each in repairs]
     except (FolderError, StorageError) as error:
-        warnings = (f"it cannot be opened for writing, and was only read: {error}",)
+        unwritable = f"it cannot be opened for writing, and was only read: {error}"
     found = examine(folder)
-    warnings = (*warnings, *(each for each in found.warnings if not warnings))
-    return replace(found, repaired=tuple(repaired), warnings=warnings)
+    found.repaired = tuple(repaired)
+    if unwritable is not None:
+        replaced = folders.default_replaced(folder)
+        found.warnings = (unwritable,) if replaced is None else (replaced, unwritable)
+    return found
 
 
 def _is_writer_stuck(folder: Path) -> bool:
@@ -128,13 +136,6 @@ def _is_writer_stuck(folder: Path) -> bool:
             return True
         time.sleep(_POLL_SECONDS)
     return False
-
-
-def _repair_permissions(folder: Path) -> Iterator[str]:
-    """Make files private; before the journal is opened, which would do so for its own."""
-    for each in folders.exposed_files(folder):
-        if each.can_be_repaired:
-            yield _attempted(f"{each.path} {each.problem}: repaired", each.repair)
 
 
 def _attempted(report: str, action: Callable[[], object]) -> str:
@@ -150,105 +151,97 @@ def _attempted(report: str, action: Callable[[], object]) -> str:
 # --- examining ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Journal:
-    """What is found in a journal."""
-
-    format: int = 0
-    runs: int = 0
-    held: list[HeldLease] = field(default_factory=list)
-    unfinished: list[UnfinishedRun] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    repairs: list[Repair] = field(default_factory=list)
-
-
 class _Examination:
-    """One examination of all of a state folder."""
+    """One examination of all of a state folder.
+
+    ``repairs`` are those in an open store; permissions are repaired before it is opened.
+    """
 
     def __init__(self, folder: Path) -> None:
         folders.require_journal(folder)
-        self._folder = folder
-        self._exposed = folders.exposed_files(folder)
-        self._journal = _Journal()
+        space = os.statvfs(folder)
+        exposed = folders.exposed_files(folder)
+        self.found = found = Findings(
+            folder=folder,
+            versions=_versions(),
+            free_bytes=space.f_bavail * space.f_frsize,
+            journal_bytes=sum(map(folders.size_of, folder.glob("journal.db*"))),
+            repairs=tuple(f"make {each.path} private" for each in exposed if each.can_be_repaired),
+        )
+        self.repairs = list(_leftover_repairs(folder))
+        self._examine_place()
         with folders.reading(folder) as reader:
             self._examine_journal(reader)
+        found.problems += tuple(_damaged_documents(folder))
+        found.problems += tuple(f"{each.path} {each.problem}" for each in exposed)
+        found.repairs += tuple(each.plan for each in self.repairs)
 
-    @property
-    def repairs(self) -> list[Repair]:
-        """What can be repaired in an open store; permissions are repaired before it is opened."""
-        return [*_leftover_repairs(self._folder), *self._journal.repairs]
-
-    def findings(self) -> Findings:
-        """Return what was found."""
-        space, journal = os.statvfs(self._folder), self._journal
-        free_bytes = space.f_bavail * space.f_frsize
-        paths = self._folder.glob("journal.db*")
-        private = [f"make {each.path} private" for each in self._exposed if each.can_be_repaired]
-        return Findings(
-            folder=self._folder,
-            format=journal.format,
-            versions=_versions(),
-            runs=journal.runs,
-            free_bytes=free_bytes,
-            journal_bytes=sum(path.stat().st_size for path in paths),
-            held=tuple(journal.held),
-            unfinished=tuple(journal.unfinished),
-            problems=tuple(self._problems(free_bytes)),
-            warnings=tuple(self._warnings()),
-            repairs=(*private, *(each.plan for each in self.repairs)),
-        )
-
-    def _problems(self, free_bytes: int) -> Iterator[str]:
+    def _examine_place(self) -> None:
+        folder, free_bytes = self.found.folder, self.found.free_bytes
         if free_bytes < _LEAST_FREE_BYTES:
-            yield f"the disk of {self._folder} has only {free_bytes:,} bytes left"
+            self.found.problems += (f"the disk of {folder} has only {free_bytes:,} bytes left",)
         try:
-            files.refuse_shared_folder(self._folder)
+            files.refuse_shared_folder(folder)
         except FolderError as error:
-            yield str(error)
-        yield from self._journal.problems
-        yield from _damaged_documents(self._folder)
-        yield from (f"{each.path} {each.problem}" for each in self._exposed)
-
-    def _warnings(self) -> Iterator[str]:
-        reason = folders.write_error(self._folder)
+            self.found.problems += (str(error),)
+        replaced = folders.default_replaced(folder)
+        if replaced is not None:
+            self.found.warnings += (replaced,)
+        reason = folders.write_error(folder)
         if reason is not None:
-            yield f"it cannot be opened for writing: {reason}"
-        elif _is_writer_stuck(self._folder):
-            yield _STUCK
-        yield from self._journal.warnings
-
-    # --- the journal ---
+            self.found.warnings += (f"it cannot be opened for writing: {reason}",)
+        elif _is_writer_stuck(folder):
+            self.found.warnings += (_STUCK,)
 
     def _examine_journal(self, reader: Reader) -> None:
-        found = self._journal
+        found = self.found
         found.format = reader.format
-        if reader.partial:
-            found.warnings.append(reader.partial)
-        found.problems += recorded_damage(self._folder)
+        journal = found.folder / "journal.db"
+        if lost := lost_log(journal):
+            found.problems += (f"{journal}: {lost}",)
+        elif reader.partial:
+            found.warnings += (reader.partial,)
+        elif copied_in_use(journal):
+            found.warnings += (f"{found.folder} {COPIED}",)
+        found.problems += tuple(recorded_damage(found.folder))
         runs: list[RunRecord] = []
         try:
-            found.problems += reader.check()
+            found.problems += tuple(reader.check())
             runs = reader.runs()
             self._examine_leases(reader)
             self._examine_values(reader)
         except CorruptionError as error:
-            found.problems.append(str(error))
+            found.problems += (str(error),)
         found.runs = len(runs)
         held = {lease.name.removeprefix("run/") for lease in found.held}
-        for run in runs:
-            self._examine_run(reader, run, held=run.name in held)
+        queued = self._examine_dispatch(reader, runs, held)
+        idle = (
+            self._examine_run(reader, run, held=run.name in held, queued=run.name in queued)
+            for run in runs
+        )
+        found.unfinished = tuple(run for run in idle if run is not None)
+
+    def _examine_dispatch(
+        self, reader: Reader, runs: Sequence[RunRecord], held: Container[str]
+    ) -> set[str]:
+        """Return the runs that belong to workers; none of those that have ended does."""
+        try:
+            queued = {each.run_id for each in reader.dispatches()}
+        except CorruptionError as error:
+            self.found.problems += (str(error),)
+            return set()
+        over = {run.name for run in runs if run.status in OVER} & queued
+        self.repairs += [_dispatch_repair(run) for run in sorted(over) if run not in held]
+        return queued
 
     def _examine_leases(self, reader: Reader) -> None:
         for lease in reader.leases():
-            holder = lease.holder
+            by = lease.holder
             if reader.is_alive(lease):
-                held = HeldLease(
-                    name=lease.name, host=holder.host, pid=holder.pid, since=holder.since
-                )
-                self._journal.held.append(held)
+                held = HeldLease(name=lease.name, host=by.host, pid=by.pid, since=by.since)
+                self.found.held += (held,)
             else:
-                self._journal.repairs.append(_lease_repair(lease))
+                self.repairs.append(_lease_repair(lease))
 
     def _examine_values(self, reader: Reader) -> None:
         count, size = reader.unused_values()
@@ -259,28 +252,27 @@ class _Examination:
                 report=f"deleted {values} that nothing refers to",
                 action=lambda store: store.collect(),
             )
-            self._journal.repairs.append(repair_values)
+            self.repairs.append(repair_values)
 
-    def _examine_run(self, reader: Reader, run: RunRecord, *, held: bool) -> None:
-        state = self._folded(reader, run)
-        if state is None or held:
-            return
-        if not is_finished(state):
-            unfinished = UnfinishedRun(
-                run=run.name, status=run_status(state), updated_at=reader.last_change(run)
-            )
-            self._journal.unfinished.append(unfinished)
-        copy = self._folder / "runs" / run.name / "execution_state.json"
-        if state.seq and not copy.exists():
-            self._journal.repairs.append(_copy_repair(self._folder, run.name))
-
-    def _folded(self, reader: Reader, run: RunRecord) -> RunState | None:
+    def _examine_run(
+        self, reader: Reader, run: RunRecord, *, held: bool, queued: bool
+    ) -> UnfinishedRun | None:
+        """Return the run if it is not finished, and no process executes it, nor will a worker."""
         try:
-            return fold(reader.entries(run.id), plain_values(reader.load))
+            state = fold(reader.entries(run.id), plain_values(reader.load))
         except (CorruptionError, CodecError) as error:
-            problems = [each for each in self._journal.problems if each != str(error)]
-            self._journal.problems = [*problems, f"run {run.name}: {error}"]
+            others = (each for each in self.found.problems if each != str(error))
+            self.found.problems = (*others, f"run {run.name}: {error}")
             return None
+        if held:
+            return None
+        copy = self.found.folder / "runs" / run.name / "execution_state.json"
+        if state.seq and not queued and not copy.exists():  # a worker writes that of a queued one
+            self.repairs.append(_copy_repair(self.found.folder, run.name))
+        if queued or is_finished(state):
+            return None
+        changed = reader.last_change(run)
+        return UnfinishedRun(run=run.name, status=run_status(state), updated_at=changed)
 
 
 def _lease_repair(lease: Lease) -> Repair:
@@ -292,8 +284,16 @@ def _lease_repair(lease: Lease) -> Repair:
     )
 
 
+def _dispatch_repair(run: str) -> Repair:
+    return Repair(
+        plan=f"withdraw run {run!r}, which has ended, from its queue",
+        report=f"run {run!r} has ended, and was still in a queue: withdrawn",
+        action=lambda store: store.release_run(store.acquire_run(run)),
+    )
+
+
 def _leftover_repairs(folder: Path) -> Iterator[Repair]:
-    found = folders.leftovers([folder, *folders.separate_checkpoint_folders(folder)])
+    found = folders.leftovers(folder)
     if found:
         count = f"{len(found):,} file{'' if len(found) == 1 else 's'}"
 
@@ -326,7 +326,8 @@ def _copy_repair(folder: Path, run: str) -> Repair:
 def _damaged_documents(folder: Path) -> Iterator[str]:
     for path, kind in folders.documents(folder):
         try:
-            run_document.unseal(files.read_whole(path), kind, str(path))
+            file = files.open_file(path, run_document.MAX_DOCUMENT_BYTES)
+            run_document.unseal(file, kind, str(path), lazy=True)
         except FileNotFoundError:
             continue  # retention deleted it just now
         except PermissionError as error:

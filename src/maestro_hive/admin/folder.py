@@ -22,7 +22,7 @@ from maestro_hive.engine.config import (
 )
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import FolderError, StorageError, StoreFailedError
-from maestro_hive.kernel.locks import is_locked
+from maestro_hive.kernel.files import is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,17 +36,41 @@ def choose_folder(given: Path | None) -> tuple[Path, str]:
     """Return the state folder that is meant, and the reason."""
     if given is not None:
         return given.expanduser(), "from --store"
-    named = os.environ.get("MAESTRO_STATE_DIR")
-    if named:
+    if named := os.environ.get("MAESTRO_STATE_DIR"):
         return Path(named).expanduser(), "from MAESTRO_STATE_DIR"
-    return default_folder(), "the default"
-
-
-def default_folder() -> Path:
-    """Return the folder that is used when none is chosen: the default, or its fallback."""
     default, fallback = Path(DEFAULT_STATE_DIR), Path(FALLBACK_STATE_DIR).expanduser()
-    in_use = not (default / "journal.db").exists() and (fallback / "journal.db").exists()
-    return fallback if in_use else default
+    if (default / "journal.db").exists():
+        return default, "the default"
+    in_use = (fallback / "journal.db").exists() or not _can_be_used(default)
+    return fallback if in_use else default, "the default"
+
+
+def _can_be_used(folder: Path) -> bool:
+    """Return whether something can be written in a folder, which may have to be made."""
+    nearest = _nearest(folder)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the nearest above it that exists."""
+    return next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+
+
+def default_replaced(folder: Path) -> str | None:
+    """Return a sentence if programs use this folder because the default one could not be used."""
+    fallback = Path(FALLBACK_STATE_DIR).expanduser().resolve()
+    if os.environ.get("MAESTRO_STATE_DIR") or folder.resolve() != fallback:
+        return None
+    default = Path(DEFAULT_STATE_DIR)
+    if _can_be_used(default):
+        return (
+            f"it was used in place of the default folder {default}, which can be used by now:"
+            f" programs will not find their state here unless MAESTRO_STATE_DIR is set to {folder}"
+        )
+    return (
+        f"it is used in place of the default folder {default}, because {_nearest(default)} cannot be"
+        " written; set MAESTRO_STATE_DIR to use another"
+    )
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
@@ -66,11 +90,24 @@ def separate_checkpoint_folders(folder: Path) -> list[Path]:
     return [each for each in checkpoint_folders(folder) if each.parent != folder]
 
 
+#: How many of the runs that a message is about are named in it.
+_NAMED = 5
+
+
 def require_journal(folder: Path) -> None:
     """Raise unless this is a state folder."""
     require_folder(folder)
-    if not os.path.lexists(folder / "journal.db"):
+    if os.path.lexists(folder / "journal.db"):
+        return
+    copied = sorted(path.parent.name for path in folder.glob("runs/*/execution_state.json"))
+    if not copied:
         raise FolderError(folder, "is not a state folder: it has no journal.db; see --store")
+    names = ", ".join(copied[:_NAMED]) + (", …" if len(copied) > _NAMED else "")
+    raise FolderError(
+        folder,
+        f"has no journal.db, but JSON copies of {len(copied)} run(s): {names}; start their programs"
+        " with the same run ids, or call hive.resume(run_id), and each continues from its copy",
+    )
 
 
 def require_folder(folder: Path) -> None:
@@ -96,6 +133,11 @@ def reading(folder: Path) -> Iterator[Reader]:
         reader.close()
 
 
+def is_vacant(folder: Path) -> bool:
+    """Return whether a state folder may be made here: there is nothing, or an empty folder."""
+    return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
+
+
 @contextlib.contextmanager
 def writing(folder: Path, *, create: bool = False) -> Iterator[Store]:
     """Open a state folder for writing; it must exist, unless it may be created."""
@@ -106,12 +148,17 @@ def writing(folder: Path, *, create: bool = False) -> Iterator[Store]:
 
     if not create:
         require_journal(folder)
-    with naming_write_errors(folder):
+    try:
         store = open_store(folder)
         try:
             yield store
         finally:
             close_store(store)
+    except (FolderError, StoreFailedError) as error:
+        reason = write_error(folder)
+        if reason is None:
+            raise
+        raise FolderError(folder, f"cannot be written: {reason}") from error
 
 
 #: What opening a journal takes: the index of its log, and some pages of it.
@@ -123,18 +170,6 @@ _WRITE_ERRORS = {
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
 }
-
-
-@contextlib.contextmanager
-def naming_write_errors(folder: Path) -> Iterator[None]:
-    """Replace the error of a store by the reason why its folder cannot be written, if it cannot."""
-    try:
-        yield
-    except (FolderError, StoreFailedError) as error:
-        reason = write_error(folder)
-        if reason is None:
-            raise
-        raise FolderError(folder, f"cannot be written: {reason}") from error
 
 
 def write_error(folder: Path) -> str | None:
@@ -158,6 +193,13 @@ def _write_errno(folder: Path) -> int:
         return error.errno or errno.EIO
     journal = folder.glob("journal.*")
     return 0 if all(os.access(path, os.W_OK) for path in journal) else errno.EACCES
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a file; 0 if it was deleted just now."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
 
 
 # --- documents ------------------------------------------------------------------------------------
@@ -195,12 +237,10 @@ def _remove_folder(folder: Path) -> int:
         raise FolderError(folder, "is a symbolic link; its target is not deleted")
     if not folder.is_dir():
         return 0
-    try:
+    with files.explained(lambda reason: StorageError(f"{folder} could not be removed: {reason}")):
         count = sum(1 for path in folder.rglob("*") if not path.is_dir())
         shutil.rmtree(folder)
         files.sync_folder(folder.parent)
-    except OSError as error:
-        raise StorageError(f"{folder} could not be removed: {files.reason_of(error)}") from error
     return count
 
 
@@ -212,13 +252,12 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _IN_USE_SECONDS = 600.0
 
 
-def leftovers(folders: Iterable[Path]) -> list[Path]:
+def leftovers(state_folder: Path) -> list[Path]:
     """Return the files that killed processes left: half-written ones, and their holder files."""
-    found = []
-    for folder in dict.fromkeys(folders):
+    found = [path for path in state_folder.glob("holders/*.json") if not is_locked(path)]
+    for folder in (state_folder, *separate_checkpoint_folders(state_folder)):
         for pattern in (".*.tmp", "*/.*.tmp", "*/*/.*.tmp"):
             found += [path for path in folder.glob(pattern) if _TEMPORARY.fullmatch(path.name)]
-        found += [path for path in folder.glob("holders/*.json") if not is_locked(path)]
     return sorted({path for path in found if _is_old(path)})
 
 
@@ -234,7 +273,8 @@ def _is_old(path: Path) -> bool:
 _CHECKPOINT_FILES = ("*/*~*.json", "*/*~*.json.damaged-*", "*/.*.tmp")
 #: The files in a state folder that this program made; no other program would name them so.
 _STATE_FILES = (
-    *("journal.db", "journal.db-*", "journal.lock", "journal.users", ".*.tmp"),
+    *("journal.db", "journal.db-*", "journal.lock", "journal.users", "journal.turnstile"),
+    *("journal.readers", "journal.marks", ".*.tmp"),
     *("holders", "holders/*.json", "damaged", "damaged/journal.db-wal.*", "damaged/.*.tmp"),
     *("runs/*/execution_state.json", "runs/*/execution_state.json.damaged-*", "runs/*/.*.tmp"),
     *("checkpoints/*.json", "checkpoints/*.json.damaged-*", "checkpoints/.*.tmp"),

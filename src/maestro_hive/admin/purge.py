@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from maestro_hive.admin.checkpoints import expired_checkpoints
 from maestro_hive.admin.folder import checkpoint_folders, leftovers, reading, remove_copies, writing
-from maestro_hive.admin.runs import status_of_run
+from maestro_hive.admin.runs import check_statuses
 from maestro_hive.hive.inbox import NAMESPACE
+from maestro_hive.hive.runs import status_of
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError, RunLeasedError
 from maestro_hive.maestro.state.projections import facts_of
@@ -18,7 +19,7 @@ from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import OVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from maestro_hive.maestro.state.records import RunRecord
@@ -44,11 +45,13 @@ class SeenRun:
 class PurgePlan:
     """The runs to purge as they were chosen; None for one of which only copies are left.
 
-    ``needed`` are children, and the unfinished run that would execute each of them again: they are
-    left out of ``runs`` unless they were chosen by name.
+    ``families`` are the runs that were chosen, each with its children to any depth: they are purged
+    together. ``needed`` are children, and the unfinished run that would execute each of them again:
+    they are left out of ``runs`` unless they were chosen by name.
     """
 
     runs: Mapping[str, SeenRun | None]
+    families: tuple[tuple[str, ...], ...]
     needed: Mapping[str, str]
     by_name: bool
 
@@ -81,17 +84,50 @@ def plan_purge(
     known = {record.name: record for record in reversed(reader.runs())}
     _refuse_unknown(folder, [name for name in run_ids if name not in known])
     held = reader.run_leases()
+    check_statuses(reader, statuses, held)
     limit = None if older_than is None else datetime.now(UTC) - timedelta(seconds=older_than)
     chosen: dict[str, SeenRun | None] = {}
     for name in run_ids or known:
         record = known.get(name)
-        seen = _seen(reader, record, held=name in held) if record else None
+        seen = _seen(reader, record, held) if record else None
         if _is_meant(seen, limit, statuses):
             chosen[name] = seen
     needed = _needed(reader, chosen)
     if not run_ids:
         chosen = {name: seen for name, seen in chosen.items() if name not in needed}
-    return PurgePlan(runs=chosen, needed=needed, by_name=bool(run_ids))
+    families = _families(reader, chosen)
+    for name in (name for family in families for name in family if name not in chosen):
+        record = reader.run(name)  # it may have been started after the runs were listed
+        chosen[name] = _seen(reader, record, held) if record else None
+    return PurgePlan(runs=chosen, families=families, needed=needed, by_name=bool(run_ids))
+
+
+def _families(reader: Reader, chosen: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Return runs with their children: a run under the id of one that is gone must find none."""
+    found: list[tuple[str, ...]] = []
+    taken: set[str] = set()
+    for name in chosen:
+        family, left = [], [name]
+        while left:
+            each = left.pop()
+            record = reader.run(each)
+            if each not in taken:
+                taken.add(each)
+                family.append(each)
+                left += [] if record is None else _children(reader, record)
+        if family:
+            found.append(tuple(family))
+    return tuple(found)
+
+
+def _children(reader: Reader, record: RunRecord) -> list[str]:
+    started = [
+        facts_of(entry)
+        for entry in reader.entries(record.id)
+        if entry.kind == EntryKind.CHILD_STARTED
+    ]
+    names = [str(facts.get("run_id")) for facts in started if not facts.get("copied")]
+    return [name for name in names if reader.run(name) is not None]
 
 
 def _refuse_unknown(folder: Path, names: Iterable[str]) -> None:
@@ -104,9 +140,8 @@ def _refuse_unknown(folder: Path, names: Iterable[str]) -> None:
             )
 
 
-def _seen(reader: Reader, record: RunRecord, *, held: bool) -> SeenRun:
-    status = status_of_run(record, (record.name,) if held else ())
-    return SeenRun(record.id, status, reader.last_change(record))
+def _seen(reader: Reader, record: RunRecord, held: Container[str] = ()) -> SeenRun:
+    return SeenRun(record.id, status_of(record, held), reader.last_change(record))
 
 
 def _is_meant(seen: SeenRun | None, limit: datetime | None, statuses: Sequence[str]) -> bool:
@@ -141,64 +176,62 @@ def _parent(reader: Reader, record: RunRecord) -> str | None:
 
 
 def purge_runs(store: Store, folder: Path, plan: PurgePlan) -> Iterator[PurgedRun]:
-    """Purge the runs of a plan one by one; those that changed since are refused."""
-    for name, seen in plan.runs.items():
+    """Purge the families of a plan one by one; those that changed since are refused."""
+    for family in plan.families:
         try:
-            copies = purge_run(store, folder, name, _unchanged(store, name, seen, plan))
+            copies = purge_family(
+                store, folder, family, partial(_check_family, store, family, plan)
+            )
         except (RunLeasedError, _ChangedError) as refused:
-            yield PurgedRun(run_id=name, refused=str(refused))
+            parts = f" ({', '.join(family[1:])})" if family[1:] else ""
+            others = f"; nothing is purged of {family[0]!r} and its children{parts}"
+            yield PurgedRun(run_id=family[0], refused=f"{refused}{others if parts else ''}")
         else:
-            yield PurgedRun(run_id=name, copies=copies)
+            for name in family:
+                yield PurgedRun(run_id=name, copies=copies[name])
 
 
-def _unchanged(
-    store: Store, name: str, seen: SeenRun | None, plan: PurgePlan
-) -> Callable[[], None]:
-    """Return a check, for when the run is leased, that raises unless it is as it was chosen."""
-
-    def check() -> None:
-        record = store.run(name)
-        now = None if record is None else _seen(store, record, held=False)
-        if now != seen:
-            status = "gone" if now is None else f"{now.status} now"
-            raise _ChangedError(
-                f"run {name!r} has changed since it was chosen and is {status}: it is not purged"
-            )
-        parent = None if plan.by_name else _unfinished_ancestor(store, name)
-        if parent is not None:
-            raise _ChangedError(
-                f"run {name!r} is a child of run {parent!r}, which is not finished and would"
-                " execute it again: it is not purged"
-            )
-
-    return check
+def _check_family(store: Store, family: Sequence[str], plan: PurgePlan) -> None:
+    """Raise unless runs, which are leased now, are as they were chosen, and have no more children."""
+    for name in family:
+        _require_unchanged(store, name, plan)
+    parent = None if plan.by_name else _unfinished_ancestor(store, family[0])
+    if parent is not None:
+        raise _ChangedError(
+            f"run {family[0]!r} is a child of run {parent!r}, which is not finished and would"
+            " execute it again: it is not purged"
+        )
 
 
-def purge_run(
-    store: Store, folder: Path, name: str, check: Callable[[], None] | None = None
-) -> int:
-    """Purge a run; return how many copies of it were deleted. ``check`` may raise to refuse.
+def _require_unchanged(store: Store, name: str, plan: PurgePlan) -> None:
+    record = store.run(name)
+    now = None if record is None else _seen(store, record)
+    if now != plan.runs[name]:
+        status = "gone" if now is None else f"{now.status} now"
+        raise _ChangedError(
+            f"run {name!r} has changed since it was chosen and is {status}: it is not purged"
+        )
 
-    The copies are deleted first and the journal last, under the run's lease. After a kill in
-    between, the run is still in the journal, complete, and can be purged again. The other way
-    round its copies would be left, and the next execution of that id would resume from them.
+
+def purge_family(
+    store: Store, folder: Path, names: Sequence[str], check: Callable[[], None] | None = None
+) -> dict[str, int]:
+    """Purge runs together; return how many copies of each were deleted. ``check`` may refuse.
+
+    The copies are deleted first, under the runs' leases, and the journal last, in one transaction.
+    After a kill in between, the runs are still in the journal, complete, and can be purged again.
+    The other way round copies would be left, and the next execution of an id would resume from them.
     """
-    removed = [0]
+    removed: dict[str, int] = {}
 
     def first() -> None:
         if check is not None:
             check()
-        removed[0] = remove_copies(name, folder, checkpoint_folders(folder))
-        if store.document(NAMESPACE, name) is not None:
-            store.update_document(NAMESPACE, name, lambda _: None)
+        for name in names:
+            removed[name] = remove_copies(name, folder, checkpoint_folders(folder))
 
-    if not store.purge_run(name, first):
-        lease = store.take_lease(f"run/{name}")  # only copies of it are left
-        try:
-            first()
-        finally:
-            store.release_lease(lease)
-    return removed[0]
+    store.purge_runs(names, first, [(NAMESPACE, name) for name in names])
+    return removed
 
 
 # --- gc -------------------------------------------------------------------------------------------
@@ -218,8 +251,7 @@ def find_garbage(folder: Path, *, keep: int | None = None) -> Garbage:
     """Return what ``collect_garbage`` would delete; nothing is changed."""
     with reading(folder) as reader:
         values, size = reader.unused_values()
-    expired = expired_checkpoints(folder, time.time(), keep)
-    left = leftovers([folder, *checkpoint_folders(folder)])
+    expired, left = _unneeded_files(folder, keep)
     return Garbage(values=values, bytes=size, checkpoints=len(expired), leftovers=len(left))
 
 
@@ -230,11 +262,15 @@ def collect_garbage(folder: Path, *, keep: int | None = None) -> Garbage:
     """
     with writing(folder) as store:
         _, size = store.unused_values()
-        expired = expired_checkpoints(folder, time.time(), keep)
-        left = leftovers([folder, *checkpoint_folders(folder)])
+        expired, left = _unneeded_files(folder, keep)
         values = store.collect()
         store.empty_log()
-        for path in [*(each.path for each in expired), *left]:
+        for path in (*expired, *left):
             files.remove(path)
     size = size if values else 0
     return Garbage(values=values, bytes=size, checkpoints=len(expired), leftovers=len(left))
+
+
+def _unneeded_files(folder: Path, keep: int | None) -> tuple[list[Path], list[Path]]:
+    expired = [each.path for each in expired_checkpoints(folder, keep)]
+    return expired, leftovers(folder)

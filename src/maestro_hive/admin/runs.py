@@ -5,53 +5,62 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from maestro_hive.admin.children import ChildReader, LatestStates
+from maestro_hive.hive.answers import answers_on_their_way
+from maestro_hive.hive.dispatching import belongs_to_workers
 from maestro_hive.hive.inbox import NAMESPACE, Messages
-from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.hive.runs import STATUSES, status_of
+from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import run_view as read_model
 from maestro_hive.maestro.state import views
 from maestro_hive.maestro.state.events import EventReader, RunEvent
-from maestro_hive.maestro.state.projections import RunState, facts_of, find_step, fold, labels
-from maestro_hive.maestro.state.records import EntryKind
+from maestro_hive.maestro.state.projections import (
+    RunState,
+    facts_of,
+    find_step,
+    labels,
+    readable,
+)
+from maestro_hive.maestro.state.records import PERMITS
 from maestro_hive.maestro.state.run_view import HolderView, WaitView, holder_view, wait_views
-from maestro_hive.maestro.state.views import effective_status, plain_values
+from maestro_hive.maestro.state.views import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
     from datetime import datetime
 
-    from maestro_hive.maestro.state.records import Lease, RunRecord
+    from maestro_hive.maestro.state.records import Entry, Lease, RunRecord
     from maestro_hive.maestro.state.run_view import RecordedRun, RunView, StepDetails
     from maestro_hive.maestro.state.store import Reader
 
 
 #: More names than this are not compared with a mistyped one.
 _COMPARED = 2000
-#: The kinds of entries that say what a run waits for.
-_OF_WAITS = {
-    EntryKind.WAIT_STARTED,
-    EntryKind.WAIT_ENDED,
-    EntryKind.RETRIED,
-    EntryKind.RESTORED,
-}
-
-
-class RunNotFoundError(ConfigurationError):
-    """There is no run of this name; the message suggests similar ones."""
+#: The status of a run in a listing whose entries cannot be read.
+_DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run in a listing."""
+    """One run in a listing; ``damage`` says why what it waits for cannot be read.
+
+    ``parent`` is the run that started it as its child; ``executed`` says that a living process
+    executes it.
+    """
 
     run_id: str
     workflow: str | None
+    parent: str | None
     status: str
+    executed: bool
     started_at: datetime
     updated_at: datetime
     holder: HolderView | None
     waits_for: tuple[WaitView, ...]
+    damage: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,44 +77,63 @@ def list_runs(
     statuses: Sequence[str] = (),
     workflow: str | None = None,
     limit: int | None = None,
+    roots: bool = False,
 ) -> RunList:
-    """Return runs, newest first; ``statuses`` are those that are shown, not those recorded."""
-    held = reader.run_leases()
+    """Return runs, newest first; ``statuses`` are those that are shown, not those recorded.
+
+    With ``roots`` only runs that no other one started as its child.
+    """
+    held, latest = reader.run_leases(), LatestStates(reader)
+    found = reader.runs(workflow=workflow, limit=None if statuses else limit, roots=roots)
     if statuses:
-        found = [
-            record
-            for record in reader.runs(workflow=workflow)
-            if status_of_run(record, held) in statuses
-        ]
-        total, chosen = len(found), found[:limit]
-    else:
-        chosen = reader.runs(workflow=workflow, limit=limit)
-        total = len(chosen) if limit is None else reader.count_runs(workflow=workflow)
-    return RunList(total=total, runs=tuple(_summary(reader, each, held) for each in chosen))
+        check_statuses(reader, statuses, held)
+        found = [record for record in found if status_of(record, held) in statuses]
+    counted = limit is not None and not statuses
+    total = reader.count_runs(workflow=workflow, roots=roots) if counted else len(found)
+    shown = tuple(run_summary(reader, each, held, latest) for each in found[:limit])
+    return RunList(total=total, runs=shown)
 
 
-def _summary(reader: Reader, record: RunRecord, held: Mapping[str, Lease]) -> RunSummary:
-    status = status_of_run(record, held)
+def check_statuses(reader: Reader, statuses: Sequence[str], held: Container[str]) -> None:
+    """Raise if there is no such status; a run without a workflow has the one that its program set."""
+    unknown = [status for status in statuses if status not in STATUSES]
+    if not unknown:
+        return
+    shown = {status_of(record, held): None for record in reader.runs()}
+    for status in unknown:
+        if status not in shown:
+            known = ", ".join(dict.fromkeys([*STATUSES, *sorted(shown)]))
+            raise ConfigurationError(
+                f"{status!r} is not a status of a run; the statuses are {known}"
+            )
+
+
+def run_summary(
+    reader: Reader, record: RunRecord, held: Mapping[str, Lease], latest: LatestStates
+) -> RunSummary:
+    """Return a run as listings show it; ``latest`` has what was read of it before."""
+    status, damage, lease = status_of(record, held), None, held.get(record.name)
+    waits: tuple[WaitView, ...] = ()
+    if status == "waiting":
+        try:
+            state = latest.state_of(record, executed=lease is not None)
+            with readable(record.name):
+                answered = answered_questions(reader, record.name, state)
+                waits = wait_views(state, reader.load, answered)
+        except CorruptionError as error:  # of this run alone: the others are listed
+            status, damage = _DAMAGED, str(error)
     return RunSummary(
         run_id=record.name,
         workflow=record.workflow or None,
+        parent=record.parent,
         status=status,
+        executed=lease is not None,
         started_at=record.created_at,
         updated_at=record.updated_at,
-        holder=holder_view(held.get(record.name)),
-        waits_for=_waits_of(reader, record) if status == "waiting" else (),
+        holder=holder_view(lease),
+        waits_for=waits,
+        damage=damage,
     )
-
-
-def _waits_of(reader: Reader, record: RunRecord) -> tuple[WaitView, ...]:
-    """Return what a run waits for; of its entries only those are folded that say so."""
-    entries = [entry for entry in reader.entries(record.id) if entry.kind in _OF_WAITS]
-    return wait_views(fold(entries, reader.load))
-
-
-def status_of_run(record: RunRecord, held: Container[str]) -> str:
-    """Return the status to show, given the names of the runs that living processes hold."""
-    return effective_status(record.workflow, record.status, held=record.name in held)
 
 
 def find_run(reader: Reader, run_id: str) -> RunRecord:
@@ -117,13 +145,7 @@ def find_run(reader: Reader, run_id: str) -> RunRecord:
     near = [name for name in names if run_id and name.startswith(run_id)][:3]
     near = near or get_close_matches(run_id, names, n=3)
     hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "'maestro runs' lists them."
-    raise RunNotFoundError(f"There is no run {run_id!r} in {reader.location}. {hint}")
-
-
-def run_ids(reader: Reader, prefix: str, most: int) -> list[str]:
-    """Return the names of the newest runs that start with ``prefix``."""
-    names = (record.name for record in reader.runs())
-    return [name for name in names if name.startswith(prefix)][:most]
+    raise ConfigurationError(f"There is no run {run_id!r} in {reader.location}. {hint}")
 
 
 # --- one run in detail -----------------------------------------------------------------------------
@@ -133,39 +155,79 @@ def run_ids(reader: Reader, prefix: str, most: int) -> list[str]:
 _LATEST_EVENTS = 5
 
 
+class LiveRun:
+    """A run, executed or not, without holding it: ``refresh`` reads what came since the last time."""
+
+    def __init__(self, reader: Reader, run_id: str) -> None:
+        self._reader = reader
+        self._record: RunRecord = find_run(reader, run_id)
+        self._load = plain_values(reader.load)
+        self._entries: list[Entry] = []
+        self._state = RunState()
+
+    def refresh(self) -> RecordedRun:
+        """Return the run as of now; raise if it was purged."""
+        reader, name = self._reader, self._record.name
+        lease = reader.run_leases().get(name)
+        # After the lease: its process may have released it just now.
+        record = find_run(reader, name)
+        if record.id != self._record.id:  # purged, and started again
+            self._entries, self._state = [], RunState()
+        self._record = record
+        entries = reader.entries(record.id, after=self._state.seq)
+        self._state.add_all(entries, self._load)
+        self._entries += entries
+        return read_model.RecordedRun(
+            record=record,
+            entries=self._entries,
+            state=self._state,
+            lease=lease,
+            load=reader.load,
+            now=reader.clock.now(),
+            permits=_held_permits(reader),
+        )
+
+
 def read_run(reader: Reader, run_id: str) -> RecordedRun:
     """Read a run, executed or not, without holding it."""
-    record = find_run(reader, run_id)
-    lease = reader.run_leases().get(run_id)
-    record = reader.run(run_id) or record  # as of now: its process may have released it just now
-    entries = reader.entries(record.id)
-    load = plain_values(reader.load)
-    return read_model.RecordedRun(
-        record=record,
-        entries=entries,
-        state=fold(entries, load),
-        lease=lease,
-        load=reader.load,
-        now=reader.clock.now(),
-    )
+    return LiveRun(reader, run_id).refresh()
 
 
-def run_details(reader: Reader, run_id: str, *, most_steps: int | None = None) -> RunView:
-    """Return one run; of its steps the last ``most_steps``, and those that are not completed."""
+def _held_permits(reader: Reader) -> dict[str, Lease]:
+    """Return the leases of all limits whose holders live, by name."""
+    found = [lease for lease in reader.leases() if lease.name.startswith(PERMITS)]
+    return {lease.name: lease for lease in found if reader.is_alive(lease)}
+
+
+def run_details(
+    reader: Reader, run_id: str, *, most_steps: int | None = None, most_children: int | None = None
+) -> RunView:
+    """Return one run; of its steps the last ``most_steps``, and those that are not completed.
+
+    ``most_children`` limits its children, with theirs.
+    """
     run = read_run(reader, run_id)
-    held = reader.run_leases() if run.state.children else {}
+    return view_of(reader, run, ChildReader(reader), most_steps, most_children)
 
-    def child_status(name: str) -> str | None:
-        record = reader.run(name)
-        return None if record is None else status_of_run(record, held)
 
-    return read_model.run_view(
-        run,
-        most_steps=most_steps,
-        most_events=_LATEST_EVENTS,
-        answered=answered_questions(reader, run_id, run.state),
-        child_status=child_status,
-    )
+def view_of(
+    reader: Reader,
+    run: RecordedRun,
+    children: ChildReader,
+    most_steps: int | None,
+    most_children: int | None,
+) -> RunView:
+    """Return the view of a run that was read; ``children`` has what was read of its children."""
+    name = run.record.name
+    with readable(name):
+        return read_model.run_view(
+            run,
+            most_steps=most_steps,
+            most_events=_LATEST_EVENTS,
+            answered=answered_questions(reader, name, run.state),
+            children=children.children(name, run.state, most_children),
+            dispatch=None if run.state.ended is not None else reader.dispatch(name),
+        )
 
 
 def step_details(reader: Reader, run_id: str, step: str) -> StepDetails:
@@ -173,30 +235,26 @@ def step_details(reader: Reader, run_id: str, step: str) -> StepDetails:
     run = read_run(reader, run_id)
     found = find_step(run.state, step)
     if found is not None:
-        return read_model.step_details(run, found)
-    names = labels(run.state).values()
+        with readable(run_id):
+            return read_model.step_details(run, found)
+    raise unknown_step(run_id, step, run.state)
+
+
+def unknown_step(run_id: str, step: str, state: RunState) -> ConfigurationError:
+    """Return the error for a step that a run does not have; it names similar ones."""
+    names = labels(state).values()
     near = get_close_matches(step, names, n=3) or list(dict.fromkeys(names))[:10]
     known = f"it has: {', '.join(near)}" if near else "it has none"
-    raise ConfigurationError(f"run {run_id!r} has no step {step!r}; {known}")
+    return ConfigurationError(f"run {run_id!r} has no step {step!r}; {known}")
 
 
 def answered_questions(reader: Reader, run_id: str, state: RunState) -> set[bytes]:
     """Return the identities of the open questions whose answers are in the inbox."""
-    questions = views.open_waits(state)
-    document = reader.document(NAMESPACE, run_id) if questions else None
-    answers = Messages.decode(document.value).answers if document is not None else []
-    answered = {each.question for each in answers}
-    early = [each.name for each in answers if each.question is None]
-    found = set()
-    for entry in questions:
-        assert entry.identity is not None  # or it would not have been folded
-        name = facts_of(entry).get("name")
-        if entry.identity.hex() in answered:
-            found.add(entry.identity)
-        elif name in early:
-            early.remove(name)
-            found.add(entry.identity)
-    return found
+    if not state.questions:
+        return set()
+    document = reader.document(NAMESPACE, run_id)
+    messages = Messages.decode(document.value if document is not None else None)
+    return set(answers_on_their_way(state, messages))
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -217,49 +275,94 @@ class Ending(Enum):
     NOT_FINISHED = "not_finished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventBatch:
-    """The events since the last batch; ``ending`` is set when no more will come by themselves."""
-
-    events: tuple[RunEvent, ...]
-    ending: Ending | None
-
-
 class EventFeed:
     """The events of a run in batches, from the first one on."""
 
     def __init__(self, reader: Reader, run_id: str) -> None:
+        self.run_id = run_id
         self._reader = reader
         self._record: RunRecord = find_run(reader, run_id)
         self._load = plain_values(reader.load)
         self._events = EventReader(run_id, reader.load)
         self._state = RunState()
 
-    def next_batch(self) -> EventBatch:
-        """Return what was recorded since the last batch, maybe nothing."""
-        # The lease first: so what a process wrote before it left is read.
-        held = self._record.name in self._reader.run_leases()
+    def next_batch(self) -> tuple[list[RunEvent], Ending | None]:
+        """Return what was recorded since the last batch, and how following the run ends.
+
+        The ending is None while more events may come by themselves: a process executes the run, or
+        a worker will.
+        """
+        # Who has it first: so what a process wrote before it left is read.
+        name = self._record.name
+        held = name in self._reader.run_leases() or belongs_to_workers(self._reader, name)
         entries = self._reader.entries(self._record.id, after=self._state.seq)
         self._state.add_all(entries, self._load)
         events = [self._events.read(entry) for entry in entries]
-        return EventBatch(
-            events=tuple(event for event in events if event is not None),
-            ending=None if held and self._state.ended is None else self._ending(),
-        )
+        is_open = held and self._state.ended is None
+        ending = None if is_open else ending_of(self._reader, self._record, self._state)
+        return [event for event in events if event is not None], ending
 
-    def _ending(self) -> Ending:
-        state = self._state
-        if self._status() in ("failed", "cancelled"):
-            return Ending.FAILED
-        if views.is_finished(state):
-            return Ending.COMPLETED
-        questions = views.open_waits(state)
-        if questions:
-            answered = answered_questions(self._reader, self._record.name, state)
-            return Ending.ANSWERED if len(answered) == len(questions) else Ending.NEEDS_PERSON
-        return Ending.NEEDS_PERSON if state.escalated else Ending.NOT_FINISHED
+    @property
+    def children(self) -> list[str]:
+        """The runs that it started, as far as was read; those of a run that it is a fork of are not."""
+        started = map(facts_of, self._state.children.values())
+        return [str(facts.get("run_id")) for facts in started if not facts.get("copied")]
 
-    def _status(self) -> str:
-        if self._state.started is not None:
-            return views.run_status(self._state)
-        return (self._reader.run(self._record.name) or self._record).status
+
+class FamilyFeed:
+    """The events of a run and of its children, and theirs, in batches, in the order of their times."""
+
+    def __init__(self, reader: Reader, run_id: str) -> None:
+        self._reader = reader
+        self._root = EventFeed(reader, run_id)
+        self._children: dict[str, EventFeed] = {}
+        #: The children that are over, and are read again when there is something new of a parent.
+        self._over: set[str] = set()
+
+    def next_batch(self) -> tuple[list[RunEvent], Ending | None]:
+        """Return what was recorded since the last batch, and how following the run ends."""
+        events, ending = self._root.next_batch()
+        if events:
+            self._over.clear()
+        parents = [self._root, *self._children.values()]
+        for feed in parents:  # which grows
+            found = [] if feed is self._root else self._batch_of(feed)
+            if found:
+                self._over -= set(feed.children)
+            events += found
+            parents += self._new_children(feed)
+        return sorted(events, key=attrgetter("at")), ending
+
+    def _batch_of(self, child: EventFeed) -> list[RunEvent]:
+        if child.run_id in self._over:
+            return []
+        events, ending = child.next_batch()
+        if ending in (Ending.COMPLETED, Ending.FAILED):
+            self._over.add(child.run_id)
+        return events
+
+    def _new_children(self, parent: EventFeed) -> list[EventFeed]:
+        names = [each for each in parent.children if each not in self._children]
+        new = {
+            name: EventFeed(self._reader, name)
+            for name in names
+            if name != self._root.run_id and self._reader.run(name) is not None
+        }
+        self._children |= new
+        return list(new.values())
+
+
+def ending_of(reader: Reader, record: RunRecord, state: RunState) -> Ending:
+    """Return how following a run ends that has ended, or that no process executes."""
+    recorded = reader.run(record.name) or record
+    status = views.run_status(state) if state.started is not None else recorded.status
+    if status in ("failed", "cancelled"):
+        return Ending.FAILED
+    if views.is_finished(state):
+        return Ending.COMPLETED
+    questions = views.open_waits(state)
+    if questions:
+        answered = answered_questions(reader, record.name, state)
+        return Ending.ANSWERED if len(answered) == len(questions) else Ending.NEEDS_PERSON
+    needs_person = state.escalated or views.ambiguous_steps(state, held=False)
+    return Ending.NEEDS_PERSON if needs_person else Ending.NOT_FINISHED

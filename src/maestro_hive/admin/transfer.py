@@ -1,17 +1,26 @@
-"""A run as one file: exported from one state folder, and imported into another.
+"""Copies to take elsewhere: a whole state folder, made while it is in use, and a run as one file.
 
-It is the document that is next to a journal as ``execution_state.json``, with the same checksum.
+A run is exported from one state folder and imported into another as the document that is next to a
+journal as ``execution_state.json``, with the same checksum.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
+import shutil
 import stat
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, BinaryIO
 
-from maestro_hive.admin.folder import checkpoint_folders, writing
+from maestro_hive.admin.folder import (
+    checkpoint_folders,
+    documents,
+    separate_checkpoint_folders,
+    writing,
+)
 from maestro_hive.admin.runs import find_run
 from maestro_hive.engine.copies import FILE, KIND
 from maestro_hive.engine.open_run import append_entries, document_of
@@ -20,7 +29,7 @@ from maestro_hive.kernel.errors import (
     AtomicWriteError,
     ConfigurationError,
     DocumentCorruptError,
-    RunLeasedError,
+    FolderError,
     StorageError,
 )
 from maestro_hive.maestro.state import run_document
@@ -29,50 +38,169 @@ from maestro_hive.maestro.state.run_document import CopiedEntries, read_run
 from maestro_hive.maestro.state.views import plain_values, show_fields
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
+    from maestro_hive.maestro.state.json_stream import Source
+    from maestro_hive.maestro.state.projections import RunState
     from maestro_hive.maestro.state.records import RunRecord
-    from maestro_hive.maestro.state.run_document import RunCopy
-    from maestro_hive.maestro.state.store import Reader, RunLease, Store
+    from maestro_hive.maestro.state.run_document import RunCopy, RunText
+    from maestro_hive.maestro.state.store import Reader, Store
+
+_LIMIT = run_document.MAX_DOCUMENT_BYTES
+#: How many bytes of stdin are read at a time.
+_SPOOLED_BYTES = 1 << 20
+
+# --- backup ---------------------------------------------------------------------------------------
+
+
+def back_up(folder: Path, target: Path) -> int:
+    """Copy a state folder to a new folder, and return how many files it has.
+
+    The journal is copied as of one moment, and all documents.
+    Until the copy is complete it is in a folder ".NAME.half" next to the target, or ".half" in a
+    target that exists and is empty. What a killed backup left there is deleted by the next one.
+    """
+    with writing(folder) as store, _unfinished(target) as half:
+        store.backup(half)
+        copied = 1 + sum(
+            _copy_document(source, half, place) for source, place in _documents(folder)
+        )
+        _put_in_place(half, target)
+    return copied
+
+
+@contextlib.contextmanager
+def _unfinished(target: Path) -> Iterator[Path]:
+    """Make the folder of an unfinished copy, on the target's disk; an error deletes it.
+
+    It is locked meanwhile, so the content of one that is not locked was left by a killed process.
+    """
+    target = target.resolve()
+    half = target / ".half" if target.is_dir() else target.with_name(f".{target.name}.half")
+    if os.path.lexists(target) and not target.is_dir():
+        raise FolderError(target, "is not a folder")
+    if target.is_dir() and any(path != half for path in target.iterdir()):
+        raise StorageError(f"{target} exists and is not empty; choose a new folder")
+    files.make_folder_inside(half.parent, half.name)
+    with files.opened(half, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as lock:
+        if not _is_locked_by(lock, half):
+            raise StorageError(f"another process is making the backup {target} now")
+        try:
+            _empty(half)
+            yield half
+        except BaseException:  # Ctrl+C too must not leave an unfinished copy
+            shutil.rmtree(half, ignore_errors=True)
+            raise
+
+
+def _is_locked_by(lock: int, half: Path) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(half.stat(), os.fstat(lock))  # or it was renamed already
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _empty(half: Path) -> None:
+    with files.explained(lambda reason: StorageError(f"{half} could not be emptied: {reason}")):
+        for path in half.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _put_in_place(half: Path, target: Path) -> None:
+    """Rename a complete copy, durably; the journal last, which makes it a state folder."""
+    target = target.resolve()
+    problem = f"{target} could not be put in place"
+    with files.explained(lambda reason: StorageError(f"{problem}: {reason}")):
+        if half.parent == target:
+            for path in sorted(half.iterdir(), key=lambda path: path.name == "journal.db"):
+                files.sync_folder(target)
+                path.rename(target / path.name)
+            half.rmdir()
+        else:
+            half.rename(target)
+        files.sync_folder(half.parent)
+
+
+def _documents(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the documents next to the journal, and their places in a copy."""
+    for path, _ in documents(folder):
+        yield path, path.relative_to(folder)
+    for separate in separate_checkpoint_folders(folder):  # the copy has them inside
+        for path in sorted(separate.glob("*/*.json")):
+            yield path, Path("checkpoints") / path.relative_to(separate)
+
+
+def _copy_document(source: Path, target: Path, place: Path) -> int:
+    try:
+        file = files.open_file(source, _LIMIT)
+    except FileNotFoundError:
+        return 0  # retention deleted it just now
+    inside = files.make_folder_inside(target, *place.parent.parts)
+    files.write_atomically(inside / place.name, file.chunks())
+    return 1
+
 
 # --- export ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedRun:
-    """The text of a file, and how many steps and children the run in it has."""
+    """A run as the text of a file, how many steps and children it has, and chunks left out."""
 
-    run_id: str
-    text: bytes
-    steps: int
-    children: int
+    def __init__(
+        self, run_id: str, file: files.ReadFile, state: RunState, chunks_left_out: int
+    ) -> None:
+        self.run_id = run_id
+        self.size = file.size
+        self.steps, self.children = len(state.steps), len(state.children)
+        #: How many chunks its streams have: they are no part of the file.
+        self.chunks_left_out = chunks_left_out
+        self._file = file
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the text in parts."""
+        return self._file.chunks()
+
+    @property
+    def text(self) -> bytes:
+        """The whole text."""
+        return b"".join(self.chunks())
 
 
-def export_run(reader: Reader, run_id: str) -> ExportedRun:
-    """Return a run as of now, as the text of a file; it may be executed meanwhile."""
-    return _export(reader, find_run(reader, run_id))
+def export_run(reader: Reader, run_id: str, scratch: Path | None = None) -> ExportedRun:
+    """Return a run as of now, as the text of a file; it may be executed meanwhile.
+
+    The text is in a temporary file of the folder ``scratch``, and was read again: what is returned
+    can be imported.
+    """
+    record = find_run(reader, run_id)
+    document, state = _document(reader, record)
+    problem = (
+        f"run {run_id!r} was not written to a temporary file in {scratch or tempfile.gettempdir()}"
+    )
+    with (
+        files.explained(lambda reason: StorageError(f"{problem}: {reason}")),
+        tempfile.TemporaryFile(dir=scratch) as file,
+    ):
+        file.writelines(run_document.seal_in_chunks(KIND, {}, raw={"run": document}))
+        file.flush()
+        written = _read_file(file, f"the file of run {run_id!r}")
+    read_export(written, written.name)
+    return ExportedRun(run_id, written, state, reader.last_chunk(record.id))
 
 
-def _export(reader: Reader, record: RunRecord) -> ExportedRun:
+def _document(reader: Reader, record: RunRecord) -> tuple[RunText, RunState]:
     lease = reader.lease(f"run/{record.name}")
-    entries = reader.entries(record.id)
     load = plain_values(reader.load)
-    state = fold(entries, load)
+    state = fold(reader.entries(record.id), load)
     shown = show_fields(state, load)
     if state.started is None:
         shown["status"] = record.status
     fence = state.fence_floor + (lease.fence if lease is not None else 0)
-    run = document_of(reader, record.id, entries, state, record.name, fence, shown)
-    text = run_document.seal(KIND, {}, raw={"run": run})
-    if len(text) > files.MAX_FILE_BYTES:
-        raise StorageError(
-            f"run {record.name!r} would be a file of {len(text):,} bytes, and no more than"
-            f" {files.MAX_FILE_BYTES:,} can be imported; 'maestro backup' copies the whole folder"
-        )
-    read_export(text, f"the file of run {record.name!r}")  # incomplete if it was purged meanwhile
-    return ExportedRun(
-        run_id=record.name, text=text, steps=len(state.steps), children=len(state.children)
-    )
+    return document_of(reader, record.id, state, record.name, fence, shown), state
 
 
 def write_copy(store: Store, folder: Path, run_id: str) -> None:
@@ -80,7 +208,9 @@ def write_copy(store: Store, folder: Path, run_id: str) -> None:
     record = store.run(run_id)
     if record is not None:
         inside = files.make_folder_inside(folder, "runs", run_id)
-        files.write_atomically(inside / FILE, _export(store, record).text)
+        document, _ = _document(store, record)
+        chunks = run_document.seal_in_chunks(KIND, {}, raw={"run": document})
+        files.write_atomically(inside / FILE, chunks)
 
 
 def check_target(target: Path, *, force: bool) -> None:
@@ -98,18 +228,17 @@ def check_target(target: Path, *, force: bool) -> None:
         raise _exists_already(target)
 
 
-def write_export(target: Path, text: bytes, *, force: bool) -> None:
-    """Write a file; without ``force`` only if there is none, also none made meanwhile."""
+def write_export(target: Path, text: Iterable[bytes], *, force: bool) -> None:
+    """Write a file, given in chunks; without ``force`` only if there is none, also none made meanwhile."""
     check_target(target, force=force)
     if force:
         files.write_atomically(target.absolute(), text)
         return
-    try:
-        target.touch(mode=0o600, exist_ok=False)  # from now on no other process can create it
-    except FileExistsError:
-        raise _exists_already(target) from None
-    except OSError as error:
-        raise AtomicWriteError(target, files.reason_of(error)) from error
+    with files.explained(lambda reason: AtomicWriteError(target, reason)):
+        try:
+            target.touch(mode=0o600, exist_ok=False)  # from now on no other process can create it
+        except FileExistsError:
+            raise _exists_already(target) from None
     try:
         files.write_atomically(target.absolute(), text)
     except BaseException:
@@ -126,64 +255,61 @@ def _exists_already(target: Path) -> ConfigurationError:
 # --- import ---------------------------------------------------------------------------------------
 
 
-def read_export(text: bytes, name: str) -> RunCopy:
+def read_export(text: bytes | Source, name: str) -> RunCopy:
     """Return the run in a file; raise if the file is damaged, or of a newer version."""
-    body = run_document.unseal(text, KIND, name)
+    body = run_document.unseal(text, KIND, name, lazy=True)
     run = body.get("run")
     if not isinstance(run, dict):
         raise DocumentCorruptError(name, "there is no run in it")
-    return read_run(name, run, plain_values(attrgetter("value")))
+    return read_run(name, run, plain=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedRun:
-    """A run that was imported, as of the time it was saved."""
+def spool(stream: BinaryIO, name: str) -> files.ReadFile:
+    """Return what comes from a stream, such as stdin, as a file: it is read more than once."""
+    problem = f"{name} could not be written to a temporary file"
+    with (
+        files.explained(lambda reason: StorageError(f"{problem}: {reason}")),
+        tempfile.TemporaryFile() as file,
+    ):
+        while (chunk := stream.read(_SPOOLED_BYTES)) and file.tell() <= _LIMIT:  # or it is refused
+            file.write(chunk)
+        file.flush()
+        return _read_file(file, name)
 
-    run_id: str
-    saved_at: str
+
+def _read_file(file: IO[bytes], name: str) -> files.ReadFile:
+    """Return a temporary file, to be read; it is gone when nobody refers to it any more."""
+    size = os.fstat(file.fileno()).st_size
+    return files.ReadFile(os.dup(file.fileno()), name, size)
 
 
-def import_run(folder: Path, text: bytes, name: str, *, run_id: str | None = None) -> ImportedRun:
+def import_run(
+    folder: Path, text: bytes | Source, name: str, *, run_id: str | None = None
+) -> tuple[str, str]:
     """Add the run in a file to a state folder, completely or not at all.
 
-    The file is checked before the folder is touched; ``name`` names it in errors.
+    The file is checked before the folder is touched; ``name`` names it in errors. Return the run's
+    id, and the time at which it was saved.
     """
     copy = read_export(text, name)
-    new_id = str(copy.body["workflow_id"]) if run_id is None else run_id
+    new_id = copy.run_id if run_id is None else run_id
     with writing(folder, create=True) as store:
         files.check_identifier(new_id, "run id")
         _refuse_existing(store, new_id, folder)
         _add(store, copy, new_id)
-    return ImportedRun(run_id=new_id, saved_at=copy.saved_at)
+    return new_id, copy.saved_at
 
 
 def _add(store: Store, copy: RunCopy, run_id: str) -> None:
-    """Append all entries in one transaction.
-
-    A kill before it leaves a run without entries, which does not prevent importing the file again.
-    """
-    run = store.acquire_run(run_id, _workflow_of(copy))
+    """Create the run with all its entries, in one transaction: a kill leaves all of it, or nothing."""
+    entries = CopiedEntries(copy, journal_lost=True)
+    run = store.acquire_run(run_id, copy.workflow, entries, copy.status, parent=copy.parent)
     try:
-        _require_empty(store, run)
-        append_copy(store, run, copy, status=_status_of(copy), journal_lost=True)
-    except BaseException:
+        if not run.created:  # another process started it just now
+            raise _is_taken(run_id, store.location)
+        append_entries(store, run, ())  # returns when it would survive a power cut
+    finally:
         store.release_run(run)
-        with contextlib.suppress(StorageError, RunLeasedError):  # a failed store refuses everything
-            _purge_empty(store, run_id)
-        raise
-    store.release_run(run)
-
-
-def _require_empty(store: Store, run: RunLease) -> None:
-    if run.seq:  # another process started it just now
-        raise _is_taken(run.name, store.location)
-
-
-def append_copy(
-    store: Store, run: RunLease, copy: RunCopy, *, status: str | None, journal_lost: bool
-) -> None:
-    """Append the entries of a copy to a run, behind a mark that earlier ones no longer count."""
-    append_entries(store, run, list(CopiedEntries(copy, journal_lost=journal_lost)), status)
 
 
 def _refuse_existing(store: Store, run_id: str, folder: Path) -> None:
@@ -191,7 +317,11 @@ def _refuse_existing(store: Store, run_id: str, folder: Path) -> None:
     if store.run(run_id) is not None:
         raise _is_taken(run_id, store.location)
     for place in (folder / "runs", *checkpoint_folders(folder)):
-        if (place / run_id).exists():
+        try:
+            is_there = (place / run_id).exists()
+        except OSError as error:
+            raise FolderError(place, f"cannot be read ({error.strerror})") from error
+        if is_there:
             raise _is_taken(run_id, str(place / run_id))
 
 
@@ -203,18 +333,7 @@ def _is_taken(run_id: str, where: str) -> ConfigurationError:
 
 
 def _purge_empty(store: Store, run_id: str) -> None:
-    """Purge a run that has no entries: an import or a first start that was killed."""
+    """Purge a run that has no entries: of a first start that was killed."""
     record = store.run(run_id)
     if record is not None and not store.entries(record.id):
-        store.purge_run(run_id)
-
-
-def _workflow_of(copy: RunCopy) -> str:
-    started = [entry for entry in copy.body["entries"] if entry["kind"] == "run_started"]
-    return str((started[-1]["facts"] or {}).get("workflow", "")) if started else ""
-
-
-def _status_of(copy: RunCopy) -> str | None:
-    state = copy.body.get("state")
-    status = state.get("status") if isinstance(state, dict) else None
-    return status if isinstance(status, str) else None
+        store.purge_runs([run_id])

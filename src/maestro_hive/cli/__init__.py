@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from maestro_hive.kernel.lazy import load_lazily
+from maestro_hive.kernel import load_lazily
 
 if TYPE_CHECKING:
     from maestro_hive.cli.app import cli as cli

@@ -1,10 +1,12 @@
-"""``maestro`` itself: the table of its verbs, and running one."""
+"""``maestro`` itself: the table of its verbs, running one, and one sentence for every error."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+import traceback
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, TextIO, cast
 
@@ -12,10 +14,22 @@ import click
 
 import maestro_hive
 from maestro_hive.cli import output
-from maestro_hive.cli.command import CONTEXT, Call, HelpfulGroup, common_options
-from maestro_hive.cli.errors import exit_code_of
+from maestro_hive.cli.command import (
+    CONTEXT,
+    FAILED,
+    INTERRUPTED,
+    SUCCESS,
+    WRONG_USE,
+    Call,
+    HelpfulGroup,
+    complete,
+)
+from maestro_hive.cli.output import complain
+from maestro_hive.kernel.errors import ConfigurationError, InvalidIdentifierError, MaestroError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from click.shell_completion import CompletionItem
 
 _COMPLETE = "_MAESTRO_COMPLETE"
@@ -40,18 +54,31 @@ class Verb(NamedTuple):
 
 SECTIONS: dict[str, tuple[Verb, ...]] = {
     "Runs": (
+        Verb("run", "running", "Run a workflow of a module, or resume it."),
         Verb("runs", "show", "List runs, newest first, with their status."),
         Verb("show", "show", "Show a run and its steps, or one step in detail."),
-        Verb("events", "show", "Print the events of a run, and follow it."),
+        Verb("watch", "watch", "Watch the runs, or one run, as they go on."),
+        Verb("events", "events", "Print the events of a run, and follow it."),
+        Verb("logs", "logs", "Print what the steps of a run wrote, and follow it."),
         Verb("answer", "control", "Answer a question that a run waits for."),
         Verb("retry", "control", "Retry what failed in a run, or one step of it."),
+        Verb("resolve", "control", "Say whether an ambiguous step had its effect."),
         Verb("cancel", "control", "Cancel a run and its children."),
         Verb("fork", "control", "Start a new run from the completed steps of another."),
         Verb("export", "maintenance", "Write a run to one file, to be imported elsewhere."),
         Verb("import", "maintenance", "Import a run from a file that export wrote."),
     ),
+    "Workers": (
+        Verb("worker", "workers", "Execute enqueued runs with the workflows of a module."),
+        Verb("enqueue", "workers", "Record a run of a workflow, for any worker."),
+        Verb("queues", "workers", "Show what waits in the queues, and the workers."),
+    ),
     "Shared by runs": (
-        Verb("breakers", "breakers", "Show the circuit breakers; open or reset one."),
+        Verb("breakers", "control", "Show the circuit breakers; open or reset one."),
+        Verb("repairs", "repairs", "List the repairs that have proven themselves, with counts."),
+        Verb("budget", "budgets", "Show what was spent and the limits; set, raise or release one."),
+        Verb("costs", "budgets", "Show what was spent, by persona, workflow, day or model."),
+        Verb("schedules", "schedules", "List schedules; pause, resume or run one."),
     ),
     "Checkpoints and copies": (
         Verb("checkpoints", "checkpoints", "List, verify, compare and restore checkpoints."),
@@ -105,22 +132,37 @@ def cli() -> None:
     """Inspect and control durable runs, and maintain their state folder.
 
     Exit codes: 0 success, 1 failure, 2 wrong use, 75 a person is needed, 130 interrupted.
+
+    Examples:
+        maestro runs                       the newest runs
+        maestro --store state breakers     the breakers of the folder ./state
+        maestro VERB --help                more about a verb, with examples
     """
 
 
-cli.params += common_options(reads=False)
-cli.examples = """\
-maestro runs                       the newest runs
-maestro --store state breakers     the breakers of the folder ./state
-maestro VERB --help                more about a verb, with examples"""
+complete(cli, reads=False)
 
 
 def run(arguments: list[str]) -> int:
-    """Execute a command line and return the exit code."""
+    """Execute a command line and return the exit code; errors are sentences on stderr."""
     _open_closed_streams()
     sys.stdout, sys.stderr = _complete_stream(sys.stdout), _complete_stream(sys.stderr)
     call = Call()
-    return exit_code_of(lambda: _called(arguments, call), debug=lambda: call.debug)
+    sys.excepthook = partial(_report_unexpected, call)
+    try:
+        code = _called(arguments, call) or SUCCESS
+    except click.exceptions.Exit as ended:
+        code = ended.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        if sys.stderr.isatty():
+            click.echo(err=True)  # the line on which the terminal wrote ^C
+        complain("interrupted")
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = FAILED  # without a message: the reader of the output has left
+    except (click.ClickException, MaestroError, OSError) as error:
+        code = _explained(error, debug=call.debug)
+    return _after_flush(code)
 
 
 def _open_closed_streams() -> None:
@@ -169,3 +211,54 @@ def _require_text(argument: str) -> None:
         argument.encode()
     except UnicodeEncodeError:
         raise click.UsageError(f"{argument!r} is not UTF-8, and arguments must be.") from None
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def _after_flush(code: int) -> int:
+    """Return the exit code; another one, if the output could not be written to its end."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # The rest must not be written again when the interpreter exits: that would print an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if code == SUCCESS and not isinstance(error, BrokenPipeError):
+            complain(_sentence(error))
+        return code or FAILED
+    return code
+
+
+def _explained(error: click.ClickException | MaestroError | OSError, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    complain(_sentence(error))
+    if isinstance(error, click.ClickException):
+        return error.exit_code
+    wrong_use = isinstance(error, InvalidIdentifierError | ConfigurationError)
+    return WRONG_USE if wrong_use else FAILED
+
+
+def _sentence(error: click.ClickException | MaestroError | OSError) -> str:
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        message = " ".join(error.format_message().split())  # of choices, one to a line
+        stop = "" if message.endswith((".", "?")) else "."
+        return f"{message}{stop} See '{error.ctx.command_path} --help'."
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OSError) and not isinstance(error, MaestroError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    return str(error)
+
+
+def _report_unexpected(
+    call: Call, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if call.debug:
+        sys.__excepthook__(kind, error, trace)
+        return
+    complain(
+        f"internal error: {kind.__name__}: {error}; --debug shows where."
+        " What was recorded before it is safe"
+    )

@@ -1,4 +1,4 @@
-"""What every verb shares: its options, asking first, help with examples, and completion."""
+"""What every verb shares: its options, exit codes, asking first, help with examples, and completion."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import logging
 import re
 import shlex
 import sys
+import time
+import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,22 +18,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from maestro_hive.cli import output
-from maestro_hive.cli.errors import FAILED, WRONG_USE, complain
+from maestro_hive.cli.output import complain
 from maestro_hive.kernel.errors import MaestroError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from maestro_hive.maestro.state.store import Reader, Store
 
     Body = Callable[..., int | None]
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+#: Exit codes; that of a person needed is EX_TEMPFAIL of sysexits.h: nothing is broken, and nothing
+#: continues until a person decides.
+SUCCESS, FAILED, WRONG_USE, PERSON_NEEDED, INTERRUPTED = 0, 1, 2, 75, 130
 
-_STORE_HELP = (
-    "The state folder.  [default: MAESTRO_STATE_DIR; else /var/maestro/state, or ~/.maestro/state"
-    " where that cannot be used]"
-)
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class Call:
@@ -41,6 +43,8 @@ class Call:
         self.chosen: Path | None = None
         self.wants_json = False
         self.debug = False
+        #: How often ``-v`` was given.
+        self.verbosity = 0
 
     @functools.cached_property
     def folder(self) -> Path:
@@ -49,7 +53,7 @@ class Call:
 
         folder, why = choose_folder(self.chosen)
         output.note(f"store: {folder} ({why})")
-        _print_warnings()
+        print_logs(self.verbosity)
         return folder
 
     @contextlib.contextmanager
@@ -62,17 +66,18 @@ class Call:
                 output.note(reader.partial)
             yield reader
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[Store]:
-        """Open the state folder for writing; it must exist."""
+    def writing(self, *, create: bool = False) -> AbstractContextManager[Store]:
+        """Open the state folder for writing; it must exist, unless it may be created."""
         from maestro_hive.admin import folder  # noqa: PLC0415 - not for --help
 
-        with folder.writing(self.folder) as store:
-            yield store
+        is_new = create and folder.is_vacant(self.folder)
+        if is_new:
+            output.note("the state folder is new")
+        return folder.writing(self.folder, create=is_new)
 
-    def print_json(self, **members: Any) -> None:
+    def print_json(self, **members: object) -> None:
         """Print the result for ``--json``: an object with these members, and the store."""
-        output.as_json({"store": str(self.folder), **members})
+        click.echo(output.to_json({"store": str(self.folder), **members}, indent=2))
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Return if ``--yes`` was given or the user agrees; otherwise exit, with nothing changed."""
@@ -100,18 +105,46 @@ class Call:
         return shlex.join(["maestro", *words, *store])
 
 
-def _print_warnings() -> None:
-    """Print warnings and log lines of this package on stderr, as sentences."""
+#: The levels that are printed without ``-v``, with one and with two of them.
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def print_logs(verbosity: int) -> None:
+    """Print warnings and log lines of this package on stderr; those of runs and steps with ``-v``."""
     warnings.showwarning = lambda message, *_, **__: complain(str(message))
     logger = logging.getLogger("maestro_hive")
-    if not any(isinstance(each, _Sentences) for each in logger.handlers):
-        logger.addHandler(_Sentences(logging.WARNING))
-        logger.propagate = False
+    if any(isinstance(each, _Sentences) for each in logger.handlers):
+        return
+    level = _LEVELS[min(verbosity, len(_LEVELS) - 1)]
+    handler: logging.Handler = _Lines(level) if verbosity else _Sentences(level)
+    logger.addHandler(handler)
+    logger.propagate = False
+    if verbosity:
+        from maestro_hive.engine.execution_log import ExecutionLog  # noqa: PLC0415 - not for --help
+
+        logger.setLevel(level)
+        ExecutionLog.least_of_all = level
 
 
 class _Sentences(logging.Handler):
+    """Prints warnings as sentences; not of runs and steps: how they end is what the verb says."""
+
     def emit(self, record: logging.LogRecord) -> None:
-        complain(record.getMessage())
+        """Print a record."""
+        if not record.name.startswith(("maestro_hive.runs", "maestro_hive.steps")):
+            complain(record.getMessage())
+
+
+class _Lines(_Sentences):
+    """Prints log lines with their time; with all that is logged, also tracebacks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = f"{when} {record.levelname.lower()}: {output.printable(record.getMessage())}"
+        if record.exc_info and self.level <= logging.DEBUG:
+            text += f"\n{''.join(traceback.format_exception(record.exc_info[1]))}".rstrip()
+        click.echo(text, err=True)
 
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -161,105 +194,71 @@ class HelpfulGroup(Helpful, click.Group):
         """Find the verb, or raise an error that suggests similar ones."""
         name = args[0]
         if not name.startswith("-") and not ctx.resilient_parsing and name not in self.commands:
-            raise click.UsageError(f"There is no '{name}'.{self._nearest(name)}", ctx)
+            from difflib import get_close_matches  # noqa: PLC0415 - needed only after a mistake
+
+            near = " or ".join(map(repr, get_close_matches(name, self.commands, n=2)))
+            known = f"There is: {', '.join(sorted(self.commands))}."
+            hint = f"Did you mean {near}?" if near else known
+            raise click.UsageError(f"There is no '{name}'. {hint}", ctx)
         return super().resolve_command(ctx, args)
-
-    def _nearest(self, name: str) -> str:
-        from difflib import get_close_matches  # noqa: PLC0415 - needed only after a mistake
-
-        near = get_close_matches(name, self.commands, n=2)
-        if near:
-            return f" Did you mean {' or '.join(repr(each) for each in near)}?"
-        return f" There is: {', '.join(sorted(self.commands))}."
 
 
 def verb(
-    name: str, *, examples: str, reads: bool = False, cls: type[Helpful] = Helpful
+    name: str,
+    *,
+    reads: bool = False,
+    group: HelpfulGroup | None = None,
+    cls: type[Helpful] = Helpful,
+    imports: bool = False,
 ) -> Callable[[Body], Helpful]:
     """Make a function that takes a ``Call`` first into a verb; one that reads has ``--json``.
 
-    The docstring is its help. It returns the exit code, None for 0.
+    One that imports a module has the state folder of the module's Hive. The docstring is its help, with the examples at its end. It returns the exit code, None for 0.
     """
 
     def decorated(body: Body) -> Helpful:
         command = click.command(name, cls=cls, context_settings=CONTEXT)(click.pass_obj(body))
-        return _with_options(command, examples, reads=reads)
+        if group is not None:
+            group.add_command(command)
+        return complete(command, reads=reads, imports=imports)
 
     return decorated
 
 
-def verb_group(name: str, *, examples: str, alone: bool = False) -> Callable[[Body], HelpfulGroup]:
-    """Make a function into a verb that has verbs of its own, which ``sub_verb`` adds.
+def verb_group(name: str, *, alone: bool = False) -> Callable[[Body], HelpfulGroup]:
+    """Make a function into a verb that has verbs of its own.
 
     With ``alone`` it does something itself when none of them is given: it reads.
     """
 
     def decorated(body: Body) -> HelpfulGroup:
+        @click.pass_context  # type: ignore[arg-type]
+        @functools.wraps(body)
+        def called(ctx: click.Context, **given: Any) -> int | None:
+            return body(ctx.obj, **given) if ctx.invoked_subcommand is None else None
+
         group = click.group(
             name,
             cls=HelpfulGroup,
             context_settings=CONTEXT,
             invoke_without_command=alone,
             subcommand_metavar=f"{'[VERB]' if alone else 'VERB'} ...",
-        )(_when_alone(body))
-        return _with_options(group, examples, reads=alone)
+        )(called)
+        return complete(group, reads=alone)
 
     return decorated
-
-
-def sub_verb(
-    group: HelpfulGroup, name: str, *, examples: str, reads: bool = False
-) -> Callable[[Body], Helpful]:
-    """Make a function into a verb of ``group``, as ``verb`` does."""
-
-    def decorated(body: Body) -> Helpful:
-        command = verb(name, examples=examples, reads=reads)(body)
-        group.add_command(command)
-        return command
-
-    return decorated
-
-
-def _when_alone(body: Body) -> Body:
-    """Call a group's own function only if none of its verbs is called."""
-
-    @click.pass_context
-    @functools.wraps(body)
-    def called(ctx: click.Context, /, *args: Any, **options: Any) -> int | None:
-        return body(ctx.obj, *args, **options) if ctx.invoked_subcommand is None else None
-
-    return called
 
 
 CommandT = TypeVar("CommandT", bound=Helpful)
 
 
-def _with_options(command: CommandT, examples: str, *, reads: bool) -> CommandT:
-    command.examples = inspect.cleandoc(examples)
-    command.params += common_options(reads=reads)
+def complete(command: CommandT, *, reads: bool, imports: bool = False) -> CommandT:
+    """Add the common options to a command, and take the examples out of its help."""
+    text, _, examples = inspect.cleandoc(command.help or "").partition("\n\nExamples:\n")
+    command.help, command.examples = text, inspect.cleandoc(examples)
+    common = [_STORE_OF_HIVE if imports else _STORE, _VERBOSE, _DEBUG]
+    command.params += [*common, _JSON] if reads else common
     return command
-
-
-def common_options(*, reads: bool) -> list[click.Parameter]:
-    """Return the options that may be given before and after a verb; the last one counts."""
-    store = click.Option(
-        ["--store"],
-        metavar="FOLDER",
-        type=click.Path(),
-        callback=_set_store,
-        expose_value=False,
-        help=_STORE_HELP,
-    )
-    flags = {"--debug": "Show the traceback of an error."}
-    if reads:
-        flags["--json"] = "Print JSON."
-    return [
-        store,
-        *(
-            click.Option([name], is_flag=True, callback=_set_flag, expose_value=False, help=text)
-            for name, text in flags.items()
-        ),
-    ]
 
 
 def _set_store(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
@@ -274,6 +273,45 @@ def _set_flag(ctx: click.Context, option: click.Parameter, value: bool) -> None:
     if value:
         name = "wants_json" if option.name == "json" else "debug"
         setattr(ctx.ensure_object(Call), name, True)
+
+
+def _add_verbosity(ctx: click.Context, _: click.Parameter, value: int) -> None:
+    ctx.ensure_object(Call).verbosity += value
+
+
+_DEFAULT_STORE = (
+    "MAESTRO_STATE_DIR; else /var/maestro/state, or ~/.maestro/state where that cannot be used"
+)
+
+# They may be given before and after a verb; the last one counts.
+_STORE, _STORE_OF_HIVE = (
+    click.Option(
+        ["--store"],
+        metavar="FOLDER",
+        type=click.Path(),
+        callback=_set_store,
+        expose_value=False,
+        help=text,
+    )
+    for text in (
+        f"The state folder.  [default: {_DEFAULT_STORE}]",
+        "Go on only if this is the state folder of the module's Hive.",
+    )
+)
+_VERBOSE = click.Option(
+    ["-v", "--verbose"],
+    count=True,
+    callback=_add_verbosity,
+    expose_value=False,
+    help="Show what is logged of runs; -vv shows more.",
+)
+_DEBUG, _JSON = (
+    click.Option([name], is_flag=True, callback=_set_flag, expose_value=False, help=text)
+    for name, text in {
+        "--debug": "Show the traceback of an error.",
+        "--json": "Print JSON.",
+    }.items()
+)
 
 
 # --- completion ------------------------------------------------------------------------------------
@@ -310,21 +348,19 @@ complete -o nosort -F _maestro_completion_with_colons maestro
 """
 
 
-@verb(
-    "completion",
-    examples="""
-    maestro completion bash > ~/.local/share/bash-completion/completions/maestro
-    maestro completion zsh > ~/.zfunc/_maestro        with ~/.zfunc in fpath, before compinit
-    maestro completion fish > ~/.config/fish/completions/maestro.fish
-    eval "$(maestro completion bash)"                 for this shell only
-    """,
-)
+@verb("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(_: Call, shell: str) -> None:
     """Print the completion script for a shell.
 
     Put it where your shell finds such scripts, and start a new shell. The tab key then completes
-    verbs, options, and the names of runs, breakers and checkpoints.
+    verbs, options, and the names of runs, breakers, schedules and checkpoints.
+
+    Examples:
+        maestro completion bash > ~/.local/share/bash-completion/completions/maestro
+        maestro completion zsh > ~/.zfunc/_maestro        with ~/.zfunc in fpath, before compinit
+        maestro completion fish > ~/.config/fish/completions/maestro.fish
+        eval "$(maestro completion bash)"                 for this shell only
     """
     from click.shell_completion import get_completion_class  # noqa: PLC0415 - needed here only
 
@@ -335,41 +371,55 @@ def completion_command(_: Call, shell: str) -> None:
     click.echo(f"{script}{_WITH_COLONS}" if shell == "bash" else script)
 
 
-def run_ids(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+def _completion(
+    names: Callable[[Path], Iterable[str]],
+) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Complete names of a state folder; none after an error: a message would disturb the typing."""
+
+    def completed(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        from maestro_hive.admin.folder import choose_folder  # noqa: PLC0415 - only when completing
+
+        call = ctx.find_object(Call)
+        with contextlib.suppress(MaestroError, OSError):
+            folder = choose_folder(call.chosen if call else None)[0]
+            return [name for name in names(folder) if name.startswith(incomplete)][:_MOST]
+        return []
+
+    return completed
+
+
+@_completion
+def run_ids(folder: Path) -> Iterator[str]:
     """Complete a run id, from the newest runs."""
-    from maestro_hive.admin import runs  # noqa: PLC0415 - only when completing
+    from maestro_hive.admin.folder import reading  # noqa: PLC0415 - only when completing
 
-    return _read(ctx, lambda reader: runs.run_ids(reader, incomplete, _MOST))
+    with reading(folder) as reader:
+        yield from (record.name for record in reader.runs())
 
 
-def breaker_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+@_completion
+def breaker_names(folder: Path) -> Iterator[str]:
     """Complete the name of a circuit breaker."""
-    from maestro_hive.admin import breakers  # noqa: PLC0415 - only when completing
+    from maestro_hive.admin.breakers import list_breakers  # noqa: PLC0415 - only when completing
+    from maestro_hive.admin.folder import reading  # noqa: PLC0415 - as above
 
-    return _read(ctx, lambda reader: breakers.breaker_names(reader, incomplete, _MOST))
+    with reading(folder) as reader:
+        yield from (breaker.name for breaker in list_breakers(reader))
 
 
-def checkpoint_ids(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+@_completion
+def schedule_names(folder: Path) -> Iterator[str]:
+    """Complete the name of a schedule."""
+    from maestro_hive.admin.folder import reading  # noqa: PLC0415 - only when completing
+    from maestro_hive.admin.schedules import list_schedules  # noqa: PLC0415 - as above
+
+    with reading(folder) as reader:
+        yield from (schedule.name for schedule in list_schedules(reader))
+
+
+@_completion
+def checkpoint_ids(folder: Path) -> Iterable[str]:
     """Complete the id of a checkpoint."""
     from maestro_hive.admin.checkpoints import list_checkpoints  # noqa: PLC0415 - as above
 
-    with contextlib.suppress(MaestroError, OSError):
-        ids = {each.id for each in list_checkpoints(_folder(ctx))}
-        return sorted(each for each in ids if each.startswith(incomplete))[:_MOST]
-    return []
-
-
-def _read(ctx: click.Context, find: Callable[[Reader], list[str]]) -> list[str]:
-    """Read names, and none if that fails: a message would disturb the typing."""
-    from maestro_hive.admin.folder import reading  # noqa: PLC0415 - only when completing
-
-    with contextlib.suppress(MaestroError, OSError), reading(_folder(ctx)) as reader:
-        return find(reader)
-    return []
-
-
-def _folder(ctx: click.Context) -> Path:
-    from maestro_hive.admin.folder import choose_folder  # noqa: PLC0415 - only when completing
-
-    call = ctx.find_object(Call)
-    return choose_folder(call.chosen if call else None)[0]
+    return sorted({checkpoint.id for checkpoint in list_checkpoints(folder)})

@@ -1,33 +1,39 @@
-"""``maestro answer``, ``retry``, ``cancel`` and ``fork``: run control."""
+"""``maestro answer``, ``retry``, ``resolve``, ``cancel``, ``fork`` and ``breakers``: run control."""
 
 from __future__ import annotations
 
 import getpass
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
+from maestro_hive.admin import breakers
 from maestro_hive.admin.runs import find_run
 from maestro_hive.cli import output
-from maestro_hive.cli.command import Helpful, run_ids, verb
+from maestro_hive.cli.command import Helpful, breaker_names, duration, run_ids, verb, verb_group
 from maestro_hive.cli.show import expected
-from maestro_hive.hive import control
-from maestro_hive.kernel.errors import DecodeError
+from maestro_hive.hive import answers, cancelling, control, resolving
+from maestro_hive.hive.answer_types import ShapeError
+from maestro_hive.hive.dispatching import belongs_to_workers
 from maestro_hive.maestro.state.projections import facts_of
-from maestro_hive.maestro.state.strict_json import parse
-from maestro_hive.maestro.state.views import OVER
+from maestro_hive.maestro.state.run_view import to_dict
+from maestro_hive.maestro.state.views import OVER, question_id, value_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from maestro_hive.admin.breakers import BreakerView
     from maestro_hive.cli.command import Call
     from maestro_hive.maestro.state.records import Entry
+    from maestro_hive.maestro.state.store import Store
 
 _RUN_ARGUMENT = click.argument("run", metavar="RUN", shell_complete=run_ids)
+#: How often a person at the terminal is asked for an answer of the required type.
+_TRIES = 5
 _NEGATIVE_NUMBER = re.compile(r"-[0-9.][0-9.eE+-]*", re.ASCII)
-
-
-# --- answer ---------------------------------------------------------------------------------------
 
 
 class TakesNegativeNumbers(Helpful):
@@ -41,40 +47,69 @@ class TakesNegativeNumbers(Helpful):
         return super().parse_args(ctx, args)
 
 
-@verb(
-    "answer",
-    examples="""
-    maestro answer checkout-42 approve yes          a yes or no
-    maestro answer checkout-42 approve              asks for the answer
-    maestro answer checkout-42 plan '{"size": 3}'   JSON, where an object is expected
-    maestro answer checkout-42 note "ship it" --early   before the run asks
-    """,
-    cls=TakesNegativeNumbers,
-)
+@verb("answer", cls=TakesNegativeNumbers)
 @_RUN_ARGUMENT
 @click.argument("name", metavar="NAME")
 @click.argument("value", metavar="[VALUE]", required=False)
 @click.option("--by", metavar="WHO", help="Who answers.  [default: you]")
 @click.option("--early", is_flag=True, help="Store the answer for a question not asked yet.")
+@click.option("--question", metavar="ID", help="Which one of several questions of this name.")
 def answer_command(
-    call: Call, run: str, name: str, value: str | None, by: str | None, *, early: bool
+    call: Call,
+    run: str,
+    name: str,
+    value: str | None,
+    by: str | None,
+    question: str | None,
+    *,
+    early: bool,
 ) -> None:
     """Answer a question that a run waits for.
 
     A run that calls hive.wait_for(NAME) continues with the answer: at once if a process executes
     it, otherwise when its program is started again. 'maestro show RUN' shows what is asked, and
-    which kind of answer is expected; another kind is refused, and nothing is changed.
+    which kind of answer is expected; another kind is refused, and nothing is changed. A question
+    takes one answer: whoever comes later is told what it was.
+
+    Examples:
+        maestro answer checkout-42 approve yes          a yes or no
+        maestro answer checkout-42 approve              asks for the answer
+        maestro answer checkout-42 plan '{"size": 3}'   JSON, where an object is expected
+        maestro answer checkout-42 note "ship it" --early   before the run asks
     """
     with call.writing() as store:
         record = find_run(store, run)
-        question = control.find_question(store, record.name, name, early=early)
+        asked = answers.find_question(store, record.name, name, early=early, question=question)
+        if asked is not None:  # whatever is asked meanwhile, it is for the question that was shown
+            question = question_id(asked)
+        post = partial(
+            answers.answer_in_words, store, record.name, name, by=by or _user(), early=early
+        )
         if value is None:
-            value = _ask(name, question)
-        control.answer_in_words(store, record.name, name, value, by=by or _user(), early=early)
+            value = _ask_until_it_fits(name, asked, store, partial(post, question=question))
+        else:
+            post(value, question=question)
     output.line(f"run {record.name} has its answer to {name}: {value}")
 
 
-def _ask(name: str, question: Entry | None) -> str:
+def _ask_until_it_fits(
+    name: str, question: Entry | None, store: Store, post: Callable[[str], None]
+) -> str:
+    """Ask until an answer is of the required type, and post it; not for ever."""
+    for _ in range(_TRIES - 1):
+        value = _ask(name, question, store)
+        try:
+            post(value)
+        except ShapeError as error:
+            output.complain(f"{error}. Try again; Ctrl+C leaves the question open.")
+        else:
+            return value
+    value = _ask(name, question, store)
+    post(value)
+    return value
+
+
+def _ask(name: str, question: Entry | None, store: Store) -> str:
     """Ask the person at the terminal, and show what is expected."""
     shape = {} if question is None else facts_of(question).get("shape") or {}
     if not sys.stdin.isatty():
@@ -82,6 +117,9 @@ def _ask(name: str, question: Entry | None) -> str:
             f"There is no VALUE, and stdin is not a terminal; expected is {expected(shape)}.",
             click.get_current_context(silent=True),
         )
+    about = value_of(question, store.load) if question is not None else None
+    if about is not None:
+        output.note(f"{name} is about {output.shortened(output.to_json(about), 1000)}")
     return str(click.prompt(f"{name} ({expected(shape)})", err=True))
 
 
@@ -92,18 +130,7 @@ def _user() -> str | None:
         return None
 
 
-# --- retry ----------------------------------------------------------------------------------------
-
-
-@verb(
-    "retry",
-    examples="""
-    maestro retry checkout-42                what failed in it, and in its children
-    maestro retry checkout-42 implement      one step that failed or was interrupted
-    maestro retry checkout-42 implement#2    the second step of that name
-    maestro retry checkout-42 7              step number 7, as 'maestro show' lists it
-    """,
-)
+@verb("retry")
 @_RUN_ARGUMENT
 @click.argument("step", metavar="[STEP]", required=False)
 def retry_command(call: Call, run: str, step: str | None) -> None:
@@ -111,26 +138,66 @@ def retry_command(call: Call, run: str, step: str | None) -> None:
 
     Failed, interrupted and cancelled runs stay as they are until a retry is requested. Completed
     steps stay completed; the others get new attempts. The run is resumed when its program is
-    started again. STEP is a step's number, its name, or name#2 for the second step of that name:
+    started again, or by a worker if it was started for workers. STEP is a step's number, its name, or name#2 for the second step of that name:
     then only this step gets new attempts, and what depends on it runs as usual.
+
+    Examples:
+        maestro retry checkout-42                what failed in it, and in its children
+        maestro retry checkout-42 implement      one step that failed or was interrupted
+        maestro retry checkout-42 implement#2    the second step of that name
+        maestro retry checkout-42 7              step number 7, as 'maestro show' lists it
     """
     with call.writing() as store:
         record = find_run(store, run)
         control.retry(store, record.name, step)
+        by_worker = belongs_to_workers(store, record.name)
     what = f"step {step} of run {record.name}" if step else f"run {record.name}"
-    output.line(f"{what} is retried when its program is started")
+    when = "a worker takes it" if by_worker else "its program is started"
+    output.line(f"{what} is retried when {when}")
 
 
-# --- cancel ---------------------------------------------------------------------------------------
+@verb("resolve", reads=True)
+@_RUN_ARGUMENT
+@click.argument("step", metavar="STEP")
+@click.option("--completed", "result", metavar="VALUE", help="It had its effect, with this result.")
+@click.option("--rerun", is_flag=True, help="It had not: execute it again.")
+@click.option("--by", metavar="WHO", help="Who says so.  [default: you]")
+def resolve_command(
+    call: Call, run: str, step: str, result: str | None, by: str | None, *, rerun: bool
+) -> None:
+    """Say whether an ambiguous step had its effect.
+
+    A step with on_ambiguous="ask" whose process was killed or stopped in the middle of it may have
+    had its effect, such as a payment: its run is suspended until a person decides. Look for the
+    effect by its effect_key. VALUE is read as the type that the step returns, as JSON where that is
+    an object or a list. It counts for exactly this step: its number, its name, or name#2. The run
+    is resumed when its program is started again, or by a worker if it belongs to workers.
+
+    Examples:
+        maestro resolve order-7 charge --completed '{"receipt": "A-1"}'   it was charged
+        maestro resolve order-7 charge#2 --rerun                          it was not
+    """
+    if (result is None) is not rerun:
+        raise click.UsageError(
+            "Give either --completed VALUE or --rerun.", click.get_current_context(silent=True)
+        )
+    with call.writing() as store:
+        name, who = find_run(store, run).name, by or _user()
+        if result is None:
+            done = resolving.rerun(store, name, step, by=who)
+        else:
+            done = resolving.complete_in_words(store, name, step, result, by=who)
+        by_worker = belongs_to_workers(store, name)
+    if call.wants_json:
+        call.print_json(resolved=to_dict(done))
+        return
+    what = "will be executed again" if rerun else f"counts as completed with {result}"
+    when = "" if done.taken else ", as soon as the process that has the run resumes it"
+    then = "a worker resumes the run" if by_worker else "start its program to resume the run"
+    output.line(f"step {done.label} of run {name} {what}{when}; {then}")
 
 
-@verb(
-    "cancel",
-    examples="""
-    maestro cancel checkout-42
-    maestro cancel checkout-42 --reason "wrong page" --yes
-    """,
-)
+@verb("cancel")
 @_RUN_ARGUMENT
 @click.option("--reason", metavar="TEXT", default="", help="The reason; callers receive it.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -138,33 +205,32 @@ def cancel_command(call: Call, run: str, reason: str, *, yes: bool) -> None:
     """Cancel a run and its children.
 
     A process that executes it stops the run's steps, those of its children too, and records the
-    end; if no process does, the end is recorded at once. Completed steps stay completed: 'maestro
-    retry' resumes the run.
+    end; if no process does, the end is recorded at once, of its children to any depth too. Completed
+    steps stay completed: 'maestro retry' resumes the run.
+
+    Examples:
+        maestro cancel checkout-42
+        maestro cancel checkout-42 --reason "wrong page" --yes
     """
     with call.writing() as store:
         record = find_run(store, run)
-        if record.status in OVER:
+        if not cancelling.unfinished(store, record.name):
             output.line(f"run {record.name} is over already: {record.status}")
             return
         call.confirm(f"Cancel run {record.name!r} and its children?", yes=yes)
-        control.cancel(store, record.name, reason)
+        cancelling.cancel(store, record.name, reason)
         now = store.run(record.name)
+    if record.status in OVER:
+        output.line(
+            f"run {record.name} was over already ({record.status}); its children are cancelled"
+        )
+        return
     cancelled = now is not None and now.status == "cancelled"
     what = "is cancelled" if cancelled else "will be cancelled by the process that executes it"
     output.line(f"run {record.name} {what}")
 
 
-# --- fork -----------------------------------------------------------------------------------------
-
-
-@verb(
-    "fork",
-    examples="""
-    maestro fork checkout-42 --from-step implement        that step again, and what depends on it
-    maestro fork checkout-42 --set feature='"cart page"'  another argument, as JSON
-    maestro fork checkout-42 --as checkout-43             with a name of your own
-    """,
-)
+@verb("fork")
 @_RUN_ARGUMENT
 @click.option(
     "--from-step", metavar="STEP", help="Execute this step again: its number, name, or name#2."
@@ -174,7 +240,7 @@ def cancel_command(call: Call, run: str, reason: str, *, yes: bool) -> None:
     "settings",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Replace an argument of the workflow; VALUE is JSON, or else text.",
+    help="Replace an argument of the workflow; VALUE is read as the parameter's type.",
 )
 @click.option("--as", "name", metavar="NEW_RUN", help="The new run's name.  [default: generated]")
 def fork_command(
@@ -184,23 +250,103 @@ def fork_command(
 
     Steps before STEP stay completed, STEP is executed again, and those after it run again exactly
     when their input changes. The original is not changed. Nothing is executed yet: the program that
-    has the workflow continues with hive.resume(NEW_RUN).
+    has the workflow continues with hive.resume(NEW_RUN). A VALUE that is not of the parameter's type
+    is refused; of a parameter without a type it is JSON, or else text.
+
+    Examples:
+        maestro fork checkout-42 --from-step implement        that step again, and what depends on it
+        maestro fork checkout-42 --set feature="cart page"    another argument
+        maestro fork checkout-42 --set size='{"wide": 3}'     as JSON, where it is an object
+        maestro fork checkout-42 --as checkout-43             with a name of your own
     """
     changed = dict(_setting(each) for each in settings)
     with call.writing() as store:
         record = find_run(store, run)
-        made = control.fork(store, record.name, from_step=from_step, changed=changed, new_id=name)
+        made = control.fork(store, record.name, from_step=from_step, in_words=changed, new_id=name)
     output.line(f"run {made} was forked from {record.name}; hive.resume({made!r}) executes it")
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _setting(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise click.UsageError(
             f"--set takes NAME=VALUE, and {text!r} is not that.",
             click.get_current_context(silent=True),
         )
-    try:
-        return name, parse(value.encode(), name)
-    except DecodeError:
-        return name, value
+    return name, value
+
+
+@verb_group("breakers", alone=True)
+def breakers_command(call: Call) -> None:
+    """Show the circuit breakers; open or reset one.
+
+    After too many failures a breaker opens, and nothing behind it is called until its cooldown is
+    over; then one call is allowed as a probe. All processes on the folder share it, and a change
+    made here applies to all of them from their next call on. A breaker without a failure so far is
+    not listed.
+
+    Examples:
+        maestro breakers                            which are open, and for how long
+        maestro breakers --json                     the same, for another program
+        maestro breakers reset anthropic            allow calls again, now
+        maestro breakers open anthropic --for 2h    allow none for two hours
+    """
+    with call.reading() as reader:
+        found = breakers.list_breakers(reader)
+    if call.wants_json:
+        call.print_json(breakers=[to_dict(each) for each in found])
+        return
+    output.table(
+        ["name", "state", "failures", "opened", "probe in", "because"],
+        [_breaker_row(each) for each in found],
+        empty="there are no breakers: nothing has failed behind one",
+    )
+
+
+def _breaker_row(breaker: BreakerView) -> list[output.Cell]:
+    remaining = breaker.remaining_seconds
+    probe = output.duration(remaining) if remaining else "at the next call"
+    return [
+        breaker.name,
+        output.status(breaker.state),
+        breaker.consecutive_failures,
+        breaker.opened_at,
+        None if breaker.state == "closed" else probe,
+        breaker.opened_because,
+    ]
+
+
+@verb("reset", group=breakers_command)
+@click.argument("name", metavar="NAME", shell_complete=breaker_names)
+def reset_breaker(call: Call, name: str) -> None:
+    """Close a breaker: its calls are allowed again.
+
+    Its failures are forgotten. If the calls still fail, it opens again after as many failures as
+    the first time. The result of a probe that has started is ignored.
+
+    Examples:
+        maestro breakers reset anthropic
+    """
+    with call.writing() as store:
+        breakers.reset_breaker(store, name)
+    output.line(f"breaker {name!r} is closed: its calls are allowed")
+
+
+@verb("open", group=breakers_command)
+@click.argument("name", metavar="NAME", shell_complete=breaker_names)
+@click.option("--for", "seconds", type=duration, default="5m", show_default=True)
+@click.option("--new", is_flag=True, help="Open also one that is not listed.")
+def open_breaker(call: Call, name: str, seconds: float, *, new: bool) -> None:
+    """Open a breaker: its calls fail at once, without being made.
+
+    When the time is over one call is allowed as a probe, as after failures. To end it earlier,
+    reset it.
+
+    Examples:
+        maestro breakers open anthropic             for five minutes
+        maestro breakers open anthropic --for 2h
+        maestro breakers open billing --new         nothing has failed behind it so far
+    """
+    with call.writing() as store:
+        breakers.open_breaker(store, name, seconds, create=new)
+    output.line(f"breaker {name!r} is open for {output.duration(seconds)}: its calls fail at once")

@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING
 import click
 
 from maestro_hive.admin import doctor
-from maestro_hive.admin.backup import back_up
 from maestro_hive.admin.purge import collect_garbage, find_garbage, plan_purge, purge_runs
-from maestro_hive.admin.transfer import check_target, export_run, import_run, write_export
+from maestro_hive.admin.transfer import (
+    back_up,
+    check_target,
+    export_run,
+    import_run,
+    spool,
+    write_export,
+)
 from maestro_hive.cli import output
-from maestro_hive.cli.command import duration, run_ids, verb
-from maestro_hive.cli.errors import FAILED, complain
+from maestro_hive.cli.command import FAILED, duration, run_ids, verb
+from maestro_hive.cli.output import complain
 from maestro_hive.kernel import files
+from maestro_hive.maestro.state.run_document import MAX_DOCUMENT_BYTES
 from maestro_hive.maestro.state.run_view import to_dict
 
 if TYPE_CHECKING:
@@ -28,18 +35,7 @@ if TYPE_CHECKING:
 _LISTED = 10
 
 
-# --- doctor ---------------------------------------------------------------------------------------
-
-
-@verb(
-    "doctor",
-    examples="""
-    maestro doctor                    is everything valid? what would be repaired?
-    maestro doctor --fix              repair it
-    maestro doctor --json | jq .problems
-    """,
-    reads=True,
-)
+@verb("doctor", reads=True)
 @click.option("--fix", is_flag=True, help="Repair what can be repaired; nothing in use is deleted.")
 def doctor_command(call: Call, *, fix: bool) -> int | None:
     """Examine a state folder, and repair it.
@@ -47,6 +43,11 @@ def doctor_command(call: Call, *, fix: bool) -> int | None:
     Reads everything: every page, value, document and checkpoint; also the permissions of files, the
     leases of runs, and the free space of the disk. Exits with 1 if there is a problem. A folder
     that cannot be written, or whose disk is full, is examined all the same.
+
+    Examples:
+        maestro doctor                    is everything valid? what would be repaired?
+        maestro doctor --fix              repair it
+        maestro doctor --json | jq .problems
     """
     found = doctor.repair(call.folder) if fix else doctor.examine(call.folder)
     if call.wants_json:
@@ -86,18 +87,7 @@ def _print_fact(name: str, text: str) -> None:
     output.line(f"{name:14}{output.in_one_line(text)}")
 
 
-# --- gc -------------------------------------------------------------------------------------------
-
-
-@verb(
-    "gc",
-    examples="""
-    maestro gc --dry-run      what would be deleted
-    maestro gc                values nothing refers to, and checkpoints that have expired
-    maestro gc --keep 3       also all but the three newest checkpoints of each run
-    """,
-    reads=True,
-)
+@verb("gc", reads=True)
 @click.option(
     "--keep", metavar="N", type=click.IntRange(min=1), help="Checkpoints to keep per run."
 )
@@ -108,6 +98,11 @@ def gc_command(call: Call, keep: int | None, *, dry_run: bool) -> None:
     Stored values that no step refers to, checkpoints that have expired, and files that killed
     processes left half-written. No run loses anything that it would be resumed from. The journal
     keeps its size: the space inside it is used again.
+
+    Examples:
+        maestro gc --dry-run      what would be deleted
+        maestro gc                values nothing refers to, and checkpoints that have expired
+        maestro gc --keep 3       also all but the three newest checkpoints of each run
     """
     found = (find_garbage if dry_run else collect_garbage)(call.folder, keep=keep)
     if call.wants_json:
@@ -120,17 +115,7 @@ def gc_command(call: Call, keep: int | None, *, dry_run: bool) -> None:
     )
 
 
-# --- purge ----------------------------------------------------------------------------------------
-
-
-@verb(
-    "purge",
-    examples="""
-    maestro purge checkout-42
-    maestro purge --older-than 30d --status success
-    maestro purge --status failed --status cancelled --yes
-    """,
-)
+@verb("purge")
 @click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=run_ids)
 @click.option(
     "--older-than",
@@ -150,11 +135,17 @@ def purge_command(
     """Delete runs completely: journal, copies and checkpoints.
 
     Name the runs, or choose them by age and by the status that 'maestro runs' shows; you are asked
-    first. Refused are runs that a process executes, or that have changed since they were chosen.
-    Children of a run that is not finished, which it would execute again, are only purged by name.
+    first. A run is purged together with its children. Refused are runs that a process executes, or
+    that have changed since they were chosen. Children of a run that is not finished, which it would
+    execute again, are only purged by name. A fork needs nothing of the run that it was made from.
     Nothing of a purged run can be resumed, and its bytes are overwritten in the journal. Its id
     may stay in runs that started it or were forked from it: an id should not be secret. Backups,
     exports and damaged logs that were moved away are not touched.
+
+    Examples:
+        maestro purge checkout-42
+        maestro purge --older-than 30d --status success
+        maestro purge --status failed --status cancelled --yes
     """
     with call.writing() as store:
         plan = plan_purge(store, call.folder, runs, older_than=older_than, statuses=statuses)
@@ -197,16 +188,7 @@ def _parents(plan: PurgePlan) -> str:
     return output.listed(list(dict.fromkeys(plan.needed.values())), _LISTED)
 
 
-# --- backup ---------------------------------------------------------------------------------------
-
-
-@verb(
-    "backup",
-    examples="""
-    maestro backup /backups/monday
-    maestro backup /backups/monday && maestro doctor --store /backups/monday
-    """,
-)
+@verb("backup")
 @click.argument("target", type=click.Path(path_type=Path))
 def backup_command(call: Call, target: Path) -> None:
     """Copy a state folder, in use or not, to a new folder.
@@ -215,22 +197,16 @@ def backup_command(call: Call, target: Path) -> None:
     The copy is a state folder of its own: choose it with --store, and its runs can be resumed
     there. It appears when it is complete: until then it is in a folder ".NAME.half" next to it, or
     ".half" in an empty folder that exists. What a killed backup left there is deleted by the next.
+
+    Examples:
+        maestro backup /backups/monday
+        maestro backup /backups/monday && maestro doctor --store /backups/monday
     """
-    made = back_up(call.folder, target)
-    output.line(f"{made.source} was copied to {made.target} ({output.many(made.files, 'file')})")
+    copied = back_up(call.folder, target)
+    output.line(f"{call.folder} was copied to {target} ({output.many(copied, 'file')})")
 
 
-# --- export and import ----------------------------------------------------------------------------
-
-
-@verb(
-    "export",
-    examples="""
-    maestro export checkout-42 checkout-42.json
-    maestro export checkout-42 checkout-42.json --force    replacing an existing file
-    maestro export checkout-42 - | ssh other maestro import -
-    """,
-)
+@verb("export")
 @click.argument("run_id", metavar="RUN", shell_complete=run_ids)
 @click.argument("target", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
@@ -240,34 +216,37 @@ def export_command(call: Call, run_id: str, target: Path, *, force: bool) -> Non
     The file has everything that is recorded, with a SHA-256 over all of it: completed steps,
     attempts, memory, history, waits. The run may be executed meanwhile: the file has it as of one
     moment. Inputs and results are in plain text; only you may read the file. FILE may be - for
-    stdout. Children are runs of their own, and exported separately.
+    stdout. Children are runs of their own, and exported separately. What steps wrote to their
+    streams is not in the file: 'maestro logs' prints it, and a backup of the folder has it.
+
+    Examples:
+        maestro export checkout-42 checkout-42.json
+        maestro export checkout-42 checkout-42.json --force    replacing an existing file
+        maestro export checkout-42 - | ssh other maestro import -
     """
     to_stdout = str(target) == "-"
     if not to_stdout:
         check_target(target, force=force)
     with call.reading() as reader:
-        exported = export_run(reader, run_id)
-    what = f"{output.many(exported.steps, 'step')}, {output.size(len(exported.text))}"
+        exported = export_run(reader, run_id, None if to_stdout else target.absolute().parent)
+    what = f"{output.many(exported.steps, 'step')}, {output.size(exported.size)}"
     if to_stdout:
-        sys.stdout.buffer.write(exported.text)
+        sys.stdout.buffer.writelines(exported.chunks())
         sys.stdout.buffer.flush()
         output.note(f"run {run_id!r}: {what}")
     else:
-        write_export(target, exported.text, force=force)
+        write_export(target, exported.chunks(), force=force)
         output.line(f"run {run_id!r} was exported to {target}: {what}")
     if exported.children:
         children = output.many(exported.children, "child run")
         output.note(f"it has {children}: export them separately")
+    if exported.chunks_left_out:
+        chunks = output.many(exported.chunks_left_out, "chunk")
+        written = call.command_line("logs", run_id)
+        output.note(f"its streams ({chunks}) are not in the file; to print them: {written}")
 
 
-@verb(
-    "import",
-    examples="""
-    maestro import checkout-42.json
-    maestro import checkout-42.json --as checkout-43      next to the run it was exported from
-    maestro import checkout-42.json --store other         into another state folder, new or not
-    """,
-)
+@verb("import")
 @click.argument(
     "source", metavar="FILE", type=click.Path(exists=True, dir_okay=False, allow_dash=True)
 )
@@ -279,13 +258,16 @@ def import_command(call: Call, source: str, new_id: str | None) -> None:
     that exists is refused. The state folder is created if needed. Start the run's program on that
     folder with the same id: completed steps do not run again. With --as its steps have other effect
     keys than those of the original. FILE may be - for stdin.
+
+    Examples:
+        maestro import checkout-42.json
+        maestro import checkout-42.json --as checkout-43      next to the run it was exported from
+        maestro import checkout-42.json --store other         into another state folder, new or not
     """
     if source == "-":
-        text, name = sys.stdin.buffer.read(files.MAX_FILE_BYTES + 1), "stdin"
+        file = spool(sys.stdin.buffer, "stdin")
     else:
         path = Path(source).resolve()  # a link stands for its target
-        text, name = files.read_whole(path), str(path)
-    imported = import_run(call.folder, text, name, run_id=new_id)
-    output.line(
-        f"run {imported.run_id!r} was imported into {call.folder}, as of {imported.saved_at}"
-    )
+        file = files.open_file(path, MAX_DOCUMENT_BYTES)
+    run_id, saved_at = import_run(call.folder, file, file.name, run_id=new_id)
+    output.line(f"run {run_id!r} was imported into {call.folder}, as of {saved_at}")

@@ -13,7 +13,8 @@ import os
 import re
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -22,11 +23,12 @@ from maestro_hive.kernel.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
 #: Between two columns.
-_GAP = 2
+GAP = 2
 #: No column has to be wider than this; longer words, such as ids, are folded.
 _LONGEST_WORD = 12
 
@@ -55,7 +57,7 @@ class Styled(NamedTuple):
     style: str
 
 
-Cell = str | int | float | datetime | Styled | None
+Cell = str | int | datetime | Styled | None
 
 
 def line(text: str = "") -> None:
@@ -68,18 +70,18 @@ def note(text: str) -> None:
     click.secho(printable(text), dim=True, err=True, color=_colour(sys.stderr.isatty()))
 
 
+def complain(sentence: str) -> None:
+    """Print an error on stderr, in one line."""
+    click.echo(f"maestro: {printable(sentence)}", err=True)
+
+
 def heading(text: str) -> None:
     """Print the heading of a part."""
     click.secho(printable(text), bold=True, color=_colour(is_terminal()))
 
 
-def as_json(value: Any) -> None:
-    """Print JSON; times as ISO 8601."""
-    click.echo(to_json(value, indent=2))
-
-
-def to_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON that cannot control a terminal.
+def to_json(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON that cannot control a terminal; times as ISO 8601.
 
     What JSON has no form for is written in the form in which it is stored.
     """
@@ -89,7 +91,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
         )
     except (TypeError, ValueError):  # a key that is not text, or NaN
         text = json.dumps(_plain(value), indent=indent, ensure_ascii=False)
-    return printable_json(text)
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str = "") -> None:
@@ -101,7 +103,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str 
     elif is_terminal():
         _rich_table(columns, found)
     else:
-        click.echo("\n".join("\t".join(map(_in_a_pipe, row)) for row in found))
+        click.echo("\n".join("\t".join(map(shown, row)) for row in found))
 
 
 def is_terminal() -> bool:
@@ -131,27 +133,49 @@ def shortened(text: str | None, most: int) -> str | None:
     return text if text is None or len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _rich_table(columns: Sequence[str], rows: list[Sequence[Cell]]) -> None:
+def console() -> Console:
+    """Return the terminal, for what rich shows."""
     from rich.console import Console  # noqa: PLC0415 - slow to import, and for terminals only
 
-    now = datetime.now(UTC)
-    cells = [[_in_a_terminal(cell, now) for cell in row] for row in rows]
     coloured = "auto" if _colour(terminal=True) else None
-    console = Console(color_system=coloured, highlight=False, emoji=False)  # type: ignore[arg-type]
-    widths = _widths(columns, cells, console.width)
+    return Console(color_system=coloured, highlight=False, emoji=False)  # type: ignore[arg-type]
+
+
+def short_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """Return a table with a line for each row: what is too long for the terminal is cut."""
+    from rich.table import Table  # noqa: PLC0415 - as above
+
+    made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for column in columns:
+        made.add_column(column, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        made.add_row(*map(_text, row))
+    return made
+
+
+def _text(cell: Cell) -> Text:
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    return Text(shown(cell), cell.style if isinstance(cell, Styled) else "")
+
+
+def _rich_table(columns: Sequence[str], rows: list[Sequence[Cell]]) -> None:
+    cells = [[_text(cell) for cell in row] for row in rows]
+    terminal = console()
+    widths = _widths(columns, cells, terminal.width)
     if widths is None:
-        console.print(_blocks(columns, cells))
+        terminal.print(_blocks(columns, cells))
         return
     from rich.table import Table  # noqa: PLC0415 - as above
 
-    shown = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for number, (column, width) in enumerate(zip(columns, widths, strict=True)):
-        right = all(isinstance(row[number], int | float | None) for row in rows)
+        right = all(isinstance(row[number], int | None) for row in rows)
         justify = "right" if right else "left"
-        shown.add_column(column, width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        made.add_column(column, width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in cells:
-        shown.add_row(*row)
-    console.print(shown)
+        made.add_row(*row)
+    terminal.print(made)
 
 
 def _widths(columns: Sequence[str], rows: list[list[Text]], most: int) -> list[int] | None:
@@ -161,7 +185,7 @@ def _widths(columns: Sequence[str], rows: list[list[Text]], most: int) -> list[i
     """
     from rich.text import Text  # noqa: PLC0415 - as above
 
-    room = most - _GAP * (len(columns) - 1)
+    room = most - GAP * (len(columns) - 1)
     parts = list(zip(map(Text, columns), *rows, strict=True))
     widths = [min(room, max(part.cell_len for part in column)) for column in parts]
     least = [min(_LONGEST_WORD, max(map(_longest_word, column))) for column in parts]
@@ -181,7 +205,7 @@ def _blocks(columns: Sequence[str], rows: list[list[Text]]) -> Table:
     """Return rows below one another, each cell in a line of its own."""
     from rich.table import Table  # noqa: PLC0415 - as above
 
-    shown = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=False)
+    shown = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=False)
     shown.add_column(style="bold", no_wrap=True)
     shown.add_column(overflow="fold")
     for row in rows:
@@ -193,30 +217,15 @@ def _blocks(columns: Sequence[str], rows: list[list[Text]]) -> Table:
     return shown
 
 
-def _in_a_terminal(cell: Cell, now: datetime) -> Text:
-    from rich.text import Text  # noqa: PLC0415 - as above
-
-    match cell:
-        case None:
-            return Text("")
-        case Styled():
-            return Text(in_one_line(cell.text), style=cell.style)
-        case datetime():
-            return Text(ago(cell, now))
-        case float():
-            return Text(f"{cell:.3g}")
-        case _:
-            return Text(in_one_line(str(cell)))
-
-
-def _in_a_pipe(cell: Cell) -> str:
+def shown(cell: Cell) -> str:
+    """Return what is printed of a cell, in one line."""
     match cell:
         case None:
             return ""
         case Styled():
             return in_one_line(cell.text)
         case datetime():
-            return cell.isoformat()
+            return moment(cell)
         case _:
             return in_one_line(str(cell))
 
@@ -254,13 +263,18 @@ def may_use_colours() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def has_screen() -> bool:
+    """Return whether the terminal can be drawn on again."""
+    return os.environ.get("TERM") not in (None, "", "dumb", "unknown")
+
+
 def _colour(terminal: bool) -> bool:
     return terminal and may_use_colours()
 
 
 # --- texts, times and sizes -----------------------------------------------------------------------
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
 
 #: What could move the cursor, change colours or reverse the direction of writing.
 _UNPRINTABLE = re.compile(
@@ -273,12 +287,7 @@ def printable(text: str) -> str:
 
     What a run stores comes from models and other programs; line ends and tabs stay.
     """
-    return _UNPRINTABLE.sub(_as_number, text)
-
-
-def printable_json(text: str) -> str:
-    """Return JSON that means the same and cannot control a terminal."""
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def in_one_line(text: str) -> str:
@@ -287,25 +296,15 @@ def in_one_line(text: str) -> str:
     return printable(one.replace("\n", "\\n").replace("\t", "\\t"))
 
 
-def _as_number(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
 def duration(seconds: float) -> str:
     """Return a duration in its largest unit or two: ``45 s``, ``3 min 5 s``, ``2 h``."""
     whole = round(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
-    if whole < 10 * _MINUTE and whole % _MINUTE:
-        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min"
-    if whole < _DAY:
-        hours, minutes = whole // _HOUR, whole % _HOUR // _MINUTE
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = whole // _DAY, whole % _DAY // _HOUR
-    return f"{days} d {hours} h" if hours and days < 10 else f"{days} d"
+    for (unit, length), (smaller, part) in pairwise(_UNITS.items()):
+        if whole >= length:
+            count, rest = whole // length, whole % length // part
+            both = rest and (count < 10 or unit == "h")
+            return f"{count} {unit} {rest} {smaller}" if both else f"{count} {unit}"
+    return f"{whole} s"
 
 
 def ago(moment: datetime, now: datetime) -> str:

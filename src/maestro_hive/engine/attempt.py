@@ -1,4 +1,4 @@
-"""One attempt at a task: its time limit, its thread if it needs one, and who ended it."""
+"""One attempt at a task: when its body may be called, its time limit, its thread, who ended it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,48 @@ from contextvars import copy_context
 from functools import partial
 from traceback import walk_tb
 from types import CoroutineType, FunctionType, coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from maestro_hive.engine.context import current_step
 from maestro_hive.engine.errors import RecoverableError
-from maestro_hive.kernel.threads import threads
+from maestro_hive.kernel.process import threads
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator, Sequence
+    from concurrent.futures import Future
 
     from maestro_hive.engine.context import StepContext
+    from maestro_hive.maestro.state.codec import Json
 
 #: What a process is asked to stop with.
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+
+
+class Admission(Protocol):
+    """What a stage let an attempt in with, until the attempt's body has ended."""
+
+    def is_current(self) -> bool:
+        """Return whether the body may be called this very moment; asked in its thread."""
+        ...
+
+    async def renew(self) -> None:
+        """Return when it may be called after all."""
+        ...
+
+    def leave(self) -> None:
+        """Note that the body has ended; from any thread, at any time."""
+        ...
+
+    def outlive(self) -> Json:
+        """Note that the attempt is over and its body is not; return what is recorded of that.
+
+        None if nothing of it is held.
+        """
+        ...
+
+
+class _NotAdmittedError(Exception):
+    """The body was not called: its admission was no longer current."""
 
 
 class Attempt:
@@ -31,12 +60,23 @@ class Attempt:
     not keep the process from ending.
     """
 
-    __slots__ = ("_caller", "_closed", "_context", "_own", "_seconds")
+    __slots__ = (
+        *("_admissions", "_before", "_caller", "_closed", "_context", "_own", "_seconds"),
+        *("thread", "was_called"),
+    )
 
-    def __init__(self, context: StepContext, seconds: float) -> None:
+    def __init__(
+        self, context: StepContext, seconds: float, admissions: Sequence[Admission] = ()
+    ) -> None:
         self._context = context
         self._seconds = seconds
+        self._admissions = admissions
+        #: What is done when the task's thread has ended; None if it needs none.
+        self.thread: Future[Any] | None = None
+        #: Whether its body was called, or is about to be; not while it waits to be admitted again.
+        self.was_called = True
         self._caller = asyncio.current_task()
+        self._before = self._cancellations()
         #: How often the task cancelled itself. While it is not waiting, nothing else has a turn of
         #: the loop; only a Ctrl+C in just that moment looks the same.
         self._own = 0
@@ -55,11 +95,10 @@ class Attempt:
         context = self._context
         token = current_step.set(context)
         try:
-            work = task(*args, **kwargs) if is_async else call_in_thread(task, args, kwargs)
-            if type(work) is CoroutineType:
-                result = await self._drive(work)
+            if self._admissions:
+                result = await self._call_when_admitted(task, args, kwargs, is_async=is_async)
             else:
-                result = await self._in_time(work)
+                result = await self._call(task, args, kwargs, is_async=is_async)
         except asyncio.CancelledError as error:
             context.end(error)
             if self._cancellations() > 0:
@@ -77,6 +116,44 @@ class Attempt:
                 pass
         context.end()
         return result
+
+    def _call(
+        self,
+        task: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_async: bool,
+    ) -> Awaitable[Any]:
+        """Call the task, and return what is awaited for its result."""
+        work = task(*args, **kwargs) if is_async else call_in_thread(task, args, kwargs, self)
+        return self._drive(work) if type(work) is CoroutineType else self._in_time(work)
+
+    async def _call_when_admitted(
+        self,
+        task: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_async: bool,
+    ) -> Any:
+        """Return what the task returns; too late to call it, it has to be admitted again first."""
+        admitted = partial(self._call_if_admitted, task)
+        while True:
+            try:
+                return await self._call(admitted, args, kwargs, is_async=is_async)
+            except _NotAdmittedError:
+                self.was_called = False
+            for admission in self._admissions:
+                await admission.renew()
+            self.was_called = True
+
+    def _call_if_admitted(self, task: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the task, unless too much time has passed since it was admitted."""
+        for admission in self._admissions:
+            if not admission.is_current():
+                raise _NotAdmittedError
+        return task(*args, **kwargs)
 
     async def _drive(self, work: CoroutineType[Any, Any, Any]) -> Any:
         """Await a coroutine; one that never waits cannot be late, and needs no timer."""
@@ -132,6 +209,10 @@ class Attempt:
 
     # --- who ended it ---
 
+    def was_cancelled(self) -> bool:
+        """Return whether its caller was cancelled meanwhile, whatever came of it."""
+        return self._cancellations() > self._before
+
     def was_asked_to_stop(self, error: BaseException) -> bool:
         """Return whether the attempt ended because its caller, or a signal, wanted it to."""
         if isinstance(error, GeneratorExit):
@@ -156,11 +237,19 @@ def _is_from_a_signal(error: BaseException) -> bool:
 
 
 async def call_in_thread(
-    task: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    task: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    attempt: Attempt | None = None,
 ) -> Any:
-    """Call a function that may block, with this context; await what it returns, if that can be."""
-    call = partial(copy_context().run, task, *args, **kwargs)
-    result = await asyncio.wrap_future(threads.run(call))
+    """Call a function that may block, with this context; await what it returns, if that can be.
+
+    ``attempt`` is told about the thread.
+    """
+    thread = threads.run(partial(copy_context().run, task, *args, **kwargs))
+    if attempt is not None:
+        attempt.thread = thread
+    result = await asyncio.wrap_future(thread)
     return await result if inspect.isawaitable(result) else result
 
 

@@ -15,100 +15,46 @@ gives a guard instead: what is recorded with it is refused if the record has cha
 
 from __future__ import annotations
 
-import _thread
-import contextlib
-import dataclasses
 import os
-import threading
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Self
 
 from maestro_hive.engine import settings
-from maestro_hive.engine.breaker_rules import BreakerRules, CircuitState, Moment
+from maestro_hive.engine.breaker_rules import BreakerRules, CircuitState
 from maestro_hive.engine.errors import CircuitBreakerOpen
-from maestro_hive.engine.shared import shared
-from maestro_hive.kernel.clock import Clock, SystemClock
-from maestro_hive.kernel.errors import (
-    DocumentCorruptError,
-    RunLeasedError,
-    StaleDocumentError,
-    StorageError,
-)
-from maestro_hive.maestro.state import codec
+from maestro_hive.engine.shared import call_for_collected, shared
+from maestro_hive.kernel.clock import Clock, Moment
+from maestro_hive.kernel.errors import RunLeasedError, StaleDocumentError
+from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.records import Breaker
 from maestro_hive.maestro.state.shared_records import BREAKERS
 from maestro_hive.maestro.state.store import LEASE_SECONDS, DocumentGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
+    from maestro_hive.maestro.state.codec import Json
     from maestro_hive.maestro.state.records import Lease
     from maestro_hive.maestro.state.store import Store
 
     Rule = Callable[[Breaker], Breaker]
 
-__all__ = ["CircuitBreaker", "CircuitState", "Permit", "checked_name"]
+__all__ = ["CircuitBreaker", "CircuitState", "Permit", "checked_name", "step_breaker"]
 
 _CLOSED = CircuitState.CLOSED.value
 _LONGEST_NAME = 200
-
-
-class ProbeLease(NamedTuple):
-    """The right to make the probe; each new one has a larger number."""
-
-    number: int
-    lease: Lease | None = None
+_DIGEST_LENGTH = 12
 
 
 class ProbeTakenError(Exception):
     """Another caller makes the probe."""
 
 
-class MemoryBackend:
-    """Where a breaker's record is, and who may make its probe: in this process alone."""
-
-    def __init__(self, name: str) -> None:
-        self.record = Breaker(name=name)
-        self._mutex = threading.RLock()
-        self._numbers = 0
-        self._taken = False
-
-    def read(self) -> Breaker:
-        """Return the record as it is."""
-        return self.record
-
-    def known(self) -> tuple[Breaker, DocumentGuard | None]:
-        """Return the record as it was read last, and what refuses a write if it has changed."""
-        return self.record, None
-
-    def change(self, rule: Rule) -> Breaker:
-        """Replace the record by what ``rule`` makes of it, atomically; return what it is now."""
-        with self._mutex:
-            self.record = rule(self.record)
-            return self.record
-
-    def acquire_probe(self) -> ProbeLease:
-        """Become the one who makes the probe; ``ProbeTakenError`` if another caller does."""
-        with self._mutex:
-            if self._taken:
-                raise ProbeTakenError("in this process")
-            self._taken = True
-            self._numbers += 1
-            return ProbeLease(self._numbers)
-
-    def release_probe(self, probe: ProbeLease) -> None:
-        """Let another caller make it; nothing happens if one already does."""
-        with self._mutex:
-            if probe.number == self._numbers:
-                self._taken = False
-
-
-class StoreBackend:
-    """The same in a store, for every process that uses it; one object for this process.
-
-    Nothing is written where a rule returns the very record that it was given.
-    """
+class BreakerRecord:
+    """A breaker's record in a store, and who may make its probe; one object for this process."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -121,89 +67,49 @@ class StoreBackend:
 
     def read(self) -> Breaker:
         """Return the record as it is."""
-        document = self._store.document(BREAKERS, self._name)
+        document = self._store.document(BREAKERS.namespace, self._name)
         version = 0 if document is None else document.version
         known = self._known
         if known is not None and known[1].version == version:
             return known[0]
-        record = self._decode(None if document is None else document.value)
-        self._remember(record, version)
+        record = Breaker(name=self._name)
+        if document is not None:
+            record = BREAKERS.decode(document.value, self._name)
+        self._known = record, DocumentGuard(BREAKERS.namespace, self._name, version)
         return record
 
-    def _remember(self, record: Breaker, version: int) -> tuple[Breaker, DocumentGuard]:
-        self._known = record, DocumentGuard(BREAKERS, self._name, version)
-        return self._known
-
-    def known(self) -> tuple[Breaker, DocumentGuard | None]:
-        """Return the record as it was read last."""
+    def known(self) -> tuple[Breaker, DocumentGuard]:
+        """Return the record as it was read last, and what refuses a write if it has changed."""
         known = self._known
-        if known is None:
+        while known is None:
             self.read()
             known = self._known
-            assert known is not None
         return known
 
     def change(self, rule: Rule) -> Breaker:
         """Replace the record by what ``rule`` makes of it; durable on return."""
-        made: list[Breaker] = []
+        unused = Breaker(name=self._name)
+        after = BREAKERS.update(self._store, self._name, lambda found: rule(found or unused))
+        self._known = None
+        return after
 
-        def changed(before: bytes | None) -> codec.Encoded:
-            record = self._decode(before)
-            after = rule(record)
-            if after is record:
-                raise _UnchangedError(record)
-            made[:] = [after]
-            return codec.encode(dataclasses.asdict(after), f"{BREAKERS}/{self._name}")
-
-        try:
-            document = self._store.update_document(BREAKERS, self._name, changed)
-        except _UnchangedError as unchanged:
-            return unchanged.record
-        assert document is not None
-        return self._remember(made[0], document.version)[0]
-
-    def acquire_probe(self) -> ProbeLease:
-        """Become the one who makes the probe, in all processes together."""
+    def acquire_probe(self) -> Lease:
+        """Become the one who makes the probe, in all processes; each has a larger fencing number."""
         mine = self._probing
-        if mine is not None and self._is_current(mine):
+        current = self._store.lease(self._lease_name) if mine is not None else None
+        if mine is not None and current is not None and current.fence == mine.fence:
             raise ProbeTakenError("in this process")
         try:
-            lease = self._store.take_lease(self._lease_name)
+            self._probing = lease = self._store.take_lease(self._lease_name)
         except RunLeasedError as taken:
             raise ProbeTakenError(f"by process {taken.pid} on {taken.host}") from taken
-        self._probing = lease
-        return ProbeLease(lease.fence, lease)
+        return lease
 
-    def release_probe(self, probe: ProbeLease) -> None:
-        """Let another caller make it."""
-        assert probe.lease is not None
-        if self._probing is probe.lease:
+    def release_probe(self, probe: Lease) -> None:
+        """Let another caller make it; nothing happens if one already does."""
+        if self._probing is probe:
             self._probing = None
-        self._store.release_lease(probe.lease)
-
-    def _is_current(self, lease: Lease) -> bool:
-        current = self._store.lease(self._lease_name)
-        return current is not None and current.fence == lease.fence
-
-    def _decode(self, value: bytes | None) -> Breaker:
-        if value is None:
-            return Breaker(name=self._name)
-        where = f"{BREAKERS}/{self._name}"
-        try:
-            record = Breaker(**codec.decode(value, where))
-        except TypeError as error:
-            raise DocumentCorruptError(where, str(error)) from error
-        if record.state not in list(CircuitState):
-            raise DocumentCorruptError(where, f"{record.state!r} is no state of a breaker")
-        return record
-
-
-class _UnchangedError(Exception):
-    """Raised inside a transaction that has nothing to write."""
-
-    def __init__(self, record: Breaker) -> None:
-        super().__init__()
-        self.record = record
+        self._store.release_lease(probe)
 
 
 class CircuitBreaker:
@@ -237,14 +143,10 @@ class CircuitBreaker:
             window=window,
             minimum_calls=minimum_calls,
         )
-        self.store = store
-        self.clock = clock or (store.clock if store is not None else SystemClock())
+        self.store = store if store is not None else MemoryStore(clock=clock)
+        self.clock = clock or self.store.clock
         self._counts_calls = self.rules.counts_calls  # read for every call
-        self._backend = (
-            MemoryBackend(name)
-            if store is None
-            else shared(store, StoreBackend, name, StoreBackend)
-        )
+        self._record = shared(self.store, BreakerRecord, name, BreakerRecord)
         self._last_success: datetime | None = None
         self._asked: Permit | None = None
 
@@ -255,39 +157,49 @@ class CircuitBreaker:
         """How many failures in a row open it."""
         return self.rules.threshold
 
+    @threshold.setter
+    def threshold(self, failures: int) -> None:
+        self.rules = replace(self.rules, threshold=failures)
+
     @property
     def cooldown_seconds(self) -> float:
-        """How long it then stays open."""
+        """How long it then stays open; one that is set holds for an open breaker too."""
         return self.rules.cooldown_seconds
+
+    @cooldown_seconds.setter
+    def cooldown_seconds(self, seconds: float) -> None:
+        self.rules = rules = replace(self.rules, cooldown_seconds=seconds)
+        if self._record.read().state == CircuitState.OPEN:
+            self._record.change(rules.cooldown_changed)
 
     @property
     def state(self) -> CircuitState:
         """Closed, open or half open; one that is open half opens when the next call is asked for."""
-        return CircuitState(self._backend.read().state)
+        return CircuitState(self._record.read().state)
 
     @property
     def consecutive_failures(self) -> int:
         """Failures since the last success."""
-        return self._backend.read().consecutive_failures
+        return self._record.read().consecutive_failures
 
     @property
     def last_failure_time(self) -> datetime | None:
         """When a call last failed, anywhere."""
-        return self._backend.read().last_failure_time
+        return self._record.read().last_failure_time
 
     @property
     def last_success_time(self) -> datetime | None:
         """When a call last succeeded: here, or anywhere if that changed anything."""
-        known = [self._last_success, self._backend.read().last_success_time]
+        known = [self._last_success, self._record.read().last_success_time]
         return max((time for time in known if time is not None), default=None)
 
     def remaining_seconds(self) -> float:
         """How long nothing will be let through; 0 if the next call may be."""
-        return self.rules.remaining(self._backend.read(), self._moment())
+        return self.rules.remaining(self._record.read(), self._moment())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """Return it as plain JSON."""
-        record = self._backend.read()
+        record = self._record.read()
         remaining = self.rules.remaining(record, self._moment())
         return {
             "name": self.name,
@@ -310,13 +222,13 @@ class CircuitBreaker:
         Its ``guard`` refuses the record of the call's start if the breaker has changed meanwhile;
         then, or without a permit from here, ``acquire`` one.
         """
-        record, guard = self._backend.known()
+        record, guard = self._record.known()
         return Permit(self, guard=guard) if record.state == _CLOSED else None
 
-    def current(self) -> tuple[Breaker, DocumentGuard | None]:
+    def current(self) -> tuple[Breaker, DocumentGuard]:
         """Return the record as it is, and what refuses a write if it has changed."""
-        self._backend.read()
-        return self._backend.known()
+        self._record.read()
+        return self._record.known()
 
     def acquire(self) -> Permit:
         """Return the permit for one call; raise ``CircuitBreakerOpen`` if there is none."""
@@ -327,50 +239,43 @@ class CircuitBreaker:
         remaining = self.rules.remaining(record, at)
         if remaining:
             if record.boot != at.boot:
-                record = self._backend.change(lambda found: self.rules.anchored(found, at))
+                record = self._record.change(lambda found: self.rules.anchored(found, at))
             raise self._refusal(record, remaining)
         return self._acquire_probe(record)
 
     def _acquire_probe(self, record: Breaker) -> Permit:
         try:
-            probe = self._backend.acquire_probe()
+            probe = self._record.acquire_probe()
         except ProbeTakenError as taken:
             raise self._refusal(record, 0.0, probed=str(taken)) from taken
         admitted = False
         try:
             at = self._moment()
-            record = self._backend.change(
-                lambda found: self.rules.probe_started(found, probe.number, at)
+            record = self._record.change(
+                lambda found: self.rules.probe_started(found, probe.fence, at)
             )
-            admitted = record.state == CircuitState.HALF_OPEN and record.probe == probe.number
+            admitted = record.state == CircuitState.HALF_OPEN and record.probe == probe.fence
         finally:
             if not admitted:  # others were faster: they closed it, or opened it again
-                self._backend.release_probe(probe)
+                self._record.release_probe(probe)
         if admitted:
             return Permit(self, probe)
         if record.state == _CLOSED:
             return Permit(self)
         raise self._refusal(record, self.rules.remaining(record, at))
 
-    def _settle(self, probe: ProbeLease | None, seconds: float | None, *, failed: bool) -> None:
+    def _settle(self, probe: Lease | None, seconds: float | None, *, failed: bool) -> None:
         """Record how a call went, and only then let another probe be made."""
+        at = self._moment()
         if not failed:
             self.note_success()
-        if probe is None:
-            self._count(seconds, failed=failed)
-            return
-        at, number = self._moment(), probe.number
-        rule = self.rules.probe_failed if failed else self.rules.probe_succeeded
-        self._backend.change(lambda record: rule(record, number, at))
-        self._backend.release_probe(probe)
-
-    def _count(self, seconds: float | None, *, failed: bool) -> None:
-        if not failed and self.success_is_no_news():
-            return
-        rule = self.rules.failed if failed else self.rules.succeeded
-        at = self._moment()
-        if failed or rule(record := self._backend.read(), at, seconds) is not record:
-            self._backend.change(lambda found: rule(found, at, seconds))
+        if probe is not None:
+            decide = self.rules.probe_failed if failed else self.rules.probe_succeeded
+            self._record.change(lambda found: decide(found, probe.fence, at))
+            self._record.release_probe(probe)
+        elif failed or not self.success_is_no_news():
+            count = self.rules.failed if failed else self.rules.succeeded
+            self._record.change(lambda found: count(found, at, seconds))
 
     def note_success(self) -> None:
         """Note, in this process alone, that a call succeeded."""
@@ -378,7 +283,7 @@ class CircuitBreaker:
 
     def success_is_no_news(self) -> bool:
         """Return whether a success would leave the record, as this process knows it, unchanged."""
-        record, _ = self._backend.known()
+        record, _ = self._record.known()
         closed = record.state == _CLOSED and not record.consecutive_failures
         return closed and not self._counts_calls
 
@@ -418,7 +323,7 @@ class CircuitBreaker:
         asked = self._asked
         if asked is not None and asked.age() > max(self.cooldown_seconds, LEASE_SECONDS):
             asked.release()
-        if self._backend.read().state == _CLOSED:
+        if self._record.read().state == _CLOSED:
             return False
         try:
             permit = self.acquire()
@@ -460,7 +365,7 @@ class Permit:
     def __init__(
         self,
         breaker: CircuitBreaker,
-        probe: ProbeLease | None = None,
+        probe: Lease | None = None,
         guard: DocumentGuard | None = None,
     ) -> None:
         self.settled = False
@@ -490,8 +395,8 @@ class Permit:
             return None
         record, self.guard = self._breaker.current()
         if record.state != _CLOSED:
-            version = self.guard.version if self.guard is not None else 0
-            raise StaleDocumentError(*guard[:2], expected=guard.version, version=version)
+            found = self.guard.version
+            raise StaleDocumentError(*guard[:2], expected=guard.version, version=found)
         return self.guard
 
     def succeeded_without_news(self) -> bool:
@@ -515,7 +420,7 @@ class Permit:
         """Give it back: there was no call, or its end says nothing about the other side."""
         if not self.settled:
             if self._probe is not None:
-                self._breaker._backend.release_probe(self._probe)  # noqa: SLF001 - one thing, two faces
+                self._breaker._record.release_probe(self._probe)  # noqa: SLF001 - one thing, two faces
             self.settled = True
 
     def _settle(self, seconds: float | None, *, failed: bool) -> None:
@@ -526,12 +431,7 @@ class Permit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None:
             self.succeeded(self.age())
         elif isinstance(error, Exception):
@@ -543,22 +443,29 @@ class Permit:
         probe = self._probe
         if self.settled or probe is None or self._pid != os.getpid():
             return
-        # In a thread: the collector may have come here from inside the store, with its locks held.
-        with contextlib.suppress(RuntimeError):  # the process ends, and the permission with it
-            _thread.start_new_thread(_release_quietly, (self._breaker, probe))
+        record = self._breaker._record  # noqa: SLF001 - as above
+        call_for_collected(partial(record.release_probe, probe))
 
 
-def _release_quietly(breaker: CircuitBreaker, probe: ProbeLease) -> None:
-    with contextlib.suppress(StorageError):  # a store that failed or was closed holds nothing
-        breaker._backend.release_probe(probe)  # noqa: SLF001 - for the permit
+#: Accepts what a breaker can be called.
+checked_name = settings.rule(
+    str,
+    f"a text of 1 to {_LONGEST_NAME} printable characters",
+    lambda name: name.strip() and name.isprintable() and len(name) <= _LONGEST_NAME,
+)
 
 
-def checked_name(what: str, name: object) -> str:
-    """Return the name of a breaker; raise if it cannot be one."""
-    usable = isinstance(name, str) and name.strip() and name.isprintable()
-    if not usable or len(str(name)) > _LONGEST_NAME:
-        raise settings.refused(what, name, f"a text of 1 to {_LONGEST_NAME} printable characters")
-    return str(name)
+def step_breaker(step: str) -> str:
+    """Return the name of the breaker that a step without persona has for itself.
+
+    A step can have any text as its name, so one that is too long or not printable is cut or escaped,
+    and made unique by a digest.
+    """
+    name = f"step/{step}"
+    if name.isprintable() and len(name) <= _LONGEST_NAME:
+        return name
+    digest = sha256(step.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_LENGTH]
+    return f"{ascii(name)[1:-1][: _LONGEST_NAME - _DIGEST_LENGTH - 1]}~{digest}"
 
 
 def _later(now: datetime, seconds: float) -> datetime:

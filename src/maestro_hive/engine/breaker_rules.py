@@ -16,15 +16,23 @@ from maestro_hive.engine import settings
 from maestro_hive.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from maestro_hive.kernel.clock import Clock
+    from maestro_hive.kernel.clock import Moment
     from maestro_hive.maestro.state.records import Breaker
 
 #: The character of a call in ``Breaker.recent``, by whether it failed and whether it was slow.
 _MARKS = {(False, False): ".", (False, True): "s", (True, False): "f", (True, True): "F"}
 _FAILURES = "fF"
 _SLOW = "sF"
+
+_CHECKS: dict[str, settings.Check[object]] = {
+    "threshold": settings.whole(1),
+    "cooldown_seconds": settings.number(0),
+    "failure_rate": settings.optional(settings.share),
+    "slow_call_rate": settings.optional(settings.share),
+    "slow_call_seconds": settings.optional(settings.number(0)),
+    "window": settings.whole(1),
+    "minimum_calls": settings.optional(settings.whole(1)),
+}
 
 
 class CircuitState(StrEnum):
@@ -36,20 +44,6 @@ class CircuitState(StrEnum):
     OPEN = "open"
     #: One call is admitted, the probe.
     HALF_OPEN = "half_open"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """A point in time: by the wall clock and since boot."""
-
-    now: datetime
-    boot: str
-    boot_seconds: float
-
-    @classmethod
-    def of(cls, clock: Clock) -> Moment:
-        """Return the current moment."""
-        return cls(now=clock.now(), boot=clock.boot_id(), boot_seconds=clock.boot_seconds())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +64,15 @@ class BreakerRules:
     minimum_calls: int | None = None
 
     def __post_init__(self) -> None:
-        settings.whole(1)("threshold", self.threshold)
-        settings.number(0)("cooldown_seconds", self.cooldown_seconds)
-        settings.whole(1)("window", self.window)
-        _check_rate("failure_rate", self.failure_rate)
-        _check_rate("slow_call_rate", self.slow_call_rate)
-        if self.slow_call_seconds is not None:
-            settings.number(0)("slow_call_seconds", self.slow_call_seconds)
+        for name, check in _CHECKS.items():
+            check(name, getattr(self, name))
         if (self.slow_call_rate is None) != (self.slow_call_seconds is None):
             raise ConfigurationError(
                 "slow_call_rate and slow_call_seconds belong together: give both or neither"
             )
-        if self.minimum_calls is not None:
-            settings.whole(1)("minimum_calls", self.minimum_calls)
-            if self.minimum_calls > self.window:
-                raise settings.refused(
-                    "minimum_calls", self.minimum_calls, f"no more than the window of {self.window}"
-                )
+        if self.minimum_calls is not None and self.minimum_calls > self.window:
+            wanted = f"no more than the window of {self.window}"
+            raise settings.refused("minimum_calls", self.minimum_calls, wanted)
 
     @property
     def counts_calls(self) -> bool:
@@ -190,6 +176,12 @@ class BreakerRules:
         given = record.cooldown_seconds
         return self.cooldown_seconds if given is None else given
 
+    def cooldown_changed(self, record: Breaker) -> Breaker:
+        """Let an open breaker stay open for this cooldown, counted from when it opened."""
+        if record.state != CircuitState.OPEN:
+            return record
+        return replace(record, cooldown_seconds=self.cooldown_seconds)
+
     def _cooled(self, record: Breaker, at: Moment) -> float:
         if record.boot == at.boot:
             return at.boot_seconds - record.boot_seconds
@@ -229,11 +221,6 @@ def closed(record: Breaker) -> Breaker:
 
 def _is_current(record: Breaker, number: int) -> bool:
     return record.state == CircuitState.HALF_OPEN and record.probe == number
-
-
-def _check_rate(name: str, value: object) -> None:
-    if value is not None and settings.positive(name, value) > 1:
-        raise settings.refused(name, value, "a share of all calls, more than 0 and up to 1")
 
 
 def _count(number: int, what: str) -> str:

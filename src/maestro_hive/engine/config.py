@@ -9,33 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
 from maestro_hive.engine import settings
-from maestro_hive.engine.settings import FrozenConfigError, Secret, Settings, refused, setting
+from maestro_hive.engine.settings import Secret, Settings, refused, setting
 from maestro_hive.kernel.errors import FolderError
 from maestro_hive.kernel.files import make_private_folder
 
-__all__ = [
-    "DEFAULT_CHECKPOINT_DIR",
-    "DEFAULT_STATE_DIR",
-    "ErrorCategory",
-    "ExecutionConfig",
-    "Fallback",
-    "FrozenConfigError",
-    "Level1Config",
-    "Level2Config",
-    "RecoveryStrategy",
-    "Secret",
-    "StateConfig",
-    "StateFolders",
-    "TokenConfig",
-    "get_execution_config",
-    "reset_execution_config",
-]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +64,8 @@ class ErrorCategory(StrEnum):
     API_ERROR = "API_ERROR"
     #: A remote service limits the rate of calls.
     RATE_LIMIT = "RATE_LIMIT"
+    #: The token budget is used up.
+    TOKEN_BUDGET = "TOKEN_BUDGET"  # noqa: S105 - no password
     #: Memory, disk, files or processes ran out.
     RESOURCE_ERROR = "RESOURCE_ERROR"
     #: None of these.
@@ -141,7 +129,9 @@ class Level1Config(Settings):
     long, and none longer than ``max_delay_seconds``; ``jitter`` adds up to that share of it, so
     that many callers do not retry at the same moment. ``max_interruptions`` is how many attempts of
     a step may be cut off by the death of their process; ``max_elapsed_seconds`` limits the time
-    from a step's first attempt to the start of its last one.
+    from a step's first attempt to the start of its last one. ``enable_syntax_validation`` is for
+    executors: a text that they return, and that looks like Python source, must parse.
+    ``disabled_healers`` are the names of healers that are not asked when an attempt fails.
     """
 
     max_attempts: int = setting(3, settings.whole(1), "MAESTRO_L1_MAX_ATTEMPTS")
@@ -155,6 +145,7 @@ class Level1Config(Settings):
     max_elapsed_seconds: float | None = setting(None, settings.optional(settings.number(0)))
     jitter: float = setting(0.1, settings.number(0))
     jitter_seed: int | None = setting(None, settings.optional(settings.whole(0)))
+    disabled_healers: tuple[str, ...] = setting((), settings.names)
 
 
 @dataclass
@@ -190,6 +181,8 @@ class StateConfig(Settings):
     auto_checkpoint_interval_seconds: float = setting(60, settings.number(0))
     verify_checksum_on_load: bool = setting(True, settings.flag)
     max_checkpoints_per_workflow: int = setting(10, settings.whole(1))
+    #: Whether what steps write by ``current().write`` is stored; an option of a step goes before it.
+    store_streams: bool = setting(True, settings.flag)
 
     def resolve(self) -> StateFolders:
         """Create both folders and return them; log a warning, once, if a fallback is used.
@@ -231,6 +224,21 @@ class TokenConfig(Settings):
     enforce_budget: bool = setting(True, settings.flag)
 
 
+class _OfBoth:
+    """A method of a configuration and of the class alike: it gets what it is called on."""
+
+    def __init__(
+        self,
+        method: Callable[[ExecutionConfig | type[ExecutionConfig], str | Path], ExecutionConfig],
+    ) -> None:
+        self._method = method
+
+    def __get__(
+        self, config: ExecutionConfig | None, kind: type[ExecutionConfig]
+    ) -> Callable[[str | Path], ExecutionConfig]:
+        return partial(self._method, kind if config is None else config)
+
+
 @dataclass
 class ExecutionConfig(Settings):
     """All settings of an execution; an executor takes a ``frozen()`` copy when it is made.
@@ -248,13 +256,32 @@ class ExecutionConfig(Settings):
     log_level: str = setting("INFO", settings.log_level)
     jira_project_key: str = setting("MD", settings.project_key, "JIRA_PROJECT_KEY")
     jira_base_url: str = setting("", settings.address, "JIRA_BASE_URL")
-    jira_email: str | None = setting(None, settings.email, "JIRA_EMAIL")
+    jira_email: str | None = setting(None, settings.optional(settings.email), "JIRA_EMAIL")
     jira_api_token: Secret | None = setting(None, settings.secret, "JIRA_API_TOKEN")
 
-    @classmethod
-    def in_folder(cls, state_dir: str | Path) -> Self:
-        """Return a configuration that stores everything in one folder."""
-        return cls(state=StateConfig(state_dir=str(state_dir)))
+    @_OfBoth
+    def in_folder(
+        source: ExecutionConfig | type[ExecutionConfig],  # noqa: N805 - either of them
+        state_dir: str | Path,
+    ) -> ExecutionConfig:
+        """Return a configuration that stores everything in one folder.
+
+        Called on a configuration, it is a copy that has all of its other settings.
+        """
+        if isinstance(source, type):
+            return source(state=StateConfig(state_dir=str(state_dir)))
+        state = replace(
+            source.state,
+            state_dir=str(state_dir),
+            checkpoint_dir=DefaultFolder(DEFAULT_CHECKPOINT_DIR),
+        )
+        return replace(  # with parts of its own, which can be changed
+            source,
+            level1=replace(source.level1),
+            level2=replace(source.level2),
+            state=state,
+            tokens=replace(source.tokens),
+        )
 
 
 # --- creating folders --------------------------------------------------------------------------
@@ -317,8 +344,8 @@ def _create_writable(path: Path) -> Path:
 
 def _warn_once(fallbacks: tuple[Fallback, ...]) -> None:
     """Log a warning about fallbacks that no warning was logged about before."""
-    mine = object()
-    first = [each for each in fallbacks if _shared.warned.setdefault(each, mine) is mine]
+    first = [each for each in fallbacks if each not in _shared.warned]
+    _shared.warned.update(first)
     if first:
         logger.warning(
             "state is stored in %s, because %s; set MAESTRO_STATE_DIR and MAESTRO_CHECKPOINT_DIR to"
@@ -342,8 +369,8 @@ class _Shared:
         self.config: dict[str, ExecutionConfig] = {}
         #: By default folder and fallback; None where the default folder itself is used.
         self.decisions: dict[tuple[Path, str], Fallback | None] = {}
-        #: The fallbacks that a warning was logged about, each with who did that.
-        self.warned: dict[Fallback, object] = {}
+        #: The fallbacks that a warning was logged about.
+        self.warned: set[Fallback] = set()
 
 
 _shared = _Shared()

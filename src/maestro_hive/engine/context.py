@@ -9,12 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Iterator,
+    MutableMapping,
+    Sequence,
+)
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from maestro_hive.engine import settings
 from maestro_hive.engine.errors import ExecutionException, text_of
+from maestro_hive.engine.streams import DiscardedStream
+from maestro_hive.engine.usage import MOST_TOKENS, StreamUsage, Usage, usage_in, usage_of
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
 from maestro_hive.maestro.state import codec
 
@@ -22,10 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from maestro_hive.engine.step_record import MemoryStep, RunStep
+    from maestro_hive.engine.memory_step import MemoryStep
+    from maestro_hive.engine.step_record import RunStep
+    from maestro_hive.engine.streams import Stream
 
-#: More tokens or dollars at once are a mistake, and sums of them would have no form in JSON.
-_MOST_SPENT = 10**15
+StreamT = TypeVar("StreamT")
 
 #: The round of level 2 that is being made; level 1 gives each round its own set of attempts.
 round_number: ContextVar[int] = ContextVar("round_number", default=1)
@@ -55,8 +65,11 @@ class StepContext:
         "_over",
         "_record",
         "_spend",
+        "_stores_stream",
+        "_stream",
         "_timeout",
         "attempt",
+        "depth",
         "feedback",
         "persona_id",
         "run_id",
@@ -66,14 +79,18 @@ class StepContext:
     def __init__(
         self,
         record: RunStep | MemoryStep,
-        spend: Callable[[int, int, float], None],
+        spend: Callable[[int, Usage], None],
         *,
         attempt: int,
         feedback: list[str],
         persona_id: str,
         task_name: str,
         run_id: str | None,
+        stores_stream: bool = True,
     ) -> None:
+        outer = current_step.get()
+        #: How many steps it is inside of.
+        self.depth: int = 0 if outer is None else outer.depth + 1
         #: Which attempt this is, from 1; it goes on after a restart.
         self.attempt = attempt
         #: What failed before, a sentence for each attempt; made for a prompt.
@@ -85,6 +102,8 @@ class StepContext:
         self._spend = spend
         self._memory: Memory | None = None
         self._history: History | None = None
+        self._stores_stream = stores_stream
+        self._stream: Stream | None = None
         self._over = False
         self._deadline: asyncio.Timeout | None = None
         self._timeout: float | None = None
@@ -94,6 +113,11 @@ class StepContext:
     def effect_key(self) -> str:
         """The same for every attempt at this step: for the other side to notice a repetition."""
         return self._record.effect_key
+
+    @property
+    def label(self) -> str:
+        """What tells the step from others of its name in the run: ``name``, or ``name#2``."""
+        return self._record.label() or self.task_name
 
     # --- what it saved ---
 
@@ -115,7 +139,7 @@ class StepContext:
             with self._record.lock:
                 if self._memory is None:
                     record = self._record
-                    self._memory = Memory(record.memory(), self._change_memory, record.lock)
+                    self._memory = Memory(record.memory, self._change_memory, record.lock)
         return self._memory
 
     def _change_memory(self, changed: dict[str, Any], gone: set[str]) -> dict[str, Any]:
@@ -138,18 +162,93 @@ class StepContext:
             self._check_not_over("add to the persona's history")
             self._record.add_history(item)
 
+    def write(self, chunk: str | bytes) -> None:
+        """Add a chunk, a text or bytes of at most 64 KiB, to the step's stream; without waiting.
+
+        ``hive.stream`` and ``maestro logs`` follow it. It is visible, and safe against a kill, about
+        10 ms later, and in any case before the attempt's outcome is recorded; against a power cut,
+        with that outcome. A new attempt starts the stream over.
+        """
+        stream = self._stream
+        if stream is None:
+            with self._record.lock:
+                self._check_not_over("write to its stream")
+                if self._stream is None:
+                    stored = self._stores_stream
+                    self._stream = self._record.open_stream() if stored else DiscardedStream()
+                stream = self._stream
+        stream.write(chunk)
+
     # --- what it uses ---
 
-    def spend(self, tokens: int = 0, usd: float = 0.0) -> None:
-        """Count tokens and money that were spent; also when the attempt is over already."""
-        given: dict[str, object] = {"tokens": tokens, "usd": usd}
+    def spend(
+        self,
+        tokens: int = 0,
+        usd: float | None = None,
+        *,
+        model: str = "",
+        cached: int = 0,
+        usage: object = None,
+    ) -> None:
+        """Count tokens and money that were spent, durably; also when the attempt is over already.
+
+        ``usage`` is a response of OpenAI or Anthropic, or the usage in one. ``cached`` are tokens that
+        were read from a provider's cache: they are counted apart. Without ``usd``, the price of
+        ``model`` says it. The result of an attempt that calls this is not read for usage as well.
+        Raises ``TokenBudgetExceeded`` if more is spent than a budget has.
+        """
+        given: dict[str, object] = {"tokens": tokens, "usd": usd, "cached": cached}
         for name, value in given.items():
-            if isinstance(value, int | float) and abs(value) > _MOST_SPENT:
-                raise ConfigurationError(f"spend({name}=…) is too large: {_MOST_SPENT} at most")
+            if isinstance(value, int | float) and abs(value) > MOST_TOKENS:
+                raise ConfigurationError(f"spend({name}=…) is too large: {MOST_TOKENS} at most")
         settings.whole(0)("spend(tokens=…)", tokens)
-        settings.number(0)("spend(usd=…)", usd)
-        if tokens or usd:
-            self._spend(self.attempt, tokens, float(usd))
+        settings.whole(0)("spend(cached=…)", cached)
+        if usd is not None:
+            settings.number(0)("spend(usd=…)", usd)
+        if not isinstance(model, str):
+            raise settings.refused("spend(model=…)", model, "a text")
+        spent = Usage(tokens=tokens, cached=cached)
+        if usage is not None:
+            found = usage_in(usage) or usage_of(usage)
+            if found is None:
+                raise settings.refused("spend(usage=…)", usage, "a response that has its usage")
+            spent = found._replace(tokens=found.tokens + tokens, cached=found.cached + cached)
+        micros = spent.usd if usd is None else round(usd * 1e6)
+        spent = spent._replace(usd=micros, model=model or spent.model)
+        if spent.tokens or spent.usd or spent.cached:
+            self._spend(self.attempt, spent)
+
+    def metered(self, stream: StreamT) -> StreamT:
+        """Return a stream of OpenAI or Anthropic, to be iterated over, whose usage is counted.
+
+        It is counted once, when the stream ends, or is left: by what its events say up to then.
+        """
+        if hasattr(stream, "__aiter__"):
+            return cast("StreamT", self._metered_async(cast("AsyncIterable[Any]", stream)))
+        return cast("StreamT", self._metered(cast("Iterable[Any]", stream)))
+
+    def _metered(self, stream: Iterable[Any]) -> Iterator[Any]:
+        used = StreamUsage()
+        try:
+            for event in stream:
+                used.add(event)
+                yield event
+        finally:
+            self._spend_used(used)
+
+    async def _metered_async(self, stream: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        used = StreamUsage()
+        try:
+            async for event in stream:
+                used.add(event)
+                yield event
+        finally:
+            self._spend_used(used)
+
+    def _spend_used(self, used: StreamUsage) -> None:
+        found = used.usage()
+        if found is not None:
+            self._spend(self.attempt, found)
 
     def heartbeat(self) -> None:
         """Say that work goes on: the time limit counts from now. Raises once it has passed."""
@@ -195,6 +294,8 @@ class StepContext:
         finally:
             with self._record.lock:  # or a thread that is late could still be writing
                 self._over = True
+            if self._stream is not None:
+                self._stream.close()
             self._deadline = None
 
 
@@ -204,36 +305,51 @@ class StepContext:
 _WHOLE = (str, int, float, bool, bytes, type(None))
 
 
+#: What is merged member by member.
+_PARTS = (dict, list, set)
+
+
 class Memory(MutableMapping[str, Any]):
     """A dictionary that is saved whenever a key changes, and once more when the attempt ends.
 
     What changes inside a value is noticed at the end, or at the next change of a key. Steps of one
-    persona that are executed at the same time change its memory key by key: neither undoes what
-    the other did, and sees it at its own next change.
+    persona that are executed at the same time share its memory: what one changes inside a value
+    is merged with what another changed in it (``merge``), and a key that is set has the value it
+    was set to last. A step sees what others did when it next reads a key after a change of its own.
     """
 
     def __init__(
         self,
-        values: dict[str, Any],
+        load: Callable[[], dict[str, Any]],
         change: Callable[[dict[str, Any], set[str]], dict[str, Any]],
         lock: AbstractContextManager[object],
     ) -> None:
+        self._load = load
         #: As it is saved. Others have the same objects, so they are never changed.
-        self._saved = values
+        self._saved = load()
         self._change = change
         self._lock = lock
-        #: What the task has in hand and may change inside: the value, and how it was when saved.
-        self._given_out: dict[str, tuple[Any, object]] = {}
+        #: What the task has in hand and may change inside; of each key the newest one last.
+        self._held: dict[str, list[_Held]] = {}
 
     def __getitem__(self, key: str) -> Any:
         value = self._saved[key]
         if type(value) in _WHOLE:
             return value
         with self._lock:
-            if key not in self._given_out:
-                own = copy.deepcopy(self._saved[key])
-                self._given_out[key] = (own, _fingerprint(own))
-            return self._given_out[key][0]
+            value = self._saved[key]
+            held = self._held.setdefault(key, [])
+            if not held or held[-1].saved is not value:
+                held.append(_Held(copy.deepcopy(value), value))
+            return held[-1].value
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, which is set first if no step has set it."""
+        with self._lock:
+            self._saved = self._load()
+            if key not in self._saved:
+                self[key] = default
+            return self[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         if not isinstance(key, str):
@@ -252,32 +368,121 @@ class Memory(MutableMapping[str, Any]):
         return len(self._saved)
 
     def __repr__(self) -> str:
-        return repr({**self._saved, **{key: own for key, (own, _) in self._given_out.items()}})
+        return repr({**self._saved, **{key: held[-1].value for key, held in self._held.items()}})
 
     def save_if_changed(self) -> None:
         """Save what was changed inside the values."""
-        if self._changed_inside():
-            self._apply({}, set())
-
-    def _changed_inside(self) -> dict[str, Any]:
         with self._lock:
-            given_out = list(self._given_out.items())
-        return {key: value for key, (value, before) in given_out if _fingerprint(value) != before}
+            if any(each.changed() for held in self._held.values() for each in held):
+                self._apply({}, set())
 
     def _apply(self, changed: dict[str, Any], gone: set[str]) -> None:
         """Save changes, and what was changed inside other values; an error changes nothing."""
         with self._lock:
-            inside = {key: each for key, each in self._changed_inside().items() if key not in gone}
-            changed = {**inside, **changed}
-            before, self._saved = self._saved, self._change(changed, gone)
-            for key in [key for key in self._given_out if key not in changed]:
-                if key not in self._saved or self._saved[key] is not before.get(key):
-                    del self._given_out[key]  # another step changed it, or it is gone
-            for key, value in changed.items():
-                if type(value) in _WHOLE:
-                    self._given_out.pop(key, None)
-                else:  # an object that the task has in hand stays the one that is compared
-                    self._given_out[key] = (value, _fingerprint(value))
+            current = self._load()
+            merged: dict[str, Any] = {}
+            changes: list[tuple[_Held, object]] = []
+            for key, held in self._held.items():
+                if key in changed or key in gone:
+                    continue
+                for each in [each for each in held if each.changed()]:
+                    theirs = merged.get(key, current.get(key, each.before))
+                    merged[key] = merge(each.before, each.value, theirs)
+                    changes.append((each, copy.deepcopy(each.value)))
+            self._saved = self._change({**merged, **changed}, gone)
+            for each, before in changes:
+                each.now_is(before)
+            self._hold_again(merged, changed, gone)
+
+    def _hold_again(self, merged: dict[str, Any], changed: dict[str, Any], gone: set[str]) -> None:
+        """Note what the task has in hand after a save."""
+        for key in (*changed, *gone):
+            self._held.pop(key, None)  # what it had of them is no part of the memory any more
+        for key, value in changed.items():
+            if type(value) not in _WHOLE:
+                self._held[key] = [_Held(value, self._saved[key])]
+        for key in merged:
+            newest = self._held[key][-1]
+            if newest.is_like(self._saved[key]):  # nobody else changed it: it stays the one to read
+                newest.saved = self._saved[key]
+
+
+class _Held:
+    """A value that a task has in hand: how it was when it was last saved or read, and from what."""
+
+    __slots__ = ("_mark", "before", "saved", "value")
+
+    def __init__(self, value: Any, saved: object) -> None:
+        self.value = value
+        #: What it was saved as, or read from; not to be changed.
+        self.saved = self.before = saved
+        self._mark = _fingerprint(value)
+
+    def changed(self) -> bool:
+        """Return whether it was changed inside."""
+        return _fingerprint(self.value) != self._mark
+
+    def now_is(self, before: object) -> None:
+        """Note that it was saved as it is; later changes count from here."""
+        self.before, self._mark = before, _fingerprint(before)
+
+    def is_like(self, saved: object) -> bool:
+        """Return whether a value is the same as this one."""
+        return _fingerprint(saved) == self._mark
+
+
+def merge(before: Any, mine: Any, theirs: Any) -> Any:
+    """Return ``theirs`` with the changes that were made from ``before`` to ``mine``.
+
+    What was added at the end of a list is added at the end of theirs; members of a dictionary and
+    of a set are added, changed and removed one by one, and merged themselves. Where that is not
+    possible, because both replaced a value or changed a list in its middle, mine counts.
+    """
+    if theirs is before or _same(theirs, before):
+        return mine
+    if _same(mine, before):
+        return theirs
+    kinds = {type(before), type(mine), type(theirs)}
+    if kinds == {dict}:
+        return _merge_dicts(before, mine, theirs)
+    if kinds == {set}:
+        return (theirs - (before - mine)) | (mine - before)
+    if kinds == {list}:
+        return _merge_lists(before, mine, theirs)
+    return mine
+
+
+def _merge_dicts(
+    before: dict[Any, Any], mine: dict[Any, Any], theirs: dict[Any, Any]
+) -> dict[Any, Any]:
+    removed = before.keys() - mine.keys()
+    merged = {key: value for key, value in theirs.items() if key not in removed}
+    for key, value in mine.items():
+        if key in before and key in theirs:
+            merged[key] = merge(before[key], value, theirs[key])
+        elif key in theirs:  # both added it: as if it had been there, and empty
+            merged[key] = merge(
+                type(value)() if type(value) in _PARTS else None, value, theirs[key]
+            )
+        elif key not in before or not _same(value, before[key]):
+            merged[key] = value
+    return merged
+
+
+def _merge_lists(before: list[Any], mine: list[Any], theirs: list[Any]) -> list[Any]:
+    count = len(before)
+    if _same(mine[:count], before):
+        return [*theirs, *mine[count:]]
+    if _same(theirs[:count], before):
+        return [*mine, *theirs[count:]]
+    if len(mine) < count or len(theirs) < count:
+        return mine
+    starts = [merge(*each) for each in zip(before, mine, theirs, strict=False)]
+    return [*starts, *theirs[count:], *mine[count:]]
+
+
+def _same(one: object, other: object) -> bool:
+    return _fingerprint(one) == _fingerprint(other)
 
 
 def _fingerprint(value: object) -> object:

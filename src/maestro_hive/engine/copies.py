@@ -6,10 +6,12 @@ fencing number first, so that a process which was taken over cannot pass off its
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import DocumentCorruptError, FolderError, MaestroError
@@ -19,7 +21,7 @@ from maestro_hive.maestro.state.checkpoint import CheckpointManager
 from maestro_hive.maestro.state.run_document import RunCopy, RunText, read_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from maestro_hive.engine.config import StateConfig, StateFolders
@@ -82,7 +84,8 @@ class RunCopies:
         if files.is_link(path.parent):
             raise FolderError(path.parent, "is a symbolic link; a run is not read through it")
         try:
-            body = documents.unseal(files.read_whole(path), KIND, str(path))
+            file = files.open_file(path, documents.MAX_DOCUMENT_BYTES)
+            body = documents.unseal(file, KIND, str(path), lazy=True)
             return self._checked(str(path), body.get("run"))
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -109,15 +112,11 @@ def has_copies(folders: StateFolders, run_id: str) -> bool:
     if not folders.persistent:
         return False
     files.check_identifier(run_id, "workflow id")
-    return (folders.state / "runs" / run_id).exists() or (folders.checkpoints / run_id).exists()
+    places = f"{folders.state}/runs/{run_id}", f"{folders.checkpoints}/{run_id}"
+    return any(map(os.path.exists, places))
 
 
 # --- in the background -----------------------------------------------------------------------------
-
-
-class _Job(NamedTuple):
-    store: Store
-    write: Callable[[], None]
 
 
 class Copier:
@@ -125,82 +124,142 @@ class Copier:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._jobs: dict[tuple[int, str], _Job] = {}
+        #: What is to be called for each run, and from when on.
+        self._jobs: dict[tuple[Store, str], tuple[float, Callable[[], None]]] = {}
         self._thread: threading.Thread | None = None
-        self._writing: Store | None = None
+        #: Until when the thread waits for a job; before that, only a flush ends its wait.
+        self._waits_until = float("-inf")
+        #: The run whose copy is being written, and those of which nothing is to be written now.
+        self._writing: tuple[Store, str] | None = None
+        self._paused: list[tuple[Store, str]] = []
+        #: The stores whose copies are waited for: they come first, and without a rest.
+        self._flushed: list[Store] = []
+        #: The errors of copies that were not written since, until ``flush`` raises them.
+        self._failed: dict[tuple[Store, str], Exception] = {}
 
-    def request(self, store: Store, run_id: str, write: Callable[[], None]) -> None:
-        """Have ``write`` called soon; a later request for the same run takes its place."""
+    def request(
+        self, store: Store, run_id: str, write: Callable[[], None], at: float = 0.0
+    ) -> None:
+        """Have ``write`` called soon, or at a time; a later request for the run takes its place."""
         with self._condition:
-            self._jobs[id(store), run_id] = _Job(store, write)
+            self._jobs[store, run_id] = at, write
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._serve, name="maestro-copies", daemon=True
                 )
                 self._thread.start()
-            self._condition.notify_all()
+            if at < self._waits_until:
+                self._condition.notify_all()
+
+    def withdraw(self, store: Store, run_id: str, write: Callable[[], None]) -> None:
+        """Do not call ``write`` any more, unless it is being called."""
+        with self._condition:
+            if self._jobs.get((store, run_id), (0.0, None))[1] == write:
+                del self._jobs[store, run_id]
+                self._condition.notify_all()
+
+    @contextlib.contextmanager
+    def paused(self, store: Store, run_id: str) -> Iterator[None]:
+        """Wait for what is being written of a run, and write nothing of it in this block."""
+        job = store, run_id
+        with self._condition:
+            self._paused.append(job)
+            self._condition.wait_for(lambda: self._writing != job)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._paused.remove(job)
+                self._condition.notify_all()
 
     def flush(self, store: Store, seconds: float = _EXIT_SECONDS) -> None:
-        """Write what was requested for this store now; what takes longer than that is left out."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            with self._condition:
-                # First what is being written: an older copy of a run must not replace a newer one.
-                left = until - time.monotonic()
-                self._condition.wait_for(lambda: self._writing is None, left)
-                place = next((key for key, job in self._jobs.items() if job.store is store), None)
-                if place is None or self._writing is not None:
-                    return
-                job = self._jobs.pop(place)
-                self._writing = store
-            self._finish(job)
+        """Return when what was requested for this store is written; what takes longer is left out.
+
+        Raises the error of a copy that was not written, then or before.
+        """
+
+        def waiting() -> list[tuple[Store, str]]:
+            return [job for job in self._jobs if job[0] is store]
+
+        def writing() -> bool:
+            return self._writing is not None and self._writing[0] is store
+
         with self._condition:
-            late = [key for key, job in self._jobs.items() if job.store is store]
-            for key in late:
-                del self._jobs[key]
+            self._flushed.append(store)
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: not (writing() or waiting()), seconds)
+            self._flushed.remove(store)
+            late = waiting()
+            for job in late:
+                del self._jobs[job]
+            failed = [self._failed.pop(job) for job in list(self._failed) if job[0] is store]
         if late:
             logger.warning(
                 "%s: %d runs have no new JSON copy, for want of time; the journal has them",
                 store.location,
                 len(late),
             )
+        if failed:
+            raise failed[0]
 
     def flush_all(self) -> None:
         """Write what was requested, at the end of the process."""
         with self._condition:
-            stores = {id(job.store): job.store for job in self._jobs.values()}
+            stores = {store for store, _ in self._jobs}
             if self._writing is not None:
-                stores[id(self._writing)] = self._writing
-        for store in stores.values():
-            self.flush(store)
-
-    def _finish(self, job: _Job) -> None:
-        """Write a copy, the only one at this time."""
-        try:
-            job.write()
-        except (MaestroError, OSError) as error:
-            logger.error("a copy could not be written: %s", error)  # noqa: TRY400 - one sentence
-        except Exception:
-            logger.exception("a copy could not be written")  # and the next ones are
-        finally:
-            with self._condition:
-                self._writing = None
-                self._condition.notify_all()
+                stores.add(self._writing[0])
+        for store in stores:
+            with contextlib.suppress(MaestroError, OSError):  # it was logged
+                self.flush(store)
 
     def _serve(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._jobs and self._writing is None)
-                place = next(iter(self._jobs))
-                job = self._jobs.pop(place)
-                self._writing = job.store
+                job = self._next_job()
+                _, write = self._jobs.pop(job)
+                self._writing = job
             started = time.monotonic()
-            self._finish(job)
-            del job
-            time.sleep((time.monotonic() - started) * _REST_FACTOR)
+            error = _write(write)
+            with self._condition:
+                if error is None:
+                    self._failed.pop(job, None)
+                else:
+                    self._failed[job] = error
+                del job, write, error
+                self._writing = None
+                self._condition.notify_all()
+                rest = (time.monotonic() - started) * _REST_FACTOR
+                self._condition.wait_for(lambda: self._flushed, rest)
+
+    def _next_job(self) -> tuple[Store, str]:
+        """Wait for the next job, and return it: what is flushed comes first, and at once."""
+        while True:
+            first = min(
+                (job for job in self._jobs if job not in self._paused),
+                key=lambda job: (job[0] not in self._flushed, self._jobs[job][0]),
+                default=None,
+            )
+            at = float("inf") if first is None else self._jobs[first][0]
+            left = at - time.monotonic()
+            if first is not None and (left <= 0 or first[0] in self._flushed):
+                return first
+            self._waits_until = at
+            self._condition.wait(min(left, threading.TIMEOUT_MAX))
+            self._waits_until = float("-inf")
+
+
+def _write(write: Callable[[], None]) -> Exception | None:
+    """Write a copy; return the error if it was not written, and the next ones are."""
+    try:
+        write()
+    except (MaestroError, OSError) as error:
+        logger.error("a copy could not be written: %s", error)  # noqa: TRY400 - one sentence
+        return error
+    except Exception as error:
+        logger.exception("a copy could not be written")
+        return error
+    return None
 
 
 copier = PerProcess(Copier)
-
-
 run_at_exit(1, lambda: copier().flush_all())

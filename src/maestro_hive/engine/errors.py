@@ -7,6 +7,8 @@ MaestroError                     (``kernel.errors``: the root of all errors of t
     ├── HelpNeeded               both levels gave up: a person has to decide
     ├── CircuitBreakerOpen       too many failures in a row: nothing was called
     ├── TokenBudgetExceeded      the token budget is used up: another attempt would use more
+    │   ├── BudgetExceeded       the same, of a budget that all processes share: raise its limit
+    │   └── UnpricedModel        a limit in money, and a model of which nobody knows the price
     └── GovernanceViolation      a policy forbids it: another attempt is forbidden too
 
 Every argument is an attribute. The errors can be copied and pickled, so a worker process can return
@@ -52,6 +54,9 @@ class FailureReport:
 
 class ExecutionException(MaestroError):  # noqa: N818 - existing callers catch it by this name
     """Something went wrong while a task was executed."""
+
+    #: One that is made again from a record may lack its own.
+    message: str = ""
 
     def __init__(self, message: str, context: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -108,6 +113,14 @@ class RecoverableError(ExecutionException):
             yield f"retry after {self.retry_after:g} s"
 
 
+def _reported(report: FailureReport, message: str) -> Iterator[str]:
+    """Yield what a report adds to a message: its category and details, unless that has them."""
+    if not report.details or report.details not in message:
+        yield f"{report.error_category}: {report.details}"
+    elif report.error_category != "UNKNOWN":
+        yield str(report.error_category)
+
+
 class UnrecoverableError(ExecutionException):
     """Level 1 gave up: all its attempts failed, or the error is one that is not retried.
 
@@ -131,7 +144,7 @@ class UnrecoverableError(ExecutionException):
         if self.original_error is not None:
             yield _describe(self.original_error)
         elif isinstance(self.failure_report, FailureReport):
-            yield f"{self.failure_report.error_category}: {self.failure_report.details}"
+            yield from _reported(self.failure_report, text_of(self.message))
 
 
 class HelpNeeded(ExecutionException):
@@ -162,7 +175,7 @@ class HelpNeeded(ExecutionException):
         if self.total_attempts:
             yield "1 attempt" if self.total_attempts == 1 else f"{self.total_attempts} attempts"
         if isinstance(self.failure_report, FailureReport):
-            yield f"{self.failure_report.error_category}: {self.failure_report.details}"
+            yield from _reported(self.failure_report, text_of(self.message))
         if self.jira_ticket is not None:
             yield f"ticket {self.jira_ticket}"
         if self.suggested_actions:
@@ -207,6 +220,78 @@ class TokenBudgetExceeded(ExecutionException):
     def _facts(self) -> Iterator[str]:
         yield f"persona {self.persona_id}"
         yield f"{self.tokens_used:,} of {self.budget_limit:,} tokens used"
+
+
+class BudgetExceeded(TokenBudgetExceeded):
+    """A budget that all processes share has no room for a call; it has once its limit is raised.
+
+    ``account`` says which, as in ``persona:architect``; ``used`` and ``limit`` are in tokens, or as
+    ``unit`` says in millionths of a US dollar. ``lost`` of it was reserved by processes that died.
+    After ``retry_in`` seconds there is room by itself, if that is known.
+    """
+
+    def __init__(
+        self,
+        account: str,
+        unit: str,
+        *,
+        used: int,
+        limit: int,
+        lost: int = 0,
+        amount: int = 0,
+        persona_id: str = "",
+        retry_in: float | None = None,
+    ) -> None:
+        scope, _, name = account.partition(":")
+        show = _tokens if unit == "tokens" else _dollars
+        gone = f", {show(lost)} reserved by processes that died" if lost else ""
+        wanted = f"; a call may take {show(amount)}" if amount > 1 else ""
+        ways = [f"raise it by `maestro budget raise {scope} {name} --{unit} N`"]
+        if lost:
+            ways.append("release what was lost by `maestro budget release`")
+        super().__init__(
+            f"the budget of {scope} {name!r} is used up: {show(used)} of {show(limit)} spent"
+            f"{gone}{wanted}. To go on, {' or '.join(ways)}",
+            persona_id,
+            used,
+            limit,
+        )
+        self.account = account
+        self.unit = unit
+        self.used = used
+        self.limit = limit
+        self.lost = lost
+        self.retry_in = retry_in
+
+    def _facts(self) -> Iterator[str]:
+        return iter(())
+
+
+def _tokens(amount: int) -> str:
+    return f"{amount:,} tokens"
+
+
+def _dollars(amount: int) -> str:
+    return f"{amount / 1e6:,.6f} USD"
+
+
+class UnpricedModel(TokenBudgetExceeded):
+    """A step under a limit in money uses a model without a price: what it spends cannot be counted."""
+
+    def __init__(self, step: str, persona_id: str, model: str) -> None:
+        which = f"the model {model!r}" if model else "an unknown model (the option model= names it)"
+        super().__init__(
+            f"step {step!r} is under a limit in money and uses {which}, which has no price; give it"
+            " one (Hive(prices=…)), give the step a max_usd, or count its cost by spend(usd=…)",
+            persona_id,
+            0,
+            0,
+        )
+        self.step = step
+        self.model = model
+
+    def _facts(self) -> Iterator[str]:
+        return iter(())
 
 
 class GovernanceViolation(ExecutionException):
@@ -265,20 +350,20 @@ def parts_of(error: BaseException) -> Iterator[BaseException]:
 # that are decoded again.
 
 
-def _plain(value: object, inside: tuple[int, ...] = ()) -> Any:
+def plain(value: object, inside: tuple[int, ...] = ()) -> Any:
     """Return ``value`` as plain JSON; ``inside`` are the containers around it."""
     if id(value) in inside or len(inside) > _MAX_DEPTH:
         return "…"
     within = (*inside, id(value))
     match value:
         case Enum():
-            return _plain(value.value, within)
+            return plain(value.value, within)
         case FailureReport() | ExecutionException():
             return _plain_parts(value, within)
         case Mapping():
-            return {_plain_key(key): _plain(part, within) for key, part in value.items()}
+            return {_plain_key(key): plain(part, within) for key, part in value.items()}
         case list() | tuple() | AbstractSet():
-            return [_plain(part, within) for part in value]
+            return [plain(part, within) for part in value]
         case _:
             return _plain_leaf(value)
 
@@ -303,13 +388,13 @@ def _plain_parts(
     value: FailureReport | ExecutionException, within: tuple[int, ...]
 ) -> dict[str, Any]:
     if isinstance(value, FailureReport):
-        return {part.name: _plain(getattr(value, part.name), within) for part in fields(value)}
-    return {name: _plain(part, within) for name, part in vars(value).items() if name[0] != "_"}
+        return {part.name: plain(getattr(value, part.name), within) for part in fields(value)}
+    return {name: plain(part, within) for name, part in vars(value).items() if name[0] != "_"}
 
 
 def _plain_key(key: object) -> str:
-    plain = _plain(key)
-    return plain if isinstance(plain, str) else repr(plain)
+    made = plain(key)
+    return made if isinstance(made, str) else repr(made)
 
 
 def _describe(error: object) -> str:

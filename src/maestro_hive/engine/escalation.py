@@ -8,13 +8,13 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from maestro_hive.engine.config import ErrorCategory
 from maestro_hive.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from maestro_hive.engine.errors import FailureReport
     from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult
@@ -54,12 +54,7 @@ class JiraClient(Protocol):
     """Creates tickets."""
 
     async def create_ticket(
-        self,
-        project_key: str,
-        summary: str,
-        description: str,
-        issue_type: str,
-        labels: list[str],
+        self, project_key: str, summary: str, description: str, issue_type: str, labels: list[str]
     ) -> str:
         """Create a ticket and return its key."""
         ...
@@ -68,9 +63,12 @@ class JiraClient(Protocol):
 class JiraEscalation:
     """Creates one ticket per failure, through a client."""
 
-    def __init__(self, client: JiraClient, project_key: str, issue_type: str = "Bug") -> None:
-        self._create_ticket: Any = checked(client, "create_ticket", "jira_client")
+    def __init__(
+        self, client: JiraClient, project_key: str, base_url: str = "", issue_type: str = "Bug"
+    ) -> None:
+        self._create_ticket = checked(client, "create_ticket", "jira_client")
         self._project_key = project_key
+        self._base_url = base_url
         self._issue_type = issue_type
 
     async def escalate(self, case: EscalationCase) -> str | None:
@@ -88,10 +86,21 @@ class JiraEscalation:
             raise TypeError(f"create_ticket returned {key!r}, and must return the ticket's key")
         return key
 
+    def address_of(self, key: str) -> str | None:
+        """Return where people find a ticket; None if the address of Jira is not known."""
+        return f"{self._base_url}/browse/{key}" if self._base_url else None
 
-def checked(thing: object, method: str, name: str) -> Any:
+
+def address_of(escalation: Escalation, reference: str | None) -> str | None:
+    """Return where people find what an escalation made, if that is a ticket with an address."""
+    if reference is None or not isinstance(escalation, JiraEscalation):
+        return None
+    return escalation.address_of(reference)
+
+
+def checked(thing: object, method: str, name: str) -> Callable[..., object]:
     """Return the method ``method`` of ``thing``; raise if there is none."""
-    found = getattr(thing, method, None)
+    found: object = getattr(thing, method, None)
     if not callable(found):
         kind = type(thing).__name__
         raise ConfigurationError(
@@ -140,7 +149,8 @@ def describe(
 
 
 def _attempt_line(attempt: ExecutionAttempt) -> str:
-    when = attempt.started_at.strftime("%Y-%m-%d %H:%M:%S UTC")
+    started = attempt.started_at
+    when = started.strftime("%Y-%m-%d %H:%M:%S UTC") if started is not None else "not started"
     error = f"{attempt.error_type}: {attempt.error_message}" if attempt.error_type else ""
     took = f"{attempt.duration_seconds:.1f} s"
     head = f"Attempt {attempt.attempt_number}, {when}, {took}: {attempt.status.value}"
@@ -167,6 +177,7 @@ _ADVICE = {
     ErrorCategory.TIMEOUT: "increase timeout_seconds, or give the step less work",
     ErrorCategory.API_ERROR: "check that the remote service is available and the credentials are valid",
     ErrorCategory.RATE_LIMIT: "wait, or execute fewer steps at the same time: the remote service limits the rate",
+    ErrorCategory.TOKEN_BUDGET: "raise the token budget, or give the step less work",
     ErrorCategory.RESOURCE_ERROR: "free resources: memory, disk space, open files or processes are exhausted",
     ErrorCategory.UNKNOWN: "check the error of the last attempt",
 }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
+import contextlib
 import copy
-import textwrap
 import traceback
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from maestro_hive.engine import retry_policy
@@ -15,20 +13,19 @@ from maestro_hive.engine.config import ErrorCategory
 from maestro_hive.engine.errors import (
     FailureReport,
     HelpNeeded,
-    RecoverableError,
     TokenBudgetExceeded,
     UnrecoverableError,
     parts_of,
     text_of,
     writable,
 )
+from maestro_hive.engine.recorded_errors import error_tree, is_hidden
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from maestro_hive.engine.healing import Healing
     from maestro_hive.engine.retry_policy import Decision
 
 ErrorT = TypeVar("ErrorT", bound=BaseException)
@@ -52,15 +49,11 @@ _OURS = (
     "maestro_hive.kernel",
     "asyncio",
 )
-#: Whose frames are removed from a traceback.
-_HIDDEN = ("maestro_hive", "asyncio")
 #: How many causes of an error are treated.
 _MAX_CHAIN = 50
-#: What Python source starts with.
-_SOURCE = ("def ", "class ", "import ", "from ")
 
 
-class Failure(NamedTuple):
+class AttemptEnd(NamedTuple):
     """What is recorded of an attempt that ended without a result."""
 
     status: ExecutionStatus
@@ -70,40 +63,50 @@ class Failure(NamedTuple):
     reason: str
     wait: float | None = None
     final: bool = False
-    healed: bool = False
-    healing_error: str | None = None
-    #: What a healer has to say to the next attempt.
-    feedback: str | None = None
+    #: What healers are asked about: type, fingerprint, place.
+    diagnosis: Mapping[str, Any] | None = None
+    #: Whether the task was stopped while it was executed, so that it may have had its effect.
+    ambiguous: bool = False
+    #: Whether a person is asked if it had.
+    asked: bool = False
+    #: How much of the wait is left after a repair.
+    least_wait: float = 0.0
 
 
-def failed_attempt(facts: dict[str, Any], decision: Decision, healing: Healing) -> Failure:
+def failed_attempt(
+    facts: dict[str, Any], decision: Decision, diagnosis: Mapping[str, Any] | None = None
+) -> AttemptEnd:
     """Return what is recorded of an attempt that failed."""
-    return Failure(
+    return AttemptEnd(
         status=ExecutionStatus.RETRYING if decision.retry else ExecutionStatus.FAILED,
         counts=True,
         error=facts,
         reason=decision.reason,
-        wait=decision.wait if decision.retry and not healing.fixed else None,
+        wait=decision.wait if decision.retry else None,
         final=not decision.retry,
-        healed=healing.fixed,
-        healing_error=healing.error,
-        feedback=healing.feedback,
+        diagnosis=diagnosis,
+        least_wait=decision.least,
     )
 
 
-def ended_attempt(error: BaseException, status: ExecutionStatus, *, counts: bool) -> Failure:
+def ended_attempt(
+    error: BaseException, status: ExecutionStatus, *, counts: bool, ambiguous: bool = False
+) -> AttemptEnd:
     """Return what is recorded of an attempt whose error is raised as it is."""
-    return Failure(status, counts, error_facts(error), "it is not retried")
+    facts = error_facts(error)
+    return AttemptEnd(status, counts, facts, "it is not retried", ambiguous=ambiguous)
 
 
 # --- errors --------------------------------------------------------------------------------------
 
 
 def error_facts(error: BaseException) -> dict[str, Any]:
-    """Return an error as plain JSON, also one that cannot print itself."""
+    """Return an error as plain JSON, also one that cannot print itself.
+
+    ``exception`` is what ``recorded_errors.make_error`` makes the error of again.
+    """
     cause = error.original_error if isinstance(error, UnrecoverableError) else None
-    kind = type(error).__name__
-    message = text_of(error) or kind
+    kind, message = _kind_and_message(error)
     classified = cause if isinstance(cause, BaseException) else error
     category = retry_policy.classify(classified) if isinstance(error, Exception) else "UNKNOWN"
     try:
@@ -113,11 +116,17 @@ def error_facts(error: BaseException) -> dict[str, Any]:
         trace = message
     facts = {
         "type": kind,
-        "message": message[:_MESSAGE_LENGTH],
+        "message": message,
         "category": str(category),
         "traceback": writable(trace)[-_TRACEBACK_LENGTH:],
+        "exception": error_tree(error),
     }
     return {**facts, "recoverable": False} if is_unrecoverable(error) else facts
+
+
+def _kind_and_message(error: BaseException) -> tuple[str, str]:
+    kind = type(error).__name__
+    return kind, (text_of(error) or kind)[:_MESSAGE_LENGTH]
 
 
 def _own_frames(error: BaseException) -> TracebackType | None:
@@ -174,33 +183,21 @@ def status_of(error: BaseException) -> ExecutionStatus:
 
 def plain_text(error: BaseException) -> str:
     """Return ``Type: message``, also of an error that cannot print itself."""
-    facts = error_facts(error)
-    kind, message = facts["type"], facts["message"]
+    kind, message = _kind_and_message(error)
     return kind if message == kind else f"{kind}: {message}"
+
+
+def note_broken(option: str, error: Exception, broken: Exception) -> None:
+    """Say in the task's error, which the caller gets, that a function of its options failed."""
+    with contextlib.suppress(Exception):  # an error of the user's making
+        note = f"the function given as {option} failed: {plain_text(broken)}"
+        BaseException.add_note(error, note)
 
 
 def original_of(error: Exception | None) -> Exception | None:
     """Return the error that level 1 gave up over, if it names one."""
     found: object = error.original_error if isinstance(error, UnrecoverableError) else None
     return found if isinstance(found, Exception) else None
-
-
-def check_source(output: str) -> None:
-    """Raise if a result is Python source that does not parse."""
-    if not output.lstrip().startswith(_SOURCE):
-        return
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are about the result's source, not the user's
-            ast.parse(textwrap.dedent(output))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None)
-        where = f" in line {line}" if line else ""
-        raise RecoverableError(
-            f"the result is Python source that does not parse{where}: {error}",
-            error_category=ErrorCategory.SYNTAX.value,
-            line_number=line,
-        ) from error
 
 
 # --- attempts as plain data ----------------------------------------------------------------------
@@ -240,7 +237,8 @@ def attempt_line(attempt: ExecutionAttempt) -> str:
     what = attempt.status.value
     if attempt.error_message is not None:
         what = f"{what}: {attempt.error_type}: {attempt.error_message}"
-    return f"attempt {attempt.attempt_number} at {attempt.started_at.isoformat()}: {what}"
+    when = f" at {attempt.started_at.isoformat()}" if attempt.started_at is not None else ""
+    return f"attempt {attempt.attempt_number}{when}: {what}"
 
 
 def last_error(attempts: list[ExecutionAttempt]) -> dict[str, Any]:
@@ -312,7 +310,7 @@ def _own_lines(trace: TracebackType | None) -> TracebackType | None:
     first = last = None
     while trace is not None:
         following = trace.tb_next
-        if not _is_hidden(trace):
+        if not is_hidden(trace.tb_frame):
             if last is None:
                 first = trace
             else:
@@ -322,8 +320,3 @@ def _own_lines(trace: TracebackType | None) -> TracebackType | None:
     if last is not None:
         last.tb_next = None
     return first
-
-
-def _is_hidden(trace: TracebackType) -> bool:
-    name = str(trace.tb_frame.f_globals.get("__name__", ""))
-    return name.partition(".")[0] in _HIDDEN

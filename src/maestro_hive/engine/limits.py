@@ -9,7 +9,13 @@ is one more lease, ``semaphore/NAME/next``: its holder has the next permit that 
 others return to the store what their tasks release, and try to be next, with pauses and jitter. So
 a process with a thousand tasks leaves permits to one with a single task.
 
-The starts under a rate limit are a document of the store, changed in one transaction.
+A permit belongs to a body until that has really ended. A thread that goes on when its attempt is over
+keeps it, and so do the end of its run and the closing of its hive: it is released by the thread's
+end, or by the death of the process.
+
+The starts under a rate limit are a document of the store, changed in one transaction. A start is
+counted as late as it may be: some time ahead, for what is to be done before the body is called. One
+that is later still is not called, and counted again. So what is counted is the call of the body.
 """
 
 from __future__ import annotations
@@ -19,37 +25,33 @@ import contextlib
 import random
 import threading
 import time
-from collections import OrderedDict
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote
 
 from maestro_hive.engine import settings, values
-from maestro_hive.engine.rates import Counted, Moment, Rate, RateLog, count_start
+from maestro_hive.engine.rates import Counted, Rate, RateLog, Starts, count_start
 from maestro_hive.engine.shared import shared
-from maestro_hive.kernel.clock import Wait
-from maestro_hive.kernel.errors import (
-    CodecError,
-    DocumentCorruptError,
-    RunLeasedError,
-    StorageError,
-    StoreBusyError,
-)
-from maestro_hive.kernel.threads import threads
-from maestro_hive.maestro.state import codec
+from maestro_hive.kernel.clock import Moment, Wait
+from maestro_hive.kernel.errors import RunLeasedError, StorageError, StoreBusyError
+from maestro_hive.kernel.process import threads
+from maestro_hive.maestro.state.records import permit_lease
+from maestro_hive.maestro.state.shared_records import SharedRecords
+from maestro_hive.maestro.state.stores import close_store, share_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from maestro_hive.maestro.state.codec import Json
     from maestro_hive.maestro.state.records import Lease
     from maestro_hive.maestro.state.store import Store
 
 ResultT = TypeVar("ResultT")
 
-#: The documents of rate limits.
-NAMESPACE = "$limits"
+#: The recent starts under each rate limit.
+RATE_LOGS = SharedRecords("$limits", RateLog.to_json, RateLog.from_json)
 
 #: The pauses of the process that is next. They grow: a permit is unused for a tenth of the time that
 #: was waited anyway.
@@ -66,12 +68,17 @@ _TAKEOVERS = 8
 #: How often a release is tried while the store is busy, each time for as long as the store waits.
 _RELEASE_ATTEMPTS = 20
 
-#: What is counted starts a moment later, and a little more or less later each time. So windows are
-#: longer than configured by this part of them, and by no more than these seconds.
-_GRACE_PART = 0.02
-_GRACE_MAX = 0.1
-#: How often a start is counted again because writing it took too long: a slow disk stays slow.
-_RECOUNTS = 3
+#: How long after it was counted a body may be called: a part of the window, and these seconds at
+#: least and at most. A start that is late is given twice as long; so are the next ones where twice is
+#: not enough, and it shrinks by so much with each of them.
+_AHEAD_PART = 0.025
+_AHEAD_MIN = 0.005
+_AHEAD_MAX = 0.1
+_AHEAD_SHRINKS = 0.95
+#: How long the call itself may take, from the last look at the clock to the body's first line.
+_CALL_PART = 0.025
+_CALL_MIN = 0.005
+_CALL_MAX = 0.1
 #: Processes that wait for the same moment ask a little apart.
 _JITTER_PART = 0.01
 _JITTER_MAX = 0.02
@@ -91,24 +98,53 @@ class Limit:
         self._semaphore = shared(store, Semaphore, name, Semaphore)
         self._rate_limit = shared(store, RateLimit, name, RateLimit)
 
-    async def enter(self, step: object) -> Callable[[], None] | None:
-        """Return when one more may start, with what is to be called when it has ended, if anything.
+    async def enter(self, step: object) -> Entered | None:
+        """Return when one more may start, with what holds its place; None if nothing is limited.
 
-        It holds no thread while it waits, and may be cancelled at any moment. Start right after
-        it: the moment counts as the start. If the process dies, it has ended.
+        It holds no thread while it waits, and may be cancelled at any moment. If the process dies,
+        what has entered has ended.
         """
         del step  # the limit is the same for every call
-        release = None
+        permit = start = None
         if self.max_concurrency is not None:
-            release = await self._semaphore.acquire(self.max_concurrency)
+            permit = await self._semaphore.acquire(self.max_concurrency)
         if self.rate is not None:
             try:
-                await self._rate_limit.acquire(self.rate)
+                start = await self._rate_limit.acquire(self.rate)
             except BaseException:
-                if release is not None:
-                    release()
+                if permit is not None:
+                    permit.release()
                 raise
-        return release
+        return None if permit is None and start is None else Entered(permit, start)
+
+
+class Entered:
+    """One that has entered a limit: its permit and its counted start, as far as it needs them."""
+
+    def __init__(self, permit: Permit | None, start: CountedStart | None) -> None:
+        self._permit = permit
+        self._start = start
+
+    def is_current(self) -> bool:
+        """Return whether its body may be called this very moment."""
+        permit, start = self._permit, self._start
+        return (permit is None or permit.is_current()) and (start is None or start.is_current())
+
+    async def renew(self) -> None:
+        """Return when its body may be called after all: a process may have been stopped for long."""
+        if self._permit is not None and not self._permit.is_current():
+            self._permit = await self._permit.renewed()
+        if self._start is not None and not self._start.is_current():
+            self._start = await self._start.renewed()
+
+    def leave(self) -> None:
+        """Note that its body has ended; from any thread, at any time, and more than once."""
+        if self._permit is not None:
+            self._permit.release()
+
+    def outlive(self) -> Json:
+        """Let the permit be held by a body that goes on; return by what lease, for people to see."""
+        return None if self._permit is None else self._permit.outlive()
 
 
 class _Queue:
@@ -116,7 +152,7 @@ class _Queue:
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
-        self._turns: OrderedDict[Future[None], None] = OrderedDict()
+        self._turns: deque[Future[None]] = deque()
         self._occupied = False
 
     async def __aenter__(self) -> None:
@@ -125,14 +161,11 @@ class _Queue:
                 self._occupied = True
                 return
             turn: Future[None] = Future()
-            self._turns[turn] = None
+            self._turns.append(turn)
         try:
             await asyncio.wrap_future(turn)
         except BaseException:
-            with self._mutex:
-                self._turns.pop(turn, None)
-                has_turn = not turn.cancel()
-            if has_turn:  # it was given at the very moment of the cancellation
+            if not turn.cancel():  # it was given at the very moment of the cancellation
                 self._leave()
             raise
 
@@ -142,7 +175,7 @@ class _Queue:
     def _leave(self) -> None:
         with self._mutex:
             while self._turns:
-                turn, _ = self._turns.popitem(last=False)
+                turn = self._turns.popleft()
                 if turn.set_running_or_notify_cancel():
                     turn.set_result(None)
                     return
@@ -152,12 +185,37 @@ class _Queue:
 # --- so many at once -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Permit:
+@dataclass(slots=True, eq=False)
+class Permit:
     """A permit that one task of this process has; the next task gets another of these objects."""
 
+    semaphore: Semaphore
     number: int
+    #: As it was last read: until it expires, no other process can take it over.
     lease: Lease
+    #: Of how many permits it is one.
+    count: int
+    #: Whether a body holds it that goes on after its attempt; and then has the store open.
+    outlives: bool = False
+    opened: bool = False
+
+    def is_current(self) -> bool:
+        """Return whether it is certain that no other process has it by now."""
+        return self.semaphore.clock.awake_seconds() < self.lease.expires
+
+    async def renewed(self) -> Permit:
+        """Return it if it is still this task's, or when another one is."""
+        return await self.semaphore.renewed(self)
+
+    def release(self) -> None:
+        """Let the next one have it; from any thread, at any time, and more than once."""
+        self.semaphore.release(self)
+
+    def outlive(self) -> Json:
+        """Keep it until its body ends, even if the run and the hive end before; return its lease."""
+        self.semaphore.let_outlive(self)
+        lease = self.lease
+        return {"lease": lease.name, "fence": lease.fence, "holder": lease.holder.id}
 
 
 class Semaphore:
@@ -165,14 +223,15 @@ class Semaphore:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
-        self._prefix = f"semaphore/{quote(name, safe='')}"
+        self.clock = store.clock
+        self._name = partial(permit_lease, name)
         self._queue = _Queue()
         self._mutex = threading.RLock()
         #: The permits of this process, by number; None while one is being returned to the store.
         #: The store is not asked about them: a lease in memory expires while its process lives.
-        self._held: dict[int, _Permit | None] = {}
+        self._held: dict[int, Permit | None] = {}
         #: Those of them that a task has released and another task of this process may use.
-        self._idle: list[_Permit] = []
+        self._idle: list[Permit] = []
         self._waiting = 0
         #: The lease that makes this process the next one to get a permit.
         self._next: Lease | None = None
@@ -181,37 +240,49 @@ class Semaphore:
         self._releases = 0
         self._wake: Callable[[], object] = _nothing
 
-    async def acquire(self, count: int) -> Callable[[], None]:
-        """Return when one of ``count`` permits is this task's, with what releases it.
-
-        That may be called from any thread, at any time, and more than once.
-        """
+    async def acquire(self, count: int) -> Permit:
+        """Return when one of ``count`` permits is this task's; it is to be released."""
         with self._mutex:
             self._waiting += 1
         try:
             async with self._queue:
-                permit = await self._search(count)
+                return await self._search(count)
         finally:
             with self._mutex:
                 self._waiting -= 1
                 unused = [] if self._waiting else list(self._idle)
             self._return(unused)
-        return partial(self._release, permit)
 
-    def _release(self, permit: _Permit) -> None:
+    def release(self, permit: Permit) -> None:
         """Give the permit to the next task here, or to all processes; only the first time."""
         with self._mutex:
             if self._held.get(permit.number) is not permit or permit in self._idle:
                 return
-            if self._waiting:
+            # One that was held by a body after its attempt is known by its lease: that has to end.
+            if self._waiting and not permit.outlives:
                 self._idle.append(permit)
                 self._notify()
                 return
         self._return([permit])
 
+    async def renewed(self, permit: Permit) -> Permit:
+        """Return a permit that is still this task's, or when another one is."""
+        extend = partial(self._extend, permit)
+        if await _in_store(self._store, extend, lambda _: None):
+            return permit
+        self.release(permit)
+        return await self.acquire(permit.count)
+
+    def let_outlive(self, permit: Permit) -> None:
+        """Let a permit be held until its body ends: by a store that is open and renews its lease."""
+        if not permit.outlives:
+            permit.outlives = True
+            permit.opened = share_store(self._store)
+            self._store.retain_lease(permit.lease)
+
     # --- the first task in the queue ---
 
-    async def _search(self, count: int) -> _Permit:
+    async def _search(self, count: int) -> Permit:
         poll, pause = _FIRST_POLL, _FIRST_CLAIM
         claim = not self._held  # a process that has a permit already leaves others a pause to claim
         try:
@@ -231,7 +302,7 @@ class Semaphore:
         finally:
             self._release_next()
 
-    async def _find(self, count: int, *, claim: bool) -> _Permit | None:
+    async def _find(self, count: int, *, claim: bool) -> Permit | None:
         look = partial(self._look, count, claim=claim)
         found = await _in_store(self._store, look, self._undo)
         if found is None and not self._has_all(count) and time.monotonic() >= self._takeover_at:
@@ -242,9 +313,9 @@ class Semaphore:
             self._takeover_at = 0.0 if found else time.monotonic() + _TAKEOVER_SECONDS
         return found
 
-    def _undo(self, found: _Permit | None) -> None:
+    def _undo(self, found: Permit | None) -> None:
         if found is not None:
-            self._release(found)
+            self.release(found)
         self._release_next()
 
     def _has_all(self, count: int) -> bool:
@@ -272,7 +343,7 @@ class Semaphore:
 
     # --- in the store ---
 
-    def _look(self, count: int, *, claim: bool, takeover: bool = False) -> _Permit | None:
+    def _look(self, count: int, *, claim: bool, takeover: bool = False) -> Permit | None:
         """Return a permit, unless another process is next; if there is none, ``claim`` to be next.
 
         ``takeover`` also tries leases whose holders may be dead.
@@ -288,7 +359,7 @@ class Semaphore:
             self._next = self._try("next")
         return found
 
-    def _reuse(self, count: int) -> _Permit | None:
+    def _reuse(self, count: int) -> Permit | None:
         """Return a permit that a task here released."""
         for permit in list(self._idle):
             stored = self._store.lease(permit.lease.name)
@@ -297,15 +368,15 @@ class Semaphore:
             with self._mutex:
                 if is_ours and permit.number < count and permit in self._idle:
                     self._idle.remove(permit)
-                    return self._hold(permit.number, permit.lease)
+                    return self._hold(permit.number, stored or permit.lease, count)
             self._return([permit])
         return None
 
-    def _take(self, count: int, *, takeover: bool) -> _Permit | None:
+    def _take(self, count: int, *, takeover: bool) -> Permit | None:
         for number in self._candidates(count, takeover=takeover):
             lease = self._try(number)
             if lease is not None:
-                return self._hold(number, lease)
+                return self._hold(number, lease, count)
         return None
 
     def _candidates(self, count: int, *, takeover: bool) -> Iterator[int]:
@@ -322,9 +393,18 @@ class Semaphore:
         if takeover:
             yield from _jitter.sample(list(others.values()), min(len(others), _TAKEOVERS))
 
-    def _hold(self, number: int, lease: Lease) -> _Permit:
-        permit = self._held[number] = _Permit(number, lease)
+    def _hold(self, number: int, lease: Lease, count: int) -> Permit:
+        permit = self._held[number] = Permit(self, number, lease, count)
         return permit
+
+    def _extend(self, permit: Permit) -> bool:
+        """Return whether the lease is still this process's, and will be for a while."""
+        self._store.renew_leases()
+        stored = self._store.lease(permit.lease.name)
+        if stored is None or stored.fence != permit.lease.fence:
+            return False
+        permit.lease = stored
+        return True
 
     def _try(self, what: object) -> Lease | None:
         try:
@@ -332,10 +412,7 @@ class Semaphore:
         except RunLeasedError:
             return None
 
-    def _name(self, what: object) -> str:
-        return f"{self._prefix}/{what}"
-
-    def _return(self, permits: list[_Permit]) -> None:
+    def _return(self, permits: list[Permit]) -> None:
         """Let all processes have those of the permits that no task has."""
         with self._mutex:
             permits = [each for each in permits if self._held.get(each.number) is each]
@@ -345,11 +422,14 @@ class Semaphore:
             leases = [each.lease for each in permits]
             _release(self._store, leases, partial(self._returned, permits))
 
-    def _returned(self, permits: list[_Permit]) -> None:
+    def _returned(self, permits: list[Permit]) -> None:
         with self._mutex:
             for each in permits:
                 del self._held[each.number]
         self._notify()
+        for each in permits:
+            if each.opened:
+                close_store(self._store)
 
     def _release_next(self) -> None:
         with self._mutex:
@@ -403,8 +483,24 @@ def _release(store: Store, leases: list[Lease], done: Callable[[], None] = _noth
 # --- so many in any window -----------------------------------------------------------------------
 
 
-class _FullError(Exception):
-    """Raised inside a transaction that has nothing to write."""
+@dataclass(frozen=True, slots=True)
+class CountedStart:
+    """A start that is counted, and may be made until a moment of the boot-time clock."""
+
+    limit: RateLimit
+    rate: Rate
+    at: float
+    until: float
+    #: How many times longer than usual it was given to be called.
+    slowness: float
+
+    def is_current(self) -> bool:
+        """Return whether the body may be called this very moment."""
+        return self.limit.clock.boot_seconds() <= self.until
+
+    async def renewed(self) -> CountedStart:
+        """Return when it may be made after all, counted again."""
+        return await self.limit.count_again(self)
 
 
 class RateLimit:
@@ -412,36 +508,39 @@ class RateLimit:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
+        self.clock = store.clock
         self._name = name
         self._queue = _Queue()
+        #: How many times longer than usual it takes, on this machine at present, to call a body.
+        self._slowness = 1.0
 
-    async def acquire(self, rate: Rate) -> None:
+    async def acquire(self, rate: Rate) -> CountedStart:
         """Return when one more may start, having counted it."""
         async with self._queue:
-            await self._start(rate)
+            self._slowness = max(1.0, self._slowness * _AHEAD_SHRINKS)
+            return await self._start(rate, self._slowness)
 
-    async def _start(self, rate: Rate) -> None:
-        grace = min(rate.seconds * _GRACE_PART, _GRACE_MAX)
-        padded = rate.padded(grace)
-        late: float | None = None
-        recounts = _RECOUNTS
+    async def count_again(self, late: CountedStart) -> CountedStart:
+        """Return when one that was too late may start; it still has its turn."""
+        # One that is late by itself, as in a process that was stopped, says nothing about the next.
+        self._slowness = max(self._slowness, late.slowness)
+        return await self._start(late.rate, late.slowness * 2, late.at)
+
+    async def _start(self, rate: Rate, slowness: float, late: float | None = None) -> CountedStart:
+        call = _part(rate, _CALL_PART, _CALL_MIN, _CALL_MAX)
+        ahead = call + _part(rate, _AHEAD_PART, _AHEAD_MIN, _AHEAD_MAX) * slowness
         while True:
-            counted = await self._ask(padded, late)
-            if counted.at is None:
-                late = None
-                await self._sleep(rate, counted.wait)
-            elif not recounts or self._store.clock.boot_seconds() - counted.at <= grace / 2:
-                return
-            else:
-                late = counted.at
-                recounts -= 1
+            counted = await self._ask(rate, ahead, late)
+            if counted.at is not None:
+                return CountedStart(self, rate, counted.at, counted.at - call, slowness)
+            late = None
+            await self._sleep(rate, counted.wait)
 
     async def _sleep(self, rate: Rate, seconds: float) -> None:
         jitter = _jitter.uniform(0.1, 1) * min(rate.seconds * _JITTER_PART, _JITTER_MAX)
-        clock = self._store.clock
-        await Wait.start(clock, seconds + jitter).finished(clock)
+        await Wait.start(self.clock, seconds + jitter).finished(self.clock)
 
-    async def _ask(self, rate: Rate, late: float | None) -> Counted:
+    async def _ask(self, rate: Rate, ahead: float, late: float | None) -> Counted:
         """Count one more start, if the rate allows it; ``late`` is when it was counted before."""
 
         def undo(counted: Counted | None) -> None:
@@ -449,49 +548,30 @@ class RateLimit:
             if at is not None:
                 self._forget(rate, at)
 
-        return await _in_store(self._store, lambda: self._count(rate, late), undo)
+        return await _in_store(self._store, lambda: self._count(rate, ahead, late), undo)
 
-    def _count(self, rate: Rate, late: float | None) -> Counted:
-        counted = Counted(at=None, wait=0.0, log=None)
+    def _count(self, rate: Rate, ahead: float, late: float | None) -> Counted:
+        counted: list[Counted] = []
 
-        def change(before: bytes | None) -> codec.Encoded:
-            nonlocal counted
-            counted = count_start(self._read(before), rate, self._now(), late)
-            if counted.log is None:
-                raise _FullError
-            return self._encode(counted.log)
+        def change(log: RateLog | None) -> RateLog:
+            counted[:] = [count_start(log, rate, Moment.of(self.clock), ahead, late)]
+            return counted[0].log
 
-        with contextlib.suppress(_FullError):
-            self._store.update_document(NAMESPACE, self._name, change)
-        return counted
+        RATE_LOGS.update(self._store, self._name, change)
+        return counted[0]
 
     def _forget(self, rate: Rate, at: float) -> None:
         """Remove a start that was counted, and then cancelled."""
 
-        def change(before: bytes | None) -> codec.Encoded | None:
-            log = self._read(before)
-            return self._encode(log.without_one(rate, self._now(), at)) if log else None
+        def change(log: RateLog | None) -> RateLog:
+            now = Moment.of(self.clock)
+            return (log or RateLog(written=now, starts=Starts())).without_one(rate, now, at)
 
         # If that fails it counts: one start less, and never one too many.
         with contextlib.suppress(StorageError):
-            self._store.update_document(NAMESPACE, self._name, change)
+            RATE_LOGS.update(self._store, self._name, change)
 
-    def _now(self) -> Moment:
-        clock = self._store.clock
-        return Moment(
-            boot=clock.boot_id(),
-            boot_seconds=clock.boot_seconds(),
-            wall_seconds=clock.now().timestamp(),
-        )
 
-    def _read(self, value: bytes | None) -> RateLog | None:
-        if value is None:
-            return None
-        where = f"{NAMESPACE}/{self._name}"
-        try:
-            return RateLog.from_json(codec.decode(value, where))
-        except (CodecError, KeyError, TypeError, ValueError) as error:
-            raise DocumentCorruptError(where, f"it is no log of starts ({error})") from error
-
-    def _encode(self, log: RateLog) -> codec.Encoded:
-        return codec.encode(log.to_json(), f"{NAMESPACE}/{self._name}")
+def _part(rate: Rate, part: float, least: float, most: float) -> float:
+    """Return a part of the window, within limits."""
+    return min(max(rate.seconds * part, least), most)

@@ -13,36 +13,47 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from maestro_hive.engine.accounts import RunAccounts, ledger_of, log_warning
 from maestro_hive.engine.copies import RunCopies, copier, has_copies
 from maestro_hive.engine.shared import forget_shared, shared
 from maestro_hive.kernel.errors import FencedError, StorageError
-from maestro_hive.maestro.state.projections import RunState, fold
+from maestro_hive.maestro.state.budgets import Settle
+from maestro_hive.maestro.state.checkpoint import automatic_checkpoint_id
+from maestro_hive.maestro.state.projections import RunState, StepLabels, facts_of, fold
 from maestro_hive.maestro.state.recorder import Recorder, recorder_for
-from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros
+from maestro_hive.maestro.state.records import OUTCOMES, Entry, EntryKind, NewEntry, from_micros
 from maestro_hive.maestro.state.run_document import CopiedEntries, RunText
 from maestro_hive.maestro.state.store import Append
-from maestro_hive.maestro.state.stores import close_store, open_store
-from maestro_hive.maestro.state.views import show_fields
+from maestro_hive.maestro.state.stores import close_store, open_store, share_store
+from maestro_hive.maestro.state.views import run_status, show_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from maestro_hive.engine.config import StateConfig
+    from maestro_hive.engine.budget import Gate
+    from maestro_hive.engine.config import StateConfig, StateFolders
+    from maestro_hive.engine.definitions import Tasks
+    from maestro_hive.maestro.state.budgets import Reserve
+    from maestro_hive.maestro.state.records import NewDispatch
     from maestro_hive.maestro.state.run_document import RunCopy
-    from maestro_hive.maestro.state.store import DocumentGuard, Reader, RunLease, Store
+    from maestro_hive.maestro.state.store import (
+        DocumentChange,
+        DocumentGuard,
+        Reader,
+        RunLease,
+        Store,
+    )
 
 logger = logging.getLogger(__name__)
 
+#: The status that a run is listed with while executors make its steps.
+RUNNING = "running"
 #: How many more times a task may be cancelled while its last write is in flight.
 _CANCELLATIONS = 100
-#: A larger value is not held in memory: the journal has it.
-_SMALL_BYTES = 4096
 #: The copy for resuming is written again only after this many times what it last cost.
 _COPY_COST_FACTOR = 33
-#: A run that is shorter than this is copied once, at its end.
-_FIRST_COPY_SECONDS = 1.0
 
 
 class Restored(NamedTuple):
@@ -50,6 +61,28 @@ class Restored(NamedTuple):
 
     source: str
     saved_at: str
+
+
+class Opening(NamedTuple):
+    """How a run is opened: as a child, as one that belongs to workers, or by one of these.
+
+    ``dispatch`` gives it to workers, and it is durable when it is open. ``lease`` is what a worker
+    has taken.
+    """
+
+    dispatch: NewDispatch | None = None
+    lease: RunLease | None = None
+    parent: str | None = None
+
+
+class RecordingOrder(Protocol):
+    """What delivers outcomes in the order of their record, and so must know what is in flight."""
+
+    def start_recording(self, before: int) -> int:
+        """Note that an outcome is being recorded, after this entry; return a number for it."""
+
+    def end_recording(self, number: int) -> None:
+        """Note that it is recorded."""
 
 
 class OpenRun:
@@ -67,16 +100,38 @@ class OpenRun:
         self.fresh = False
         self.users = 0
         self.restored: Restored | None = None
+        #: Is told which outcomes of its workflow are being recorded.
+        self.order: RecordingOrder | None = None
         #: Memories of personas as they were last decoded, and from which entry.
         self.decoded_memories: dict[str, tuple[int, dict[str, Any]]] = {}
+        #: The tasks and the calls that this process made, by identity, where that does not say all.
+        self.tasks: dict[bytes, Tasks] = {}
+        self.calls: dict[bytes, int] = {}
         self._lease: RunLease | None = None
         self._in_flight: dict[bytes, list[Future[None]]] = {}
         self._last_step = 0
+        self._labels = StepLabels()
         self._recorder: Recorder | None = None
         self._copies: RunCopies | None = None
         self._config: StateConfig | None = None
-        self._copy_due = float("inf")
+        #: When copies may be written again; whether they will be; and up to which entry they were.
+        self._copy_due = 0.0
+        self._copy_is_planned = True
+        self._copied_seq = 0
         self._fence_seen = 0
+        #: The status that this process last recorded for listings.
+        self.listed_status: str | None = None
+        #: When workers shall take it after this process; None if not before it is woken.
+        self.due: float | None = 0.0
+        #: The threads of attempts that were stopped, with the identities of their steps.
+        self.threads: list[tuple[bytes | None, Future[Any]]] = []
+        #: Is done when the lease is no longer kept for one of them.
+        self.held: Future[None] | None = None
+        #: The status that it is listed with from then on; None if with that of before.
+        self.left_status: str | None = None
+        self._accounts: RunAccounts | None = None
+        #: What calls of this process may spend, where the run itself has a limit.
+        self.gate: Gate | None = None
 
     @property
     def lease(self) -> RunLease:
@@ -93,21 +148,54 @@ class OpenRun:
         entries: Sequence[NewEntry] = (),
         status: str | None = None,
         busy_timeout: float | None = None,
+        opening: Opening = Opening(),  # noqa: B008 - it is never changed
     ) -> bool:
-        """Become a user of the run; False if another process has taken it over meanwhile."""
+        """Become a user of the run; False if it was closed, or taken over by another process.
+
+        Its first user keeps the store open for all of them, and the others give theirs back.
+        """
         with self.mutex:
-            if self.users and self._is_fenced():
+            if self._lease is not None and (self.closed or self._is_fenced()):
                 return False
-            if not self.users:
-                self._lease = self.store.acquire_run(
-                    self.run_id, workflow, entries, status, busy_timeout
+            if self.users:
+                if opening.lease is not None:
+                    self.store.release_run(opening.lease)  # which is shared
+                if opening.dispatch is not None:
+                    self.dispatch(opening.dispatch)
+                close_store(self.store)
+            else:
+                self._lease = opening.lease or self.store.acquire_run(
+                    self.run_id,
+                    workflow,
+                    entries,
+                    status,
+                    busy_timeout,
+                    dispatch=opening.dispatch,
+                    parent=opening.parent,
+                    sync=opening.dispatch is not None,
                 )
                 self._config = config
-                interval = config.auto_checkpoint_interval_seconds
-                first = min(interval, _FIRST_COPY_SECONDS) if interval else float("inf")
-                self._copy_due = time.monotonic() + first
+                #: The budgets of the store.
+                self.ledger = ledger_of(self.store)
+                self.ledger.fences.add(self._lease.lease.fence)
+                self._copy_is_planned = not self._copies_itself  # then there is none to plan
+                if opening.dispatch is not None and not self._lease.dispatched:
+                    self._give_to_workers(opening.dispatch)
             self.users += 1
             return True
+
+    def _give_to_workers(self, dispatch: NewDispatch) -> None:
+        """Give a run to workers that was its caller's, durably; they wait while it is leased."""
+        try:
+            self.dispatch(dispatch)
+        except BaseException:
+            self.store.release_run(self.lease)
+            raise
+
+    def dispatch(self, dispatch: NewDispatch) -> None:
+        """Let the run belong to workers, durably; nothing changes if it does."""
+        if not self.lease.dispatched:
+            append_entries(self.store, self.lease, (), dispatch=dispatch)
 
     def _is_fenced(self) -> bool:
         try:
@@ -137,23 +225,53 @@ class OpenRun:
             if self.users > 0:
                 return
             forget_shared(self.store, OpenRun, self.run_id, self)
+            self.ledger.fences.discard(self.lease.lease.fence)
+            copier().withdraw(self.store, self.run_id, self._copy_in_thread)
             if not released:
                 with contextlib.suppress(StorageError):  # a failed store has no leases any more
-                    self.store.release_run(self.lease)
+                    self._release()
         close_store(self.store)
+
+    def _release(self) -> None:
+        """Give the lease back; a run that executors made is listed with how it ended."""
+        if self.listed_status == RUNNING and self.state.started is None:
+            status = run_status(self.state)
+            ended = Append(self.lease, (), status, None, release=True)
+            if not isinstance(self.store.append([ended], sync=False)[0], Exception):
+                return
+        if self.left_status is not None:
+            left = Append(self.lease, (), self.left_status, release=True, due=self.due)
+            if not isinstance(self.store.append([left], sync=False)[0], Exception):
+                return
+        self.store.release_run(self.lease, self.due)
 
     # --- recording ---
 
     def append(
-        self, entries: Iterable[NewEntry], status: str | None = None, *, sync: bool = True
+        self,
+        entries: Iterable[NewEntry],
+        status: str | None = None,
+        *,
+        sync: bool = True,
+        release: bool = False,
+        budget: Settle | None = None,
     ) -> None:
-        """Record entries, durably, and take them into account."""
+        """Record entries, durably, and take them into account; ``release`` gives the lease back."""
         with self.mutex:
             self.check_open()
             given = [NewEntry(EntryKind.RESTORED), *entries] if self.fresh else list(entries)
-            append_entries(self.store, self.lease, given, status, sync=sync)
+            written = append_entries(
+                self.store, self.lease, given, status, sync=sync, release=release, budget=budget
+            )
             self.fresh = False  # not before it is written
-            self.catch_up()
+            self.listed_status = status or self.listed_status
+            self._take(written)
+            if budget is not None:
+                self._note_settled(written)
+
+    def record_here(self) -> None:
+        """Have what is recorded written by the recorder of the running loop."""
+        self._recorder = recorder_for(self.store)
 
     async def record(
         self,
@@ -163,8 +281,14 @@ class OpenRun:
         status: str | None = None,
         guard: DocumentGuard | None = None,
         release: bool = False,
+        change: DocumentChange | None = None,
+        first: tuple[NewEntry, ...] = (),
+        budget: Reserve | Settle | None = None,
     ) -> None:
-        """Record an entry from an event loop, together with what others record just now."""
+        """Record an entry from an event loop, together with what others record just now.
+
+        ``first`` are recorded before it, in the same transaction.
+        """
         if self.users == 0:
             self.check_open()
         assert self._lease is not None
@@ -173,16 +297,29 @@ class OpenRun:
         recorder = self._recorder
         if recorder is None or not recorder.is_here():
             recorder = self._recorder = recorder_for(self.store)
+        # What others record from now on may come after it, and be reported before it.
+        before, in_flight = self._lease.seq, None
         try:
-            seq = await recorder.append(
-                self._lease, (entry,), status=status, sync=sync, guard=guard, release=release
-            )
+            entries = (*first, entry) if first else (entry,)
+            append = Append(self._lease, entries, status, guard, release, change, None, 0.0, budget)
+            written = recorder.write(append, sync=sync)
+            if not isinstance(written, list):
+                if entry.kind in OUTCOMES and self.order is not None:
+                    in_flight = self.order.start_recording(before)
+                written = await written
         except asyncio.CancelledError:
             # The lease may be gone with what was written: then nothing of the run follows it.
             with contextlib.suppress(*((FencedError,) if release else ())):
                 await self._finish_writing(recorder, sync=sync)
             raise
-        self._take(entry, seq)
+        finally:
+            if in_flight is not None and self.order is not None:
+                self.order.end_recording(in_flight)
+        if status is not None:
+            self.listed_status = status
+        self._take(written)
+        if type(budget) is Settle:
+            self._note_settled(written)
 
     async def _finish_writing(self, recorder: Recorder, *, sync: bool) -> None:
         """Wait for what is being written: it is recorded all the same, and more follows it.
@@ -197,34 +334,54 @@ class OpenRun:
             break
         self.catch_up()
 
-    def _take(self, entry: NewEntry, seq: int) -> None:
-        """Take an entry that was written into account without reading it again, if it can be."""
+    def _take(self, written: list[Entry]) -> None:
+        """Take entries into account that were written; others may have come before them."""
         with self.mutex:
             state = self.state
-            if state.seq >= seq:
-                return
-            if state.seq == seq - 1:
-                kind, step, attempt, facts, value, _, identity, at = entry
-                data, sha256 = (None, None) if value is None else value
-                if at is not None and (data is None or len(data) <= _SMALL_BYTES):
-                    written = (seq, kind, step, attempt, at, facts, data, None, sha256, identity)
-                    state.add(Entry(*written), self.store.load)
-                    return
-            self.catch_up()
+            for entry in written:
+                if state.seq == entry.seq - 1:
+                    state.add_all((entry,), self.store.load)
+                elif state.seq < entry.seq:
+                    self.catch_up()
+            if written and not self._copy_is_planned:
+                self._copy_is_planned = True
+                copier().request(self.store, self.run_id, self._copy_in_thread, self._copy_due)
+
+    def _note_settled(self, written: list[Entry]) -> None:
+        """Let those look who wait for a budget, and log what was warned of."""
+        self.ledger.settled()
+        for entry in written:
+            if entry.kind == EntryKind.BUDGET_WARNED:
+                log_warning(self.run_id, facts_of(entry))
+
+    @property
+    def accounts(self) -> RunAccounts:
+        """The accounts that its steps are charged to."""
+        if self._accounts is None:
+            self._accounts = RunAccounts(self.store, self.run_id)
+        return self._accounts
 
     def catch_up(self) -> None:
         """Take into account what was appended, here or by another user of the run."""
         with self.mutex:
             if self.state.seq == self.lease.seq or self.fresh or self.closed:
                 return
-            for entry in self.store.entries(self.lease.run, after=self.state.seq):
-                self.state.add(entry, self.store.load)
+            new = self.store.entries(self.lease.run, after=self.state.seq)
+            self.state.add_all(new, self.store.load)
 
     def new_step_number(self) -> int:
         """Return a number that no step of the run has."""
         with self.mutex:
             self._last_step = max(self._last_step, self.state.last_step) + 1
             return self._last_step
+
+    def label(self, number: int) -> str | None:
+        """Return what tells a step from others of its name: ``name``, or ``name#2``."""
+        found = self._labels.known(number)
+        if found is None:
+            with self.mutex:
+                found = self._labels.of(self.state, number)
+        return found
 
     def recorded(self, identity: bytes, name: str) -> bytes | None:
         """Return the encoded result of a completed step, empty if it has none; None if it is not.
@@ -300,9 +457,8 @@ class OpenRun:
         """Go back to a copy of the run; ``lost`` says that there was no journal."""
         with self.mutex:
             self.fresh = False
-            status = found.body.get("state", {}).get("status")
-            known = status if isinstance(status, str) else None
-            self.append(CopiedEntries(found, journal_lost=lost), status=known)
+            entries = CopiedEntries(found, journal_lost=lost)
+            self._take(append_entries(self.store, self.lease, entries, found.status))
 
     # --- copies ---
 
@@ -321,35 +477,74 @@ class OpenRun:
         own = self.lease.lease.fence + self.state.fence_floor
         return own if own >= self._fence_seen else self._fence_seen + 1
 
-    def copy_if_due(self) -> None:
-        """Have ``execution_state.json`` written, in a thread, if the last one is old enough."""
-        if time.monotonic() >= self._copy_due:
-            self._copy_due = float("inf")
-            copier().request(self.store, self.run_id, self._copy_in_thread)
-
     def _copy_in_thread(self) -> None:
+        """Write a checkpoint and ``execution_state.json``, if there is something new to write."""
+        with self.mutex:
+            self._copy_is_planned = False  # what is recorded from here on is for the next ones
+            if self.closed or self.state.seq == self._copied_seq:
+                return
+            early = time.monotonic() < self._copy_due
+            if early:  # a copy was asked for meanwhile, or the last one took long
+                self._copy_is_planned = True
+                copier().request(self.store, self.run_id, self._copy_in_thread, self._copy_due)
         with contextlib.suppress(FencedError):  # the run is another process's, and so is its file
-            if not self.closed:
-                self.write_copy()
+            if not early:
+                self.write_checkpoint(automatic_checkpoint_id(self.store.clock))
+
+    @property
+    def _copies_itself(self) -> bool:
+        config = self._config
+        interval = 0 if config is None else config.auto_checkpoint_interval_seconds
+        return bool(config is not None and config.enable_persistence and interval)
+
+    def hold(self) -> Future[None]:
+        """Return what is to be done when this user closes the run: later, for a thread goes on.
+
+        Nothing is recorded until then. So the copy is written now, as of a run that is closed.
+        """
+        with self.mutex:
+            if self._copies_itself:
+                self._copy_is_planned = False
+                copier().request(self.store, self.run_id, self._copy_held)
+            held = self.held = Future()
+        return held
+
+    def _copy_held(self) -> None:
+        with contextlib.suppress(FencedError):  # it was closed, and then its copy was requested
+            self.write_copy()
+
+    def copying(self) -> contextlib.AbstractContextManager[None]:
+        """Return what keeps the copies of the thread from replacing those written in the block."""
+        return copier().paused(self.store, self.run_id)
+
+    def write_checkpoint(self, checkpoint_id: str) -> None:
+        """Write the run as it is: a checkpoint, and ``execution_state.json``."""
+        document = self.as_document()
+        self.copies.checkpoints.write(self.run_id, checkpoint_id, document, fence=self.fence)
+        self.write_copy(document)
 
     def write_copy(self, document: RunText | None = None) -> None:
-        """Write ``execution_state.json``, and plan the next time by what it cost."""
+        """Write ``execution_state.json``; when copies may be written next depends on what it cost."""
         started = time.monotonic()
-        self.copies.write_state(document or self.as_document())
+        try:
+            document = document or self.as_document()
+            self.copies.write_state(document)
+            self._copied_seq = document.seq  # not the run's: more may have been recorded since
+        finally:  # one that failed is tried again
+            self._set_copy_due(started)
+
+    def _set_copy_due(self, started: float) -> None:
         assert self._config is not None
         interval = self._config.auto_checkpoint_interval_seconds
-        cost = time.monotonic() - started
-        pause = max(interval, cost * _COPY_COST_FACTOR) if interval else float("inf")
-        self._copy_due = started + pause
+        self._copy_due = started + max(interval, (time.monotonic() - started) * _COPY_COST_FACTOR)
 
     def as_document(self) -> RunText:
         """Return the whole run as JSON."""
         self.check_lease()
         self.catch_up()
-        with self.mutex:  # for the fields alone: reading a long run's entries takes time
-            state, seq, fence, shown = self.state, self.state.seq, self.fence, self.fields()
-        entries = [each for each in self.store.entries(self.lease.run) if each.seq <= seq]
-        return document_of(self.store, self.lease.run, entries, state, self.run_id, fence, shown)
+        with self.mutex:  # not for long: steps wait for it
+            state, fence = self.state.without_steps(), self.fence
+        return document_of(self.store, self.lease.run, state, self.run_id, fence)
 
     def fields(self) -> dict[str, Any]:
         """Return the run's fields, by the names that ``ExecutionState`` has for them."""
@@ -375,27 +570,31 @@ def open_run(
     entries: Sequence[NewEntry] = (),
     status: str | None = None,
     busy_timeout: float | None = None,
+    known: tuple[StateFolders, Store] | None = None,
+    opening: Opening = Opening(),  # noqa: B008 - it is never changed
 ) -> OpenRun:
     """Return the run, leased by this process; everybody here who opens it gets the same.
 
     ``entries`` and ``status`` are recorded if the run is new: it has no entries yet, and there is
     no copy to restore. ``StoreBusyError`` if that takes longer than ``busy_timeout`` seconds.
+    ``known`` are the folders of ``config`` and their store, of a caller who has it open.
     """
-    folders = config.resolve()
-    if entries and has_copies(folders, run_id):
-        entries, status = (), None
-    store = open_store(folders.state, persistent=folders.persistent)
+    if known is not None and share_store(known[1]):
+        folders, store = known
+    else:
+        folders = config.resolve()
+        store = open_store(folders.state, persistent=folders.persistent)
     try:
+        if entries and has_copies(folders, run_id):
+            entries, status = (), None
         while True:
             run = shared(store, OpenRun, run_id, OpenRun)
-            if run.open(config, workflow, entries, status, busy_timeout):
+            if run.open(config, workflow, entries, status, busy_timeout, opening):
                 break
             forget_shared(store, OpenRun, run_id, run)
     except BaseException:
         close_store(store)
         raise
-    if run.users > 1:
-        close_store(store)  # its first user has it open
     return run
 
 
@@ -406,36 +605,47 @@ def append_entries(
     status: str | None = None,
     *,
     sync: bool = True,
-) -> None:
+    release: bool = False,
+    dispatch: NewDispatch | None = None,
+    budget: Settle | None = None,
+) -> list[Entry]:
     """Record entries of a run that is leased; raise if another process has it by now."""
-    (written,) = store.append([Append(lease, entries, status)], sync=sync)
+    append = Append(lease, entries, status, release=release, dispatch=dispatch, budget=budget)
+    (written,) = store.append([append], sync=sync)
     if isinstance(written, Exception):
         raise written
+    return written
 
 
-def copy_finished(config: StateConfig, store: Store, run_id: str, fence: int) -> None:
-    """Write ``execution_state.json`` of a run that this process has closed, unless it goes on."""
+def copy_finished(
+    config: StateConfig, store: Store, run_id: str, fence: int, state: RunState
+) -> None:
+    """Write ``execution_state.json`` of a run that this process has closed, unless it goes on.
+
+    ``state`` is the run's as it was closed, without its steps.
+    """
     record = store.run(run_id) if store.usable else None
     if record is None or run_id in store.run_leases():
         return
-    entries = store.entries(record.id)
-    if entries:
+    if store.entries(record.id, after=state.seq):  # something was recorded since: a retry, say
         with _without_garbage_collection():
-            state = fold(entries, store.load)
-        document = document_of(store, record.id, entries, state, run_id, fence)
-        RunCopies(config, run_id, store.clock).write_state(document)
+            state = fold(store.entries(record.id), store.load)
+    document = document_of(store, record.id, state, run_id, fence)
+    RunCopies(config, run_id, store.clock).write_state(document)
 
 
 def document_of(
     reader: Reader,
     run: int,
-    entries: list[Entry],
     state: RunState,
     run_id: str,
     fence: int,
     shown: dict[str, Any] | None = None,
 ) -> RunText:
-    """Return a whole run as JSON; ``shown`` are its fields, where their classes may be unknown."""
+    """Return a whole run as JSON; ``shown`` are its fields, where their classes may be unknown.
+
+    Its steps may be missing from ``state``.
+    """
     fields = {
         "workflow_id": run_id,
         **(show_fields(state, reader.load) if shown is None else shown),
@@ -443,4 +653,4 @@ def document_of(
         "updated_at": from_micros(state.updated_at).isoformat(),
     }
     saved_at = reader.clock.now().isoformat()
-    return RunText(reader, run, run_id, entries, fields, saved_at, fence)
+    return RunText(reader, run, run_id, state.restored_seq, state.seq, fields, saved_at, fence)

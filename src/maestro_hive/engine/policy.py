@@ -7,15 +7,15 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from maestro_hive.engine.context import current_step
 from maestro_hive.engine.errors import GovernanceViolation
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.kernel.files import reason_of
 
 if TYPE_CHECKING:
     from maestro_hive.engine.step import StepExecution
-    from maestro_hive.kernel.clock import Clock
 
 #: Words in a tool's name that imply an action; the first match counts. Short ones are matched as
 #: whole words: "forget" does not contain "get".
@@ -30,16 +30,28 @@ _BETWEEN_WORDS = r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])"
 _TARGETS = ("path", "file_path", "target")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AgentContext:
-    """The agent that makes a call."""
+    """The agent that makes a call: who it is, the tokens it spent, and how many it has left.
+
+    ``recursion_depth`` is how many steps the call is inside of. ``reputation`` is for enforcers
+    that keep one: nothing here changes it.
+    """
 
     agent_id: str
-    role: str
+    role: str = "developer_agent"
+    reputation: int = 50
+    current_tokens: int = 0
+    recursion_depth: int = 0
+    budget_remaining: float = 100.0
 
 
 class Verdict(Protocol):
-    """An enforcer's decision."""
+    """An enforcer's decision; only ``True`` allows the call.
+
+    It may have a ``violation_type`` (an enum or a text), a ``message`` or ``reason``, and the
+    ``latency_ms`` that it took.
+    """
 
     @property
     def allowed(self) -> bool:
@@ -51,9 +63,13 @@ class Enforcer(Protocol):
     """Decides which calls agents may make."""
 
     def check(
-        self, *, agent: AgentContext, tool_name: str, target_path: str | None, action: str
+        self,
+        agent: AgentContext,
+        tool_name: str,
+        target_path: str | None = None,
+        action: str = "execute",
     ) -> Verdict:
-        """Return whether an agent may use a tool on a target."""
+        """Return whether an agent may use a tool on a target; it is called with keywords."""
         ...
 
 
@@ -61,17 +77,16 @@ class PolicyCheck:
     """Checks a step with an enforcer before it is executed; a ``StepCheck`` of the engine."""
 
     def __init__(
-        self, enforcer: Enforcer, persona: str, role: str, audit_log: str | None, clock: Clock
+        self, enforcer: Enforcer, role: str = "developer_agent", audit_log: str | None = None
     ) -> None:
         self._enforcer = enforcer
-        self._agent = AgentContext(agent_id=persona, role=role)
+        self._role = role
         self._audit_log = audit_log
-        self._clock = clock
 
     async def check(self, step: StepExecution) -> None:
         """Raise ``GovernanceViolation`` if the step is forbidden; write the decision to the log."""
         tool = getattr(step.task, "__name__", step.name)
-        arguments, agent = step.arguments(), self._agent
+        arguments, agent = step.arguments(), self._agent(step)
         named = next((arguments[name] for name in _TARGETS if arguments.get(name)), None)
         target = None if named is None else str(named)
         verdict = self._enforcer.check(
@@ -79,21 +94,22 @@ class PolicyCheck:
         )
         violation = getattr(verdict, "violation_type", None)
         kind = str(getattr(violation, "value", violation)) if violation else None
-        message = str(getattr(verdict, "message", ""))
+        message = str(getattr(verdict, "message", None) or getattr(verdict, "reason", None) or "")
+        allowed = verdict.allowed is True
         if self._audit_log is not None:
             entry = {
-                "timestamp": self._clock.now().isoformat(),
+                "timestamp": step.spec.clock.now().isoformat(),
                 "persona_id": agent.agent_id,
                 "role": agent.role,
                 "tool": tool,
                 "path": target,
-                "allowed": verdict.allowed,
+                "allowed": allowed,
                 "violation_type": kind,
                 "message": message,
                 "latency_ms": getattr(verdict, "latency_ms", 0),
             }
             _write(Path(self._audit_log), entry)
-        if not verdict.allowed:
+        if not allowed:
             raise GovernanceViolation(
                 message or f"{agent.agent_id} ({agent.role}) may not use {tool}",
                 kind or "policy_violation",
@@ -101,6 +117,16 @@ class PolicyCheck:
                 tool_name=tool,
                 agent_id=agent.agent_id,
             )
+
+    def _agent(self, step: StepExecution) -> AgentContext:
+        outer, budget = current_step.get(), step.spec.budget
+        return AgentContext(
+            agent_id=step.spec.persona,
+            role=self._role,
+            current_tokens=budget.used,
+            recursion_depth=0 if outer is None else outer.depth + 1,
+            budget_remaining=float(budget.remaining),
+        )
 
 
 def infer_action(tool_name: str) -> str:
@@ -112,7 +138,7 @@ def infer_action(tool_name: str) -> str:
     return "execute"
 
 
-def _write(path: Path, entry: dict[str, Any]) -> None:
+def _write(path: Path, entry: dict[str, object]) -> None:
     """Append a line to the audit log; raise if that fails, so that no call goes unrecorded."""
     line = json.dumps(entry, ensure_ascii=False, default=str).encode() + b"\n"
     try:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
+from maestro_hive.kernel.clock import Moment, from_micros, to_micros
 from maestro_hive.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
+
+    from maestro_hive.maestro.state.codec import Json
 
 _RATE = re.compile(r"\s*(\d{1,9})\s*(?:/|per\b)\s*(\d{1,9}(?:\.\d{1,9})?)?\s*([a-z]+)\s*")
 _SECONDS = {
@@ -58,10 +61,6 @@ class Rate:
         """Return it as ``parse`` reads it."""
         return f"{self.times}/{self.seconds:.9g}s"
 
-    def padded(self, seconds: float) -> Rate:
-        """Return the same over a window that is so much longer."""
-        return Rate(self.times, self.seconds + seconds)
-
     @property
     def _grain(self) -> float:
         """How long a group lasts; 0 where each start is recorded by itself."""
@@ -77,7 +76,7 @@ def _unreadable(given: object) -> ConfigurationError:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The recent starts: moments in order, each with how many started then or shortly before."""
+    """The recent starts: moments in order, each with how many start by then."""
 
     marks: tuple[tuple[float, int], ...] = ()
 
@@ -87,39 +86,50 @@ class Starts:
         for at, count in reversed(self.marks):
             total += count
             if total >= rate.times:
-                # No start is later than now, so anything over the window is a rounding error.
+                # Not longer: who waits asks again, and a moment may be a little later than now.
                 return min(max(0.0, at + rate.seconds - now), rate.seconds)
         return 0.0
 
-    def with_one(self, rate: Rate, now: float) -> Starts:
-        """Return them with one more, and without those that no longer matter."""
+    def with_one(self, rate: Rate, now: float, ahead: float = 0.0) -> Starts:
+        """Return them with one more, which starts between now and ``ahead`` seconds later.
+
+        It counts as the latest that it can be: so those after it come no sooner than allowed. Those
+        that no longer matter are left out.
+        """
+        at = now + ahead
         # As in ``wait``, and not a rounding error apart from it.
-        marks = [(at, count) for at, count in self.marks if at + rate.seconds - now > 0]
+        marks = [mark for mark in self.marks if mark[0] + rate.seconds - now > 0]
+        place = self._find(marks, rate, at)
+        if place is None:
+            return Starts(tuple(sorted([*marks, (at, 1)])))
+        latest, count = marks[place]
+        marks[place] = (max(latest, at), count + 1)
+        return Starts(tuple(sorted(marks)))  # under another rate, there were smaller groups
+
+    @staticmethod
+    def _find(marks: Sequence[tuple[float, int]], rate: Rate, moment: float) -> int | None:
+        """Return the place of the group that a moment belongs to."""
         grain = rate._grain  # noqa: SLF001 - the same module
-        if marks and grain and marks[-1][0] // grain == now // grain:
-            return Starts((*marks[:-1], (now, marks[-1][1] + 1)))
-        return Starts((*marks, (now, 1)))
+        if not grain:
+            return None
+        group = moment // grain
+        return next((place for place, (at, _) in enumerate(marks) if at // grain == group), None)
 
     def without_one(self, rate: Rate, moment: float) -> Starts:
         """Return them without one that was counted at ``moment`` and did not start after all.
 
         The group that it was in still counts as started with its last: later is safe.
         """
-        grain = rate._grain  # noqa: SLF001 - the same module
-        for place, (at, count) in enumerate(self.marks):
-            if at == moment or (grain and at // grain == moment // grain):
-                rest = ((at, count - 1),) if count > 1 else ()
-                return Starts((*self.marks[:place], *rest, *self.marks[place + 1 :]))
-        return self
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """One moment on the boot-time clock and on the wall clock."""
-
-    boot: str
-    boot_seconds: float
-    wall_seconds: float
+        moments = [at for at, _ in self.marks]
+        if moment in moments:
+            place: int | None = moments.index(moment)
+        else:
+            place = self._find(self.marks, rate, moment)
+        if place is None:
+            return self
+        at, count = self.marks[place]
+        rest = ((at, count - 1),) if count > 1 else ()
+        return Starts((*self.marks[:place], *rest, *self.marks[place + 1 :]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,23 +139,23 @@ class RateLog:
     written: Moment
     starts: Starts
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Return it as plain JSON."""
         return {
             "boot": self.written.boot,
             "boot_seconds": self.written.boot_seconds,
-            "wall_seconds": self.written.wall_seconds,
+            "at": to_micros(self.written.now),
             "starts": [[at, count] for at, count in self.starts.marks],
         }
 
     @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+    def from_json(cls, facts: Json) -> Self:
         """Return the log that was stored; KeyError, TypeError or ValueError if it is not one."""
         return cls(
             written=Moment(
+                now=from_micros(facts["at"]),
                 boot=str(facts["boot"]),
                 boot_seconds=float(facts["boot_seconds"]),
-                wall_seconds=float(facts["wall_seconds"]),
             ),
             starts=Starts(tuple((float(at), int(n)) for at, n in facts["starts"])),
         )
@@ -166,7 +176,7 @@ class RateLog:
         """
         if self.is_of(now):
             return self.starts
-        ago = now.wall_seconds - self.written.wall_seconds
+        ago = (now.now - self.written.now).total_seconds()
         shift = now.boot_seconds - ago - self.written.boot_seconds
         return Starts(
             tuple((min(at + shift, now.boot_seconds), count) for at, count in self.starts.marks)
@@ -178,22 +188,27 @@ class RateLog:
 
 
 class Counted(NamedTuple):
-    """When a start was counted, or how long to wait; and the log to store, None if it is as it was."""
+    """When a start counts, or how long to wait; and the log, the same if nothing changed."""
 
     at: float | None
     wait: float
-    log: RateLog | None
+    log: RateLog
 
 
-def count_start(log: RateLog | None, rate: Rate, now: Moment, late: float | None = None) -> Counted:
-    """Count one more start now, if the rate allows it; ``late`` is when it was counted before."""
+def count_start(
+    log: RateLog | None, rate: Rate, now: Moment, ahead: float = 0.0, late: float | None = None
+) -> Counted:
+    """Count one more start, now or up to ``ahead`` seconds later, if the rate allows it.
+
+    ``late`` is when it was counted before, and did not start.
+    """
     starts = Starts() if log is None else log.on_clock_of(now)
     if late is not None:
         starts = starts.without_one(rate, late)
     wait = starts.wait(rate, now.boot_seconds)
     if not wait:
-        starts = starts.with_one(rate, now.boot_seconds)
+        starts = starts.with_one(rate, now.boot_seconds, ahead)
     elif log is not None and log.is_of(now) and late is None:
-        return Counted(None, wait, None)
-    at = None if wait else now.boot_seconds
+        return Counted(None, wait, log)
+    at = None if wait else now.boot_seconds + ahead
     return Counted(at, wait, RateLog(written=now, starts=starts))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import secrets
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from maestro_hive.engine.errors import FailureReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from maestro_hive.engine.errors import FailureReport
 
 
 class ExecutionStatus(StrEnum):
@@ -47,11 +49,11 @@ class ExecutionStatus(StrEnum):
 class ExecutionAttempt:
     """One try at a task."""
 
-    attempt_id: str
-    attempt_number: int
-    started_at: datetime
+    attempt_id: str = field(default_factory=lambda: secrets.token_hex(4))
+    attempt_number: int = 0
+    started_at: datetime | None = None
     ended_at: datetime | None = None
-    status: ExecutionStatus = ExecutionStatus.RUNNING
+    status: ExecutionStatus = ExecutionStatus.PENDING
     error_message: str | None = None
     error_type: str | None = None
     error_traceback: str | None = None
@@ -62,8 +64,8 @@ class ExecutionAttempt:
 
     @property
     def duration_seconds(self) -> float:
-        """How long it took; 0 while it runs."""
-        if self.ended_at is None:
+        """How long it took; 0 before it starts, and while it runs."""
+        if self.started_at is None or self.ended_at is None:
             return 0.0
         # Not below 0: a clock may be set back.
         return max(0.0, (self.ended_at - self.started_at).total_seconds())
@@ -77,9 +79,9 @@ class ExecutionAttempt:
 class ExecutionResult:
     """What level 1 returns for one task."""
 
-    execution_id: str
-    task_name: str
-    persona_id: str
+    execution_id: str = field(default_factory=lambda: f"exec_{secrets.token_hex(8)}")
+    task_name: str = ""
+    persona_id: str = ""
     final_status: ExecutionStatus = ExecutionStatus.PENDING
     attempts: list[ExecutionAttempt] = field(default_factory=list)
     total_duration_seconds: float = 0.0
@@ -124,9 +126,23 @@ class LazyResult(ExecutionResult):
     def attempts(self, attempts: list[ExecutionAttempt]) -> None:
         self._attempts, self._load = attempts, None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def load_without_metrics(self) -> None:
+        """Leave out the metrics of its attempts, whenever they are loaded."""
+        load = self._load if self._load is not None else partial(list, self._attempts)
+        self._load = lambda: [replace(each, metrics={}) for each in load()]
+
+    def __reduce__(self) -> tuple[object, ...]:
         """Copy it as a result whose attempts are loaded."""
         return ExecutionResult, tuple(getattr(self, each.name) for each in fields(self))
+
+
+def drop_metrics(result: ExecutionResult) -> None:
+    """Empty the metrics of a result's attempts."""
+    if isinstance(result, LazyResult):
+        result.load_without_metrics()
+    else:
+        for attempt in result.attempts:
+            attempt.metrics = {}
 
 
 @dataclass(slots=True)
@@ -140,8 +156,11 @@ class Level2Result:
     level2_attempts: int = 0
     total_duration_seconds: float = 0.0
     jira_ticket: str | None = None
-    circuit_breaker_state: str = "closed"
+    #: The breaker as ``CircuitBreaker.to_dict`` shows it.
+    circuit_breaker_state: dict[str, Any] | None = None
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    #: The address of the ticket, where ``jira_base_url`` is set.
+    jira_url: str | None = None
 
     @property
     def success(self) -> bool:
@@ -156,12 +175,12 @@ class Level2Result:
 _OUTPUTS = ("output", "final_output")
 
 
-def _plain(record: ExecutionAttempt | ExecutionResult | Level2Result) -> dict[str, Any]:
+def _plain(record: ExecutionAttempt | ExecutionResult | Level2Result) -> dict[str, object]:
     values = {each.name: getattr(record, each.name) for each in fields(record)}
     return {name: value if name in _OUTPUTS else _shown(value) for name, value in values.items()}
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> object:
     match value:
         case ExecutionStatus():
             return value.value
@@ -171,7 +190,7 @@ def _shown(value: Any) -> Any:
             return dict(value)
         case list():
             return [each.to_dict() for each in value]
-        case None | str() | int() | float():
-            return value
-        case _:
+        case FailureReport():
             return value.to_dict()
+        case _:
+            return value

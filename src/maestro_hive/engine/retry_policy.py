@@ -1,8 +1,9 @@
 """Whether a failed attempt is retried, and after which wait. Pure: no clock, loop or disk.
 
-``decide`` makes the decision. ``classify`` and ``retry_after`` read an error for it: attributes and
-class names, so that the errors of httpx, requests, aiohttp, openai, anthropic and others are
-understood without importing any of them. Reading an error never raises, whatever its class does.
+``decide`` makes the decision. ``classify``, ``retry_after`` and ``is_about_other_side``, by which a
+breaker counts, read an error: attributes and class names, so that the errors of httpx, requests,
+aiohttp, openai, anthropic and others are understood without importing any of them. Reading an error
+never raises, whatever its class does.
 """
 
 from __future__ import annotations
@@ -15,16 +16,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    NamedTuple,
-    ParamSpec,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    get_args,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
 from maestro_hive.engine.config import ErrorCategory
 from maestro_hive.engine.errors import (
@@ -55,6 +47,10 @@ RetryOn: TypeAlias = (
     type[BaseException]
     | tuple[type[BaseException], ...]
     | Callable[[Exception], bool | float | timedelta]
+)
+#: Which errors a breaker counts: their types, or a function that decides for each.
+BreakerOn: TypeAlias = (
+    type[BaseException] | tuple[type[BaseException], ...] | Callable[[Exception], bool]
 )
 
 
@@ -102,6 +98,8 @@ class Decision(NamedTuple):
     retry: bool
     wait: float
     reason: str
+    #: What of the wait is no backoff: a repair does not shorten it.
+    least: float = 0.0
 
 
 def check_retry_on(value: object) -> RetryOn:
@@ -109,17 +107,28 @@ def check_retry_on(value: object) -> RetryOn:
 
     Raises ConfigurationError for what is neither types of errors nor a function that is not async.
     """
+    checked: RetryOn = _checked_filter("retry_on", value, "True, False or the seconds to wait")
+    return checked
+
+
+def check_breaker_on(value: object) -> BreakerOn:
+    """Return ``value`` as ``counts_for_breaker`` takes it; it has the forms of ``retry_on``."""
+    checked: BreakerOn = _checked_filter("breaker_on", value, "True or False")
+    return checked
+
+
+def _checked_filter(name: str, value: object, returned: str) -> Any:
     kinds = get_args(value) if isinstance(value, UnionType) else value
     if isinstance(kinds, list | tuple) and all(_is_error_type(kind) for kind in kinds):
         return tuple(kinds)
     if _is_error_type(value):
-        return value  # type: ignore[return-value]
+        return value
     if isinstance(value, type) or not callable(value) or _is_async(value):
         raise refused(
-            "retry_on",
+            name,
             value,
             "a type of errors, several of them in a tuple, or a function, not async, that takes"
-            " the error and returns True, False or the seconds to wait",
+            f" the error and returns {returned}",
         )
     return value
 
@@ -149,19 +158,37 @@ def asks_for_retry(retry_on: RetryOn, error: Exception) -> Verdict:
         case int() | float() if 0 <= answer < math.inf:
             return float(answer)
         case _:
-            if inspect.iscoroutine(answer):
-                answer.close()  # otherwise Python also warns that it was never awaited
-            raise TypeError(
-                f"the function given as retry_on returned {answer!r} for a {type(error).__name__},"
-                " and must return True, False or the seconds to wait, 0 or more"
-            )
+            wanted = "True, False or the seconds to wait, 0 or more"
+            raise _wrong_answer("retry_on", answer, error, wanted)
+
+
+def counts_for_breaker(breaker_on: BreakerOn, error: Exception) -> bool:
+    """Return whether ``breaker_on`` lets a breaker count ``error``.
+
+    Raises TypeError if its function returns anything else, and what the function itself raises.
+    """
+    if isinstance(breaker_on, type | tuple):
+        return isinstance(error, breaker_on)
+    answer: object = breaker_on(error)
+    if not isinstance(answer, bool):
+        raise _wrong_answer("breaker_on", answer, error, "True or False")
+    return answer
+
+
+def _wrong_answer(name: str, answer: object, error: Exception, wanted: str) -> TypeError:
+    if inspect.iscoroutine(answer):
+        answer.close()  # otherwise Python also warns that it was never awaited
+    return TypeError(
+        f"the function given as {name} returned {answer!r} for a {type(error).__name__},"
+        f" and must return {wanted}"
+    )
 
 
 def never_retried(error: BaseException) -> bool:
     """Return whether an error is never retried, whatever ``retry_on`` is.
 
-    That holds for the final errors of both levels, for errors of storage and configuration, for
-    exceptions that are not an ``Exception``, and for a group that contains one of these.
+    That holds for the final errors of both levels, errors of storage and configuration, what is not
+    an ``Exception``, and a group that contains one of these.
     """
     if isinstance(error, BaseExceptionGroup):
         return any(never_retried(part) for part in parts_of(error))
@@ -198,7 +225,8 @@ def decide(
             f"the next attempt would start {elapsed + wait:.1f} s after the first,"
             f" and the limit is {max_elapsed:g} s"
         )
-    return Decision(retry=True, wait=wait, reason=reason)
+    least = wait if not isinstance(wanted, bool) else asked or 0.0
+    return Decision(retry=True, wait=wait, reason=reason, least=least)
 
 
 def _wait(wanted: Verdict, asked: float | None, delay: float) -> tuple[float, str]:
@@ -247,6 +275,19 @@ def classify(error: BaseException) -> ErrorCategory:
     return ErrorCategory.UNKNOWN
 
 
+def is_about_other_side(error: BaseException) -> bool:
+    """Return whether an error says that the remote side is not well, and not that the code is wrong.
+
+    That is a timeout, a failed connection, a rate limit or a response with a status of 500 or more:
+    the error itself, or else its causes and group members.
+    """
+    for errors in _by_distance(error):
+        answers = [found for each in errors if (found := _guarded(_other_side, each)) is not None]
+        if answers:
+            return any(answers)
+    return False
+
+
 # --- requested waits -------------------------------------------------------------------------
 
 
@@ -266,7 +307,7 @@ def _in_headers(headers: object, now: datetime) -> float | None:
     return _seconds(_header(headers, "Retry-After"), now) if exact is None else exact
 
 
-def _header(headers: Any, name: str) -> object:
+def _header(headers: object, name: str) -> object:
     """Return a header's value, in whatever case it is written; a plain dict compares case."""
     for spelling in (name, name.lower()):
         value: object = _guarded(_read(headers, "get"), spelling)
@@ -275,8 +316,8 @@ def _header(headers: Any, name: str) -> object:
     return _guarded(_in_any_case, headers, name.lower())
 
 
-def _in_any_case(headers: Any, name: str) -> object:
-    for key, value in headers.items():
+def _in_any_case(headers: object, name: str) -> object:
+    for key, value in _read(headers, "items")():
         if (_guarded(_text, key) or "").lower() == name:
             return value
     return None
@@ -324,86 +365,73 @@ _RATE_LIMITED = r"(?i)rate_?limit|throttl|too_?many_?requests"
 _TIMED_OUT = r"Timeout(Error|Exception|Expired)?$"
 _EXHAUSTED = r"^(MemoryError|RecursionError|ResourceWarning)$"
 _TEST_FAILED = r"^(AssertionError|DocTestFailure)$"
+_PYTEST_FAILURE = {"Failed", "OutcomeException"}
 _REMOTE = (
     r"API(Connection|Status|Response)?Error|APIConnection|HTTP(Status)?Error"
-    r"|^(ConnectionError|ClientError|RequestException|RpcError|URLError|gaierror|herror|SSLError)$"
+    r"|Connect(ion)?(Error|Failure|Closed|Lost)|Overloaded|ServiceUnavailable|BadGateway"
+    r"|^(ClientError|RequestException|RpcError|URLError|gaierror|herror|SSLError|IncompleteRead)$"
 )
+#: Errors of a request that was never sent.
+_NOT_SENT = r"^(UnsupportedProtocol|LocalProtocolError|InvalidURL)$"
 #: Their ``errno`` is not one of the operating system.
 _OTHER_CODES = r"^(gaierror|herror|SSLError)$"
 
+#: EAGAIN comes from `fork`, when no more processes are allowed.
 _EXHAUSTED_CODES = frozenset(
-    {
-        errno.EAGAIN,  # from `fork`, when no more processes are allowed
-        errno.EDQUOT,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOSPC,
-    }
+    {errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}
 )
 _REMOTE_CODES = frozenset(
-    {
-        errno.EADDRNOTAVAIL,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETRESET,
-        errno.ENETUNREACH,
-        errno.ENOTCONN,
-    }
+    {errno.EADDRNOTAVAIL, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+    | {errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.ENOTCONN}
 )
-
-
-class _Traits(NamedTuple):
-    """What an error is classified by."""
-
-    error: BaseException
-    names: frozenset[str]
-    status: int | None
-    code: int | None
-
-    def named(self, pattern: str) -> bool:
-        """Return whether the name of its class, or of a base class, matches."""
-        return any(re.search(pattern, name) for name in self.names)
-
-
-def _traits(error: BaseException) -> _Traits:
-    names = frozenset(kind.__name__ for kind in type(error).__mro__)
-    traits = _Traits(error, names, _http_status(error), None)
-    if not isinstance(error, OSError) or traits.named(_OTHER_CODES):
-        return traits
-    code = _read(error, "errno")
-    return traits._replace(code=code) if isinstance(code, int) else traits
-
-
-def _is_exhausted(traits: _Traits) -> bool:
-    if isinstance(traits.error, RuntimeError) and traits.error.args == ("can't start new thread",):
-        return True
-    return traits.named(_EXHAUSTED) or traits.code in _EXHAUSTED_CODES
-
-
-#: The first match counts: a connection that timed out is a timeout.
-_KINDS: dict[ErrorCategory, Callable[[_Traits], bool]] = {
-    ErrorCategory.SYNTAX: lambda traits: isinstance(traits.error, SyntaxError),
-    ErrorCategory.TEST_FAILURE: lambda traits: (
-        traits.named(_TEST_FAILED) or traits.names >= {"Failed", "OutcomeException"}  # of pytest
-    ),
-    ErrorCategory.RATE_LIMIT: lambda traits: traits.status == 429 or traits.named(_RATE_LIMITED),
-    ErrorCategory.TIMEOUT: lambda traits: traits.named(_TIMED_OUT),
-    ErrorCategory.RESOURCE_ERROR: _is_exhausted,
-    ErrorCategory.API_ERROR: lambda traits: (
-        traits.status is not None or traits.named(_REMOTE) or traits.code in _REMOTE_CODES
-    ),
-}
 
 
 def _category(error: BaseException) -> ErrorCategory | None:
-    if isinstance(error, RecoverableError):
-        given = _guarded(_known_category, error)
-        if given:
-            return given
-    traits = _traits(error)
-    return next((category for category, matches in _KINDS.items() if matches(traits)), None)
+    if isinstance(error, RecoverableError) and (given := _guarded(_known_category, error)):
+        return given
+    names = frozenset(kind.__name__ for kind in type(error).__mro__)
+
+    def named(pattern: str) -> bool:
+        return any(re.search(pattern, name) for name in names)
+
+    status = _http_status(error)
+    code = _read(error, "errno")
+    if not isinstance(error, OSError) or named(_OTHER_CODES) or not isinstance(code, int):
+        code = None
+    no_thread = isinstance(error, RuntimeError) and error.args == ("can't start new thread",)
+    # The first match counts: a connection that timed out is a timeout.
+    matches = {
+        ErrorCategory.TOKEN_BUDGET: isinstance(error, TokenBudgetExceeded),
+        ErrorCategory.SYNTAX: isinstance(error, SyntaxError),
+        ErrorCategory.TEST_FAILURE: named(_TEST_FAILED) or names >= _PYTEST_FAILURE,
+        ErrorCategory.RATE_LIMIT: status == 429 or named(_RATE_LIMITED),
+        ErrorCategory.TIMEOUT: named(_TIMED_OUT),
+        ErrorCategory.RESOURCE_ERROR: no_thread or named(_EXHAUSTED) or code in _EXHAUSTED_CODES,
+        ErrorCategory.API_ERROR: status is not None or named(_REMOTE) or code in _REMOTE_CODES,
+    }
+    return next((category for category, found in matches.items() if found), None)
+
+
+def _other_side(error: BaseException) -> bool | None:
+    """Return whether an error speaks for or against the remote side; None if it says nothing."""
+    match _category(error):
+        case None:
+            return None
+        case ErrorCategory.RATE_LIMIT | ErrorCategory.TIMEOUT:
+            return True
+        case ErrorCategory.API_ERROR:
+            status = _http_status(error)
+            return _was_sent(error) if status is None else status >= 500 or status == 408
+        case _:
+            return False
+
+
+def _was_sent(error: BaseException) -> bool:
+    names = [kind.__name__ for kind in type(error).__mro__]
+    if "SSLError" in names:  # one of them is a ValueError all the same
+        return True
+    wrong = isinstance(error, ValueError | TypeError)
+    return not wrong and not any(re.search(_NOT_SENT, name) for name in names)
 
 
 def _known_category(error: RecoverableError) -> ErrorCategory | None:
@@ -414,14 +442,12 @@ def _known_category(error: RecoverableError) -> ErrorCategory | None:
 
 def _http_status(error: BaseException) -> int | None:
     response = _read(error, "response")
-    for owner, name in (
-        (error, "status_code"),
-        (error, "status"),
-        (response, "status_code"),
-        (response, "status"),
-        (error, "code"),
-    ):
-        value = _read(owner, name)
+    found = [
+        *(_read(owner, name) for owner in (error, response) for name in ("status_code", "status")),
+        _read(error, "code"),
+        _guarded(lambda: response["ResponseMetadata"]["HTTPStatusCode"]),  # of botocore
+    ]
+    for value in found:
         if isinstance(value, int) and _guarded(lambda number: 100 <= number <= 599, value):
             return value
     return None
@@ -441,9 +467,12 @@ def _by_distance(error: BaseException) -> Iterator[list[BaseException]]:
 def _inside(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         yield from error.exceptions
-    cause = _read(error, "__cause__")
-    if isinstance(cause, BaseException):
-        yield cause
+    causes = [_read(error, "__cause__")]
+    if isinstance(error, UnrecoverableError):
+        causes.append(_read(error, "original_error"))
+    for cause in causes:
+        if isinstance(cause, BaseException):
+            yield cause
 
 
 def _read(thing: object, name: str) -> Any:

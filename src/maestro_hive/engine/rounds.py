@@ -22,6 +22,7 @@ from maestro_hive.engine.errors import (
     HelpNeeded,
     UnrecoverableError,
 )
+from maestro_hive.engine.execution_log import log_failed_round
 from maestro_hive.engine.failures import (
     attempt_facts,
     error_facts,
@@ -41,6 +42,7 @@ from maestro_hive.engine.results import (
 from maestro_hive.engine.retry_policy import (
     classify,
     delay_before,
+    is_about_other_side,
     never_retried,
     retry_after,
     with_jitter,
@@ -51,7 +53,7 @@ from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import StaleDocumentError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import facts_of
-from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, to_micros
+from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.breaker import CircuitBreaker, Permit
     from maestro_hive.engine.config import Level2Config
     from maestro_hive.engine.escalation import Escalation
+    from maestro_hive.engine.execution_log import ExecutionLog
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.kernel.clock import Clock
 
@@ -77,6 +80,9 @@ class RoundPolicy:
     breaker: CircuitBreaker
     escalation: Escalation | None
     rng: Random
+    #: Whether the breaker counts every failed round, and not only what is about the other side.
+    counts_all: bool = False
+    log: ExecutionLog | None = None
 
 
 class RoundCall(Protocol):
@@ -84,10 +90,16 @@ class RoundCall(Protocol):
 
     #: What it is called in messages and records.
     name: str
-    #: Who does the work; None where that is unknown.
-    persona: str | None
-    #: Whether ``make`` records its start under the breaker's guard.
-    uses_guard: bool
+
+    @property
+    def persona(self) -> str | None:
+        """Who does the work; None where that is unknown."""
+        ...
+
+    @property
+    def uses_guard(self) -> bool:
+        """Whether ``make`` records its start under the breaker's guard."""
+        ...
 
     def make(self, number: int, permit: Permit) -> Awaitable[Any]:
         """Make round ``number`` and return what came of it; raise if it failed."""
@@ -135,6 +147,14 @@ class Rounds:
             self.failed = [each for each in recorded if each.number >= self._first]
         #: Whether all rounds were made before, here or in an outer round.
         self._was_escalated = run is not None and identity in run.state.escalated
+
+    @property
+    def label(self) -> str:
+        """What tells the step from others of its name in the run: ``name``, or ``name#2``."""
+        run = self._run
+        step = None if run is None else run.state.by_identity.get(self._identity)
+        found = None if run is None or step is None else run.label(step.number)
+        return found or self.call.name
 
     async def run(self) -> Any:
         """Return what the first round that succeeds returns; raise at the end of all of them."""
@@ -199,8 +219,11 @@ class Rounds:
             raise
         except SkippedError as skipped:
             seconds = clock.awake_seconds() - started
-            await self._breaker_failed(permit, seconds)
-            raise RoundFailedError(self._reported(skipped.result, None), None) from None
+            await self._tell_breaker(permit, skipped.error, seconds)
+            result = self._reported(skipped.result, None)
+            if skipped.error is None:  # a task that returned a result without success
+                raise RoundFailedError(result, None) from None
+            raise RoundsSkippedError(self.level2_result(ExecutionStatus.FAILED, result)) from None
         except Exception as error:  # noqa: BLE001 - the user's own task
             seconds = clock.awake_seconds() - started
             await self._raised(error, permit, seconds)
@@ -220,10 +243,7 @@ class Rounds:
         if final and not isinstance(error, UnrecoverableError):
             permit.release()  # forbidden, bankrupt, or our own disk: not the other side's fault
             raise error
-        if _called_nothing(error):
-            permit.release()
-        else:
-            await self._breaker_failed(permit, seconds)
+        await self._tell_breaker(permit, error, seconds)
         if final:
             raise error
         result = self._result_of(error, seconds)
@@ -295,6 +315,7 @@ class Rounds:
         number = self._first + len(self.failed)
         made = FailedRound(number=number, result=failed.result, wait=wait)
         await self._record(EntryKind.ROUND_FAILED, _round_facts(made))
+        log_failed_round(self, made)
         self.failed.append(made)
 
     def _delay(self, failures: int, error: Exception | None) -> float:
@@ -310,6 +331,11 @@ class Rounds:
         return max((seconds for seconds in asked if seconds is not None), default=0.0)
 
     # --- the end ---
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run that they are recorded in, if any."""
+        return None if self._run is None else self._run.run_id
 
     @property
     def execution_id(self) -> str:
@@ -330,7 +356,7 @@ class Rounds:
             level1_results=results,
             level2_attempts=len(results),
             total_duration_seconds=self.elapsed(),
-            circuit_breaker_state=self.policy.breaker.state.value,
+            circuit_breaker_state=self.policy.breaker.to_dict(),
         )
 
     def elapsed(self) -> float:
@@ -368,19 +394,18 @@ class Rounds:
         reports = [each.report for each in self.failed]
         listed = [attempt for report in reports for attempt in report.context]
         report = replace(reports[-1], context=listed, attempt_number=len(listed))
-        run_id = self._run.run_id if self._run else None
         return {
             "outer": self._outer,
             "report": report.to_dict(),
-            "actions": escalations.actions_for(report, run_id),
+            "actions": escalations.actions_for(report, self.run_id),
         }
 
     async def _escalate(self, report: FailureReport, actions: list[str]) -> dict[str, Any]:
         """Ask a person, if there is a way to; trouble with that must not hide the failure."""
-        earlier = self._escalated()
-        known = earlier["ticket"] if earlier is not None else None
-        if self.policy.escalation is None or known is not None:
-            return {"ticket": known}
+        earlier, escalation = self._escalated(), self.policy.escalation
+        if escalation is None or (earlier is not None and earlier["ticket"] is not None):
+            known = {} if earlier is None else earlier
+            return {"ticket": known.get("ticket"), "ticket_url": known.get("ticket_url")}
         run_id = self._run.run_id if self._run else None
         case = escalations.EscalationCase(
             run_id=run_id,
@@ -398,11 +423,12 @@ class Rounds:
             labels=escalations.labels_for(report),
         )
         try:
-            return {"ticket": await self.policy.escalation.escalate(case)}
+            ticket = await escalation.escalate(case)
         except Exception as error:  # noqa: BLE001 - the user's own client
             trouble = plain_text(error)
             by_hand = f"file a ticket by hand: the escalation failed ({trouble})"
             return {"ticket": None, "trouble": trouble, "actions": [*actions, by_hand]}
+        return {"ticket": ticket, "ticket_url": escalations.address_of(escalation, ticket)}
 
     def _help_needed(self, facts: Mapping[str, Any]) -> HelpNeeded:
         """Return the error that these facts describe."""
@@ -415,12 +441,16 @@ class Rounds:
         if "trouble" in facts:
             context["escalation_error"] = facts["trouble"]
         result = self.level2_result(ExecutionStatus.HELP_NEEDED)
-        result.jira_ticket = facts["ticket"]
+        result.jira_ticket, result.jira_url = facts["ticket"], facts.get("ticket_url")
+        actions = list(facts["actions"])
+        if result.jira_url is not None:
+            context["ticket_url"] = result.jira_url
+            actions.insert(0, f"see the ticket: {result.jira_url}")
         error = HelpNeeded(
             f"All retry levels exhausted for {self.call.name}",
             report,
             sum(len(each.result.attempts) for each in self.failed),
-            list(facts["actions"]),
+            actions,
             context,
             jira_ticket=facts["ticket"],
         )
@@ -434,19 +464,26 @@ class Rounds:
             kind,
             facts=codec.dump_canonical(facts),
             identity=self._identity,
-            at=to_micros(self._clock.now()),
+            at=self._clock.micros(),
         )
         await self._run.record(entry, sync=True)
 
     # --- waiting for the disk ---
 
-    async def _breaker_failed(self, permit: Permit, seconds: float) -> None:
-        # It is written, and another process may be in the way.
-        await self._off_loop(lambda: permit.failed(seconds), writes=True)
+    async def _tell_breaker(self, permit: Permit, error: Exception | None, seconds: float) -> None:
+        """Record that a round failed, if its error says something about the other side.
+
+        If it does not, the breaker stays as it is; half open, the next call is the probe.
+        """
+        if _called_nothing(error) or not (self.policy.counts_all or _counts(error)):
+            permit.release()
+        else:
+            # It is written, and another process may be in the way.
+            await self._off_loop(lambda: permit.failed(seconds), writes=True)
 
     async def _off_loop(self, call: Callable[[], ResultT], *, writes: bool = False) -> ResultT:
         store = self.policy.breaker.store
-        if store is None or (not writes and store.syncs_fast()):
+        if not writes and store.syncs_fast():
             return call()
         return await in_thread(call)
 
@@ -476,10 +513,22 @@ def _is_final(error: Exception) -> bool:
     return never_retried(error)
 
 
-def _called_nothing(error: Exception) -> bool:
+def _called_nothing(error: Exception | None) -> bool:
     """Return whether level 1 knew beforehand: then the breaker learns nothing from it."""
+    return _context_of(error).get("called") is False
+
+
+def _counts(error: Exception | None) -> bool:
+    """Return whether a breaker counts an error: as ``breaker_on`` says, or if it is about the other side."""
+    decided = _context_of(error).get("counts_for_breaker")
+    if isinstance(decided, bool):
+        return decided
+    return error is not None and is_about_other_side(error)
+
+
+def _context_of(error: Exception | None) -> dict[str, Any]:
     context: object = error.context if isinstance(error, ExecutionException) else None
-    return isinstance(context, dict) and context.get("called") is False
+    return context if isinstance(context, dict) else {}
 
 
 # --- as plain JSON -------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""Settings: values that are checked whenever they are set, and can be frozen.
-
-A check takes the name of a setting, for its error message, and a value; it returns the value to store.
-"""
+"""Settings: values that are checked whenever they are set, and can be frozen."""
 
 from __future__ import annotations
 
@@ -10,18 +7,22 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar
 
 from maestro_hive.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from maestro_hive.maestro.state.codec import Json
 
 PartT = TypeVar("PartT")
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
+
+#: Takes the name of a setting, for its error message, and a value; returns the value to store.
+Check: TypeAlias = Callable[[str, object], PartT]
 
 _ADDRESS = r"https?://([\w.\-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[^\s?#]*)?"
 _LONGEST_SHOWN = 80
@@ -88,7 +89,7 @@ class Settings:
         """Return a deep copy that cannot be changed."""
         return self if self._is_frozen else _freeze(copy.deepcopy(self))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """Return the settings as plain JSON, without secrets."""
         return {each.name: _shown(getattr(self, each.name)) for each in fields(self)}
 
@@ -104,7 +105,7 @@ def _freeze(settings: SettingsT) -> SettingsT:
     return settings
 
 
-def _shown(value: object) -> Any:
+def _shown(value: object) -> Json:
     match value:
         case Settings():
             return value.to_dict()
@@ -112,13 +113,13 @@ def _shown(value: object) -> Any:
             return repr(value)
         case str():
             return str(value)
+        case tuple():
+            return list(value)
         case _:
             return value
 
 
-def setting(
-    default: object, check: Callable[[str, object], object], variable: str | None = None
-) -> Any:
+def setting(default: object, check: Check[object], variable: str | None = None) -> Any:
     """Declare a field of ``Settings``: its default or a factory, its check, its variable.
 
     The environment is read when the settings are made; an empty variable counts as unset.
@@ -151,54 +152,74 @@ def refused(name: str, value: object, wanted: str) -> ConfigurationError:
     return ConfigurationError(f"{name} is {shown}, and must be {wanted}")
 
 
-def whole(least: int) -> Callable[[str, object], int]:
-    """Accept whole numbers from ``least`` on."""
+def rule(
+    kind: type[PartT], wanted: str, accepts: Callable[[PartT], object] = lambda _: True
+) -> Check[PartT]:
+    """Return a check that accepts values of ``kind`` for which ``accepts`` is true.
 
-    def check(name: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise refused(name, value, f"a whole number, {least} or more")
-        return value
+    A whole number is also a ``float``, and True is not a number.
+    """
+    kinds: tuple[type, ...] = (float, int) if kind is float else (kind,)
 
-    return check
-
-
-def number(least: float) -> Callable[[str, object], float]:
-    """Accept finite numbers from ``least`` on."""
-
-    def check(name: str, value: object) -> float:
-        if not _is_finite(value) or value < least:  # type: ignore[operator]
-            raise refused(name, value, f"a finite number, {least:g} or more")
+    def check(name: str, value: object) -> PartT:
+        is_flag = isinstance(value, bool) and kind is not bool
+        if is_flag or not isinstance(value, kinds) or not accepts(value):  # type: ignore[arg-type]
+            raise refused(name, value, wanted)
         return value  # type: ignore[return-value]
 
     return check
 
 
-def positive(name: str, value: object) -> float:
-    """Accept finite numbers above 0."""
-    if not _is_finite(value) or value <= 0:  # type: ignore[operator]
-        raise refused(name, value, "a finite number, more than 0")
-    return value  # type: ignore[return-value]
+def whole(least: int) -> Check[int]:
+    """Accept whole numbers from ``least`` on."""
+    return rule(int, f"a whole number, {least} or more", lambda value: value >= least)
 
 
-def _is_finite(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= sys.float_info.max  # math.isfinite fails for long integers
+_LARGEST = sys.float_info.max  # math.isfinite fails for long integers
 
 
-def optional(check: Callable[[str, object], PartT]) -> Callable[[str, object], PartT | None]:
+def number(least: float) -> Check[float]:
+    """Accept finite numbers from ``least`` on."""
+    return rule(float, f"a finite number, {least:g} or more", lambda v: least <= v <= _LARGEST)
+
+
+#: Finite numbers above 0.
+positive = rule(float, "a finite number, more than 0", lambda value: 0 < value <= _LARGEST)
+#: A part of a whole.
+share = rule(float, "a share of all calls, more than 0 and up to 1", lambda value: 0 < value <= 1)
+#: True and False alone.
+flag = rule(bool, "True or False")
+#: The key of a Jira project.
+project_key = rule(
+    str,
+    "the key of a Jira project, like MD",
+    lambda value: re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,254}", value),
+)
+#: An e-mail address.
+email = rule(
+    str, "an e-mail address, or None", lambda value: re.fullmatch(r"[^@\s]+@[^@\s]+", value)
+)
+
+
+def optional(check: Check[PartT]) -> Check[PartT | None]:
     """Accept None, and what ``check`` does."""
     return lambda name, value: None if value is None else check(name, value)
 
 
-def flag(name: str, value: object) -> bool:
-    """Accept True and False alone."""
-    if not isinstance(value, bool):
-        raise refused(name, value, "True or False")
-    return value
+def names(name: str, value: object) -> tuple[str, ...]:
+    """Accept names in a list, a tuple or a set."""
+    given = tuple(value) if isinstance(value, list | tuple | set | frozenset) else None
+    if given is None or not all(isinstance(each, str) and each for each in given):
+        raise refused(name, value, "a tuple of names, each a text that is not empty")
+    return given
 
 
-def choice(kind: type[ChoiceT]) -> Callable[[str, object], ChoiceT]:
+def part(kind: type[PartT]) -> Check[PartT]:
+    """Accept settings of ``kind``."""
+    return rule(kind, f"a {kind.__name__}")
+
+
+def choice(kind: type[ChoiceT]) -> Check[ChoiceT]:
     """Accept a member of ``kind``, or its value."""
 
     def check(name: str, value: object) -> ChoiceT:
@@ -210,30 +231,12 @@ def choice(kind: type[ChoiceT]) -> Callable[[str, object], ChoiceT]:
     return check
 
 
-def part(kind: type[PartT]) -> Callable[[str, object], PartT]:
-    """Accept settings of ``kind``."""
-
-    def check(name: str, value: object) -> PartT:
-        if not isinstance(value, kind):
-            raise refused(name, value, f"a {kind.__name__}")
-        return value
-
-    return check
-
-
 def log_level(name: str, value: object) -> str:
     """Accept the name of a level that ``logging`` knows, in any case."""
     known = logging.getLevelNamesMapping()
     if not isinstance(value, str) or value.upper() not in known:
         raise refused(name, value, f"one of {', '.join(known)}")
     return value.upper()
-
-
-def project_key(name: str, value: object) -> str:
-    """Accept the key of a Jira project."""
-    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,254}", value):
-        raise refused(name, value, "the key of a Jira project, like MD")
-    return value
 
 
 def address(name: str, value: object) -> str:
@@ -247,13 +250,6 @@ def address(name: str, value: object) -> str:
     if not isinstance(value, str) or (value and not re.fullmatch(_ADDRESS, value)):
         raise refused(name, value, wanted)
     return value.rstrip("/")
-
-
-def email(name: str, value: object) -> str | None:
-    """Accept an e-mail address, or None."""
-    if value is None or (isinstance(value, str) and re.fullmatch(r"[^@\s]+@[^@\s]+", value)):
-        return value
-    raise refused(name, value, "an e-mail address, or None")
 
 
 def secret(name: str, value: object) -> Secret | None:

@@ -5,11 +5,13 @@ Also what must live on without a reference. A forked child starts with an empty 
 
 from __future__ import annotations
 
+import _thread
 import threading
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from maestro_hive.kernel.errors import MaestroError
 from maestro_hive.kernel.process import PerProcess
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 SharedT = TypeVar("SharedT")
 
 
-_Objects = weakref.WeakValueDictionary[tuple[type[Any], str], Any]
+_Objects = weakref.WeakValueDictionary[tuple[type, str], Any]
 
 
 class _Registry:
@@ -68,7 +70,7 @@ def all_shared(store: Store, kind: type[SharedT]) -> list[SharedT]:
         return [each for (what, _), each in list(objects.items()) if what is kind]
 
 
-def forget_shared(store: Store, kind: type[Any], name: str, known: object) -> None:
+def forget_shared(store: Store, kind: type, name: str, known: object) -> None:
     """Let the next caller make another one; nothing happens if ``known`` was replaced already."""
     with _objects(store) as objects:
         if objects.get((kind, name)) is known:
@@ -91,3 +93,17 @@ def release(thing: object) -> None:
 def retained(kind: type[SharedT]) -> list[SharedT]:
     """Return the objects of a kind that are retained."""
     return [each for each in list(_registry().retained) if isinstance(each, kind)]
+
+
+def call_for_collected(call: Callable[[], object]) -> None:
+    """Make the last call for an object that is being collected; an error of ours is ignored.
+
+    In a thread: the collector may have come here from inside the store, with its locks held.
+    """
+
+    def call_quietly() -> None:
+        with suppress(MaestroError):  # a store that failed or was closed holds nothing
+            call()
+
+    with suppress(RuntimeError):  # the process ends, and what it holds with it
+        _thread.start_new_thread(call_quietly, ())

@@ -8,53 +8,73 @@ Rounds, behind a circuit breaker, are made around this by ``rounds``.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from logging import DEBUG
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from maestro_hive.engine import retry_policy, values
+from maestro_hive.engine.accounts import UNSIZED
 from maestro_hive.engine.attempt import Attempt
 from maestro_hive.engine.config import ErrorCategory, ExecutionConfig, RecoveryStrategy
-from maestro_hive.engine.context import StepContext
+from maestro_hive.engine.context import StepContext, current_step
+from maestro_hive.engine.continued_step import check_may_continue
 from maestro_hive.engine.errors import (
     FailureReport,
-    HelpNeeded,
     TokenBudgetExceeded,
     UnrecoverableError,
+    text_of,
 )
+from maestro_hive.engine.execution_log import STEPS, log_failed_attempt, log_step
 from maestro_hive.engine.failures import (
-    Failure,
     attempt_line,
-    check_source,
     ended_attempt,
     error_facts,
     failed_attempt,
     is_interruption,
     is_unrecoverable,
     last_error,
+    note_broken,
     passes_through,
     status_of,
 )
-from maestro_hive.engine.healing import NOT_HEALED, Healer, Healing, heal
+from maestro_hive.engine.healing.failure import diagnosis_of
+from maestro_hive.engine.healing.stage import (
+    HealingEngine,
+    check_disabled,
+    diagnose,
+    heal,
+    judge,
+)
+from maestro_hive.engine.result_types import result_check
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
-from maestro_hive.engine.step_record import MemoryStep, RunStep
-from maestro_hive.kernel.errors import ConfigurationError, StaleDocumentError
+from maestro_hive.engine.source import check_if_source, check_source
+from maestro_hive.engine.step_record import RunStep
+from maestro_hive.kernel.errors import BudgetRefusedError, StaleDocumentError, StaleLimitsError
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
     from random import Random
 
+    from maestro_hive.engine.accounts import Sizing
+    from maestro_hive.engine.attempt import Admission
+    from maestro_hive.engine.breaker import Permit
     from maestro_hive.engine.budget import Budget
-    from maestro_hive.engine.open_run import OpenRun
-    from maestro_hive.engine.options import Options
+    from maestro_hive.engine.execution_log import ExecutionLog
+    from maestro_hive.engine.failures import AttemptEnd
+    from maestro_hive.engine.healing.arguments import ChangedArguments
+    from maestro_hive.engine.healing.healers import Healer
+    from maestro_hive.engine.healing.repairs import Repair
+    from maestro_hive.engine.memory_step import MemoryStep
+    from maestro_hive.engine.options import AttemptLimit, Options
     from maestro_hive.engine.retry_policy import Decision
+    from maestro_hive.engine.usage import Usage
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.codec import Encoded
-    from maestro_hive.maestro.state.projections import StepState
+    from maestro_hive.maestro.state.records import Entry
     from maestro_hive.maestro.state.store import DocumentGuard
 
 _ACTIVE = (ExecutionStatus.RUNNING, ExecutionStatus.RETRYING)
@@ -62,10 +82,6 @@ _ACTIVE = (ExecutionStatus.RUNNING, ExecutionStatus.RETRYING)
 #: How often a breaker may change between being read and the record of a start.
 _RENEWALS = 100
 
-#: The steps that this task is inside of.
-_inside: ContextVar[frozenset[tuple[str, bytes]]] = ContextVar("steps_inside", default=frozenset())
-
-Leave: TypeAlias = "Callable[[], None]"
 RenewedGuard: TypeAlias = "Callable[[], DocumentGuard | None]"
 OwnArguments: TypeAlias = (
     "Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[tuple[tuple[Any, ...], dict[str, Any]]]]"
@@ -83,8 +99,8 @@ class StepCheck(Protocol):
 class Stage(Protocol):
     """What every attempt of a step has to pass before it starts."""
 
-    async def enter(self, step: StepExecution) -> Leave | None:
-        """Return when the attempt may start, with what is called when it ended; or raise.
+    async def enter(self, step: StepExecution) -> Admission | None:
+        """Return when the attempt may start, with what it is let in with, if anything; or raise.
 
         The attempt's time limit does not run meanwhile.
         """
@@ -94,9 +110,11 @@ class Stage(Protocol):
 class SkippedError(Exception):
     """A step failed for good, and its recovery strategy is to go on without its result."""
 
-    def __init__(self, result: ExecutionResult) -> None:
+    def __init__(self, result: ExecutionResult, error: UnrecoverableError | None = None) -> None:
         super().__init__()
         self.result = result
+        #: What is raised with another strategy.
+        self.error = error
 
 
 class Latest:
@@ -133,30 +151,76 @@ class StepSpec:
     checks: tuple[StepCheck, ...] = ()
     #: What each attempt enters, in order.
     stages: tuple[Stage, ...] = ()
-    healer: Healer | None = None
+    #: What heals between attempts; without it, the healers that ship. ``healers`` are asked first.
+    healer: HealingEngine | None = None
+    healers: Sequence[Healer] = ()
+    #: The folder that healers may repair; without it, the current one.
+    workspace: Path | None = None
+    #: The function whose annotation says what the result is, where that is not the task itself.
+    declared: Callable[..., Any] | None = None
     latest: Latest | None = None
     #: Whether the caller gets the recorded result, decoded, and not the object itself.
     reads_back: bool = False
+    #: How often the task is called in all rounds; without it, each round has as many attempts.
+    limit: AttemptLimit | None = None
+    #: Whether a result that looks like Python source is checked, where the options do not say.
+    recognises_source: bool = False
+    #: Whether the usage that a result reports is counted.
+    counts_usage: bool = False
+    log: ExecutionLog | None = None
+    #: What is known of its calls before they are made.
+    sizing: Sizing = UNSIZED
 
     #: How many seconds an attempt may take.
     timeout: float = field(init=False)
-    #: How many attempts may fail in one round.
+    #: How many attempts may fail in one round, where there is no limit for all of them.
     max_attempts: int = field(init=False)
     #: How many attempts may be cut off by the death of their process.
     max_interruptions: int = field(init=False)
-    #: Whether a result that starts like Python source must parse.
-    checks_source: bool = field(init=False)
+    #: Whether what the task writes to its stream is stored.
+    stores_streams: bool = field(init=False)
+    #: Refuses a text that the task returned, if it must be Python source that parses.
+    check_output: Callable[[str], None] | None = field(init=False)
+    #: Refuses a result that is not of the declared type, where all tasks declare the same.
+    check_result: Callable[[Any], None] | None = field(init=False)
+    #: Whether healers are asked about failures, and which of them are not.
+    heals: bool = field(init=False)
+    disabled_healers: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         level1, options = self.config.level1, self.options
+        stored = options.store_streams
         chosen = {
             "timeout": options.timeout or self.config.timeout_seconds,
+            "stores_streams": self.config.state.store_streams if stored is None else stored,
             "max_attempts": options.max_attempts or level1.max_attempts,
             "max_interruptions": level1.max_interruptions,
-            "checks_source": level1.enable_syntax_validation,
+            "check_output": _output_check(options.check_source, recognise=self.recognises_source),
+            "check_result": None if options.returns is None else self._result_check(),
+            "heals": (level1.enable_self_healing if options.healing is None else options.healing)
+            and level1.recovery_strategy is RecoveryStrategy.REFLECT_AND_RETRY,
+            "disabled_healers": frozenset((*level1.disabled_healers, *options.disabled_healers)),
         }
         for name, value in chosen.items():
             object.__setattr__(self, name, value)
+        if self.disabled_healers:
+            check_disabled(self)
+
+    def _result_check(self) -> Callable[[Any], None] | None:
+        returns, declared = self.options.returns, self.declared
+        if returns is True and declared is None:
+            return None
+        return result_check(returns, declared)
+
+    def attempts_in(self, number: int) -> int:
+        """Return how many attempts may fail in that round."""
+        return self.max_attempts if self.limit is None else self.limit.in_round(number)
+
+
+def _output_check(wanted: bool | None, *, recognise: bool) -> Callable[[str], None] | None:
+    if wanted is None:
+        return check_if_source if recognise else None
+    return check_source if wanted else None
 
 
 @dataclass(slots=True)
@@ -172,6 +236,37 @@ class StepExecution:
     is_async: bool
     #: Makes the arguments of each attempt, where the task must not change those of its caller.
     own_arguments: OwnArguments | None = None
+    #: What healers changed of its arguments, and the repairs that have no verdict yet.
+    changed: ChangedArguments | None = None
+    repairs: Sequence[Repair] = ()
+    #: Called before the task is, in each attempt; and with the entry of its result.
+    on_attempt: Callable[[], None] | None = None
+    on_completed: Callable[[Entry], None] | None = None
+    #: What the stages let the attempt in with, and the attempt that is made.
+    admissions: Sequence[Admission] = ()
+    attempt: Attempt | None = None
+
+    #: A round of it is recorded under the breaker's guard.
+    uses_guard: ClassVar = True
+
+    @property
+    def persona(self) -> str:
+        """Who does the work."""
+        return self.spec.persona
+
+    def make(self, number: int, permit: Permit) -> Awaitable[Any]:
+        """Make the attempts of one round."""
+        record = self.record
+        assert type(record) is RunStep
+        record.round = number
+        if record.state is not None or self.spec.checks:
+            return self._make_checked(permit)
+        return self.run_round(permit.guard, permit.renewed_guard)
+
+    async def _make_checked(self, permit: Permit) -> Any:
+        await check_may_continue(self)
+        await self.check()
+        return await self.run_round(permit.guard, permit.renewed_guard)
 
     async def check(self) -> None:
         """Raise if the step must not be executed."""
@@ -190,19 +285,24 @@ class StepExecution:
         ``guard`` stands for the breaker's permit: the first attempt starts only if it holds. It is
         renewed after the stages: they may take long, and their turn would be lost with it.
         """
+        budget = self.spec.budget
         try:
             while True:
-                self._check_budget()
-                leaving: list[Leave] | tuple[()]
-                leaving = () if not self.spec.stages else await self._enter_stages()
+                if budget.is_limited:
+                    self._check_budget()
+                if self.spec.stages:
+                    await self._enter_stages()
                 try:
                     if self.spec.stages and guard is not None and renewed_guard is not None:
                         done, output = await self._attempt_renewed(renewed_guard)
                     else:
                         done, output = await self._attempt(guard)
+                except (BudgetRefusedError, StaleLimitsError) as refused:
+                    await self._wait_for_budget(refused)
+                    continue
                 finally:
-                    for leave in leaving:
-                        leave()
+                    if self.admissions:
+                        self._leave_stages()
                 if done:
                     return output
                 guard = None
@@ -221,75 +321,173 @@ class StepExecution:
                 return await self._attempt(guard)
         return await self._attempt(renewed_guard())
 
-    async def _enter_stages(self) -> list[Leave]:
-        leaving: list[Leave] = []
+    async def _enter_stages(self) -> None:
+        admissions: list[Admission] = []
         try:
             for stage in self.spec.stages:
-                leave = await stage.enter(self)
-                if leave is not None:
-                    leaving.insert(0, leave)
+                admission = await stage.enter(self)
+                if admission is not None:
+                    admissions.insert(0, admission)
         except BaseException:
-            for leave in leaving:
-                leave()
+            _leave(admissions)
             raise
-        return leaving
+        self.admissions = admissions
 
-    async def _attempt(self, guard: DocumentGuard | None) -> tuple[bool, Any]:
+    def _leave_stages(self) -> None:
+        """Leave what was entered; if the attempt is over and its thread is not, with the thread."""
+        thread = self.attempt.thread if self.attempt is not None else None
+        admissions, self.admissions, self.attempt = self.admissions, (), None
+        if thread is None:
+            _leave(admissions)
+        else:  # at once, if it has ended
+            thread.add_done_callback(lambda _: _leave(admissions))
+
+    def _note_outlived(self, *, stopped: bool = False) -> None:
+        """Have recorded, with the attempt's end, what its thread still holds.
+
+        The run knows the thread of one that was ``stopped``: its step may be called again elsewhere.
+        """
+        thread = self.attempt.thread if self.attempt is not None else None
+        if thread is None or thread.done():
+            return
+        record = self.record
+        if self.admissions:
+            held = [each.outlive() for each in self.admissions]
+            record.still_held = [each for each in held if each is not None]
+        if stopped and type(record) is RunStep:
+            record.run.threads.append((record.plan.identity, thread))
+
+    async def _attempt(  # noqa: C901, PLR0912 - the path of every step, without a call more
+        self, guard: DocumentGuard | None
+    ) -> tuple[bool, Any]:
         """Return whether an attempt succeeded, and its output; False: there will be another."""
         spec, record = self.spec, self.record
         if spec.latest is not None:
             spec.latest.status = ExecutionStatus.RUNNING
+        attempt: Attempt | None = None
+        encoded: Encoded | None = None
+        reads_back = False
         try:
-            await record.start(guard)
+            await record.start(guard, spec.sizing)
+            context = self._context()
+            attempt = self.attempt = Attempt(context, spec.timeout, self.admissions)
+            args, kwargs = self.args, self.kwargs
+            if self.own_arguments is not None or self.changed is not None:
+                args, kwargs = await self.arguments_of_attempt()
+            output = await attempt.run(self.task, args, kwargs, is_async=self.is_async)
+            if spec.counts_usage and type(output) not in codec.IMMUTABLE:
+                spec.budget.note_reported(record, context.attempt, output)
+            if spec.check_output is not None and type(output) is str:
+                spec.check_output(output)
+            if spec.options.returns is not None:
+                self._check_result(output)
+            if type(record) is RunStep:
+                flat = codec.encode_flat(output)
+                encoded = flat or await values.encode(output, "result")
+                reads_back = spec.reads_back and type(output) not in codec.IMMUTABLE
+                if flat and reads_back:
+                    output, reads_back = output.copy(), False
+        except Exception as error:
+            if attempt is None:
+                raise
+            if not attempt.was_called:  # and so it is neither ambiguous nor an attempt less
+                self._stopped(error, asked=True)
+                raise
+            self._note_outlived()
+            self._note_usage_of(error)
+            await self._failed(error)
+            return False, None
         except BaseException as error:
-            if not isinstance(error, Exception):
-                self._stopped(error, asked=True)  # the task was not called, so it is not to blame
+            self._note_outlived(stopped=True)
+            # A task that was not called is not to blame.
+            asked = attempt is None or attempt.was_asked_to_stop(error)
+            called = attempt is not None and attempt.was_called
+            self._stopped(error, asked=asked, called=called)
             raise
+        await record.complete(encoded, cancelled=attempt.was_cancelled())
+        self._note_completed()
+        if self.repairs:
+            await judge(self, completed=True)
+        if reads_back and encoded is not None:
+            output = await values.decode(encoded.data, "result")
+        return True, output
+
+    def _check_result(self, output: Any) -> None:
+        """Raise if a result is not of the type that the step declares."""
+        check = self.spec.check_result or result_check(True, self.task)
+        check(output)
+
+    async def arguments_of_attempt(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what an attempt is called with: its own copies, and what healers changed of them."""
+        arguments = self.args, self.kwargs
+        if self.own_arguments is not None:
+            arguments = await self.own_arguments(*arguments)
+        if self.changed is not None:
+            arguments = await self.changed.apply(self.task, arguments)
+        return arguments
+
+    def _note_completed(self) -> None:
+        if STEPS.isEnabledFor(DEBUG):
+            log_step(self, "completed the step")
+        state = self.record.state
+        if self.on_completed is not None and state is not None and state.completed is not None:
+            self.on_completed(state.completed)
+
+    def _context(self) -> StepContext:
+        """Return what the task has while it is called."""
+        record = self.record
+        if STEPS.isEnabledFor(DEBUG):
+            log_step(self, "starts")
+        if self.on_attempt is not None:
+            self.on_attempt()
         number, feedback = record.started_attempt()
-        context = StepContext(
+        return StepContext(
             record,
             self._spend,
             attempt=number,
             feedback=feedback,
-            persona_id=spec.persona,
+            persona_id=self.spec.persona,
             task_name=self.name,
             run_id=record.run_id,
+            stores_stream=self.spec.stores_streams,
         )
-        attempt = Attempt(context, spec.timeout)
-        encoded: Encoded | None = None
-        try:
-            args, kwargs = self.args, self.kwargs
-            if self.own_arguments is not None:
-                args, kwargs = await self.own_arguments(args, kwargs)
-            output = await attempt.run(self.task, args, kwargs, is_async=self.is_async)
-            if spec.checks_source and type(output) is str:
-                check_source(output)
-            if type(record) is RunStep:
-                encoded = (
-                    codec.encode(output, "result")
-                    if codec.is_small((output,))
-                    else await values.encode(output, "result")
-                )
-        except Exception as error:  # noqa: BLE001 - whatever the task raises
-            await self._failed(error)
-            return False, None
-        except BaseException as error:
-            self._stopped(error, asked=attempt.was_asked_to_stop(error))
-            raise
-        await record.complete(encoded)
-        if spec.reads_back and encoded is not None and type(output) not in codec.IMMUTABLE:
-            output = await values.decode(encoded.data, "result")
-        return True, output
 
     def _check_budget(self) -> None:
         try:
-            self.spec.budget.check()
+            self.spec.budget.check(self.record)
         except TokenBudgetExceeded:
             self._note(ExecutionStatus.BANKRUPT)
             raise
 
-    def _spend(self, attempt: int, tokens: int, usd: float) -> None:
-        self.spec.budget.spend(self.record, attempt, tokens, usd)
+    async def _wait_for_budget(self, refused: BudgetRefusedError | StaleLimitsError) -> None:
+        """Return when an attempt that a shared budget refused may be tried again; raise if never."""
+        record = self.record
+        assert type(record) is RunStep
+        ledger = record.run.ledger
+        if isinstance(refused, StaleLimitsError):
+            ledger.refresh()
+            return
+        try:
+            await ledger.room(refused, self.spec.persona, nested=self.is_nested())
+        except TokenBudgetExceeded:
+            self._note(ExecutionStatus.BANKRUPT)
+            raise
+
+    def is_nested(self) -> bool:
+        """Return whether it is executed inside of another step."""
+        return current_step.get() is not None
+
+    def _spend(self, attempt: int, usage: Usage) -> None:
+        self.spec.budget.spend(self.record, attempt, usage)
+
+    def _note_usage_of(self, error: Exception) -> None:
+        """Count the usage that an error reports, if it does."""
+        if self.spec.counts_usage and not isinstance(error, TokenBudgetExceeded):
+            attempt, _ = self.record.started_attempt()
+            with contextlib.suppress(
+                TokenBudgetExceeded
+            ):  # the step's own error is the one to tell
+                self.spec.budget.note_reported(self.record, attempt, error)
 
     # --- failures ---
 
@@ -297,7 +495,9 @@ class StepExecution:
         """Record a failure; raise if there is no point in another attempt."""
         if passes_through(error):
             # What the task did was paid for: that counts, or each start would pay again.
-            await self.record.fail(ended_attempt(error, status_of(error), counts=True))
+            # In a workflow a used-up budget suspends the run, and refuses it until it is raised.
+            counts = not (self.spec.reads_back and isinstance(error, TokenBudgetExceeded))
+            await self._record_failed(ended_attempt(error, status_of(error), counts=counts))
             self._note(status_of(error))
             raise error
         try:
@@ -305,19 +505,26 @@ class StepExecution:
         except Exception as broken:
             # The function given as retry_on is to blame; the attempt has failed all the same.
             decision = retry_policy.Decision(False, 0.0, "the function given as retry_on failed")
-            await self.record.fail(failed_attempt(error_facts(error), decision, NOT_HEALED))
+            note_broken("retry_on", error, broken)
+            await self._record_failed(failed_attempt(error_facts(error), decision))
             self._note(ExecutionStatus.FAILED)
             raise broken from error
+        breaker_counts = None if decision.retry else self._counts_for_breaker(error)
         facts = error_facts(error)
-        try:
-            healing = await self._heal(facts) if decision.retry else NOT_HEALED
-        except BaseException:  # the task has failed, whatever becomes of the healer
-            self.record.stop(failed_attempt(facts, decision, NOT_HEALED))
-            raise
-        await self.record.fail(failed_attempt(facts, decision, healing))
-        if not decision.retry:
-            self.give_up(error, decision.reason)
+        failure = diagnose(self, error, facts)
+        diagnosis = None if failure is None else diagnosis_of(failure)
+        await self._record_failed(failed_attempt(facts, decision, diagnosis))
+        if self.repairs:
+            await judge(self, completed=False)
+        if not decision.retry:  # the next round, if there is one, heals it before it starts
+            self.give_up(error, decision.reason, breaker_counts)
+        if failure is not None:
+            await heal(self, failure)
         self._note(ExecutionStatus.RETRYING)
+
+    async def _record_failed(self, end: AttemptEnd) -> None:
+        await self.record.fail(end)
+        log_failed_attempt(self, end)
 
     def _decide(self, error: Exception) -> Decision:
         level1, options = self.spec.config.level1, self.spec.options
@@ -333,7 +540,7 @@ class StepExecution:
         limit = options.max_elapsed_seconds
         return retry_policy.decide(
             failures=failures,
-            max_attempts=self.spec.max_attempts,
+            max_attempts=self.spec.attempts_in(self.record.round),
             elapsed=self.record.elapsed(),
             max_elapsed=level1.max_elapsed_seconds if limit is None else limit,
             wanted=wanted,
@@ -344,36 +551,54 @@ class StepExecution:
             or strategy is RecoveryStrategy.ESCALATE,
         )
 
-    async def _heal(self, facts: dict[str, Any]) -> Healing:
-        level1, healer = self.spec.config.level1, self.spec.healer
-        if healer is None or not level1.enable_self_healing:
-            return NOT_HEALED
-        if level1.recovery_strategy is not RecoveryStrategy.REFLECT_AND_RETRY:
-            return NOT_HEALED
-        return await heal(healer, self.report(facts, recoverable=True), self.spec.timeout)
+    def _counts_for_breaker(self, error: Exception) -> bool | None:
+        """Return what ``breaker_on`` says about the error that a round ends with; None without it.
 
-    def _stopped(self, error: BaseException, *, asked: bool) -> None:
-        """Record a stop; one that no caller asked for counts, or it could be repeated for ever."""
+        A function that fails decides nothing, and the step's own error has a note of it.
+        """
+        breaker_on = self.spec.options.breaker_on
+        if breaker_on is None:
+            return None
+        try:
+            return retry_policy.counts_for_breaker(breaker_on, error)
+        except Exception as broken:  # noqa: BLE001 - the user's own function
+            note_broken("breaker_on", error, broken)
+            return None
+
+    def _stopped(self, error: BaseException, *, asked: bool, called: bool = False) -> None:
+        """Record a stop; one that no caller asked for counts, or it could be repeated for ever.
+
+        A task that was ``called`` may have had its effect.
+        """
         interrupted = not asked and is_interruption(error)
         status = ExecutionStatus.INTERRUPTED if interrupted else status_of(error)
         counts = not asked and not interrupted
-        self.record.stop(ended_attempt(error, status, counts=counts))
+        stopped = ended_attempt(error, status, counts=counts, ambiguous=called)
+        self.record.stop(stopped)
         self._note(ExecutionStatus.CANCELLED)
 
-    def give_up(self, error: Exception | None, reason: str) -> None:
+    def give_up(
+        self, error: Exception | None, reason: str, counts_for_breaker: bool | None = None
+    ) -> None:
         """Raise what level 2 waits for; with the strategy SKIP, ``SkippedError``."""
         result = self.result(ExecutionStatus.FAILED)
         known = last_error(result.attempts)
         marked = not known.get("recoverable", True)
         result.failure_report = self.report(known, recoverable=not marked)
-        if self.spec.config.level1.recovery_strategy is RecoveryStrategy.SKIP:
-            raise SkippedError(result)
         text = "It cannot be recovered" if marked else "Level 1 retries exhausted"
-        message = f"{text} for {self.name}"
-        raise self.unrecoverable(message, result, reason, error) from error
+        decided = {} if counts_for_breaker is None else {"counts_for_breaker": counts_for_breaker}
+        made = self.unrecoverable(f"{text} for {self.name}", result, reason, error, **decided)
+        if self.spec.config.level1.recovery_strategy is RecoveryStrategy.SKIP:
+            raise SkippedError(result, made)
+        raise made from error
 
     def unrecoverable(
-        self, message: str, result: ExecutionResult, reason: str, error: BaseException | None = None
+        self,
+        message: str,
+        result: ExecutionResult,
+        reason: str,
+        error: BaseException | None = None,
+        **more: bool,
     ) -> UnrecoverableError:
         """Return the error that carries a result without success, and whether the task was called."""
         made = UnrecoverableError(
@@ -386,7 +611,8 @@ class StepExecution:
                 "attempts": result.attempt_count,
                 "reason": reason,
                 "called": error is not None,
-            },
+            }
+            | more,
         )
         made.result = result
         return made
@@ -418,12 +644,21 @@ class StepExecution:
             result.recovery_applied = healed
         return result
 
+    def bankrupt_result(self, error: BaseException) -> ExecutionResult:
+        """Return the result of a step whose budget is used up: what the budget is, and the usage."""
+        result = self.result(ExecutionStatus.BANKRUPT)
+        facts = {"category": ErrorCategory.TOKEN_BUDGET.value, "message": text_of(error)}
+        result.failure_report = self.report(facts, recoverable=False)
+        result.failure_report.suggested_fix = "raise the token budget, or give the step less work"
+        return result
+
     def result(self, status: ExecutionStatus) -> ExecutionResult:
         """Return the result of a step without output."""
         attempts = self.record.attempts()
         seconds = 0.0
         if attempts and attempts[-1].ended_at is not None:
-            seconds = max(0.0, (attempts[-1].ended_at - attempts[0].started_at).total_seconds())
+            first = attempts[0].started_at or attempts[-1].ended_at
+            seconds = max(0.0, (attempts[-1].ended_at - first).total_seconds())
         result = ExecutionResult(
             execution_id=self.record.run_id or self.record.effect_key,
             task_name=self.name,
@@ -447,132 +682,18 @@ class StepExecution:
 
     def arguments(self) -> dict[str, Any]:
         """Return the task's arguments by name, as far as they have one."""
+        return self.by_name(self.args, self.kwargs)
+
+    def by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments of the task by name, as far as they have one."""
         try:
-            bound = inspect.signature(self.task).bind_partial(*self.args, **self.kwargs)
+            bound = inspect.signature(self.task).bind_partial(*args, **kwargs)
         except (TypeError, ValueError):  # it takes no such arguments, or does not declare them
-            return self.kwargs
+            return kwargs
         bound.apply_defaults()
-        return {**bound.arguments, **self.kwargs}
+        return {**bound.arguments, **kwargs}
 
 
-# --- a step that was started before --------------------------------------------------------------
-
-
-async def check_may_continue(step: StepExecution) -> None:
-    """Return when the next attempt may start; raise if there must be none."""
-    record = step.record
-    assert isinstance(record, RunStep)
-    if record.state is None:
-        return
-    if needs_retry(step):
-        if _is_ambiguous(step, record.state):
-            raise _ambiguous(step)
-        if _is_interrupted(step, record.state):
-            raise await _interrupted(step, record)
-        step.give_up(None, "it was given up before, and no retry was requested")
-    await record.wait()
-
-
-def needs_retry(step: StepExecution) -> bool:
-    """Return whether a step that is not completed goes on only if a retry is requested."""
-    record = step.record
-    assert isinstance(record, RunStep)
-    state = record.state
-    return state is not None and (
-        _is_ambiguous(step, state)
-        or _is_interrupted(step, state)
-        or record.is_exhausted(step.spec.max_attempts)
-    )
-
-
-def _is_ambiguous(step: StepExecution, state: StepState) -> bool:
-    return state.open_attempt > 0 and step.spec.options.on_ambiguous != "rerun"
-
-
-def _is_interrupted(step: StepExecution, state: StepState) -> bool:
-    return state.interruptions + (state.open_attempt > 0) > step.spec.max_interruptions
-
-
-async def _interrupted(step: StepExecution, record: RunStep) -> UnrecoverableError:
-    times = step.spec.max_interruptions + 1
-    reason = f"its process died in the middle of it {times} times"
-    if record.state is not None and record.state.open_attempt:
-        error = {"message": reason, "type": "Interrupted", "category": "UNKNOWN"}
-        status = ExecutionStatus.INTERRUPTED
-        await record.fail(Failure(status, counts=False, error=error, reason=reason))
-    result = step.result(ExecutionStatus.INTERRUPTED)
-    report = result.failure_report = step.report({"message": reason}, recoverable=False)
-    report.suggested_fix = "find out what kills the process, then retry the step"
-    message = f"{step.name} is interrupted: {reason}. To try again: {_how_to_retry(step)}"
-    return step.unrecoverable(message, result, reason)
-
-
-def _how_to_retry(step: StepExecution) -> str:
-    return (
-        f"`maestro retry {step.record.run_id} {step.name}`, or options(retry=True) of an executor"
-    )
-
-
-def _ambiguous(step: StepExecution) -> UnrecoverableError | HelpNeeded:
-    """Return the error that keeps a step that may have had its effect from running again."""
-    result = step.result(ExecutionStatus.INTERRUPTED)
-    result.attempts[-1].status = ExecutionStatus.INTERRUPTED  # no process executes it any more
-    reason = "its last attempt started, and its end was never recorded"
-    effect_key = step.record.effect_key
-    report = result.failure_report = step.report({"message": reason}, recoverable=False)
-    report.suggested_fix = f"look for its effect, by its effect_key {effect_key}"
-    if step.spec.options.on_ambiguous == "fail":
-        return step.unrecoverable(f"{step.name} is ambiguous: {reason}", result, reason)
-    return HelpNeeded(
-        f"{step.name} is ambiguous: {reason}",
-        report,
-        total_attempts=result.attempt_count,
-        suggested_actions=[
-            report.suggested_fix,
-            "if it had its effect: mark_task_completed",
-            f"if it had not: {_how_to_retry(step)}",
-        ],
-        context={"effect_key": effect_key, "task_name": step.name, "called": False},
-    )
-
-
-# --- one at a time -------------------------------------------------------------------------------
-
-
-class Turn:
-    """The right to execute one step of a run; others in this process wait for it."""
-
-    __slots__ = ("_identity", "_name", "_run", "_token")
-
-    def __init__(self, run: OpenRun, identity: bytes, name: str) -> None:
-        self._run = run
-        self._identity = identity
-        self._name = name
-        self._token: Any = None
-
-    def take(self) -> bool:
-        """Take the turn; False if another task has it: then ``wait`` for that."""
-        run, identity = self._run, self._identity
-        if not run.enter(identity):
-            return False
-        self._token = _inside.set(_inside.get() | {(run.run_id, identity)})
-        return True
-
-    async def wait(self) -> None:
-        """Return after another task's turn: it may have completed the step."""
-        run, identity = self._run, self._identity
-        if (run.run_id, identity) in _inside.get():
-            raise ConfigurationError(
-                f"{self._name!r} executes itself, with the same input, and would wait for ever"
-            )
-        waiter = run.wait_for(identity)
-        if waiter is not None:
-            await asyncio.shield(asyncio.wrap_future(waiter))
-
-    def give_back(self) -> None:
-        """Let the next one have it."""
-        try:  # noqa: SIM105 - on the path of every step
-            _inside.reset(self._token)
-        except ValueError:  # closed by another context
-            pass
-        self._run.leave(self._identity)
+def _leave(admissions: Sequence[Admission]) -> None:
+    for each in admissions:
+        each.leave()

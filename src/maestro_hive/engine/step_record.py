@@ -1,19 +1,25 @@
-"""What is recorded of one step while it is executed: in a run's journal, or in memory alone.
+"""What is recorded of one step while it is executed, in a run's journal.
 
-``RunStep`` and ``MemoryStep`` have the methods that the path of a step calls; what those of
-``RunStep`` returned from survives a kill. A level-2 round is a number in what is recorded of an attempt.
+``RunStep`` has the methods that the path of a step calls, as ``MemoryStep`` has without a journal;
+what they returned from survives a kill. A level-2 round is a number in what is recorded of an attempt.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
-import secrets
-import threading
-from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.engine import values
+from maestro_hive.engine.accounts import UNSIZED
 from maestro_hive.engine.failures import set_failure
+from maestro_hive.engine.healing.arguments import ChangedArguments
+from maestro_hive.engine.healing.function_healers import TriedRepair
+from maestro_hive.engine.healing.repairs import INTERRUPTED, Repair, counted, worked_before
+from maestro_hive.engine.healing.workspace import FileBefore
+from maestro_hive.engine.open_run import RUNNING
 from maestro_hive.engine.plan import effect_key
 from maestro_hive.engine.results import (
     ExecutionAttempt,
@@ -21,31 +27,48 @@ from maestro_hive.engine.results import (
     ExecutionStatus,
     LazyResult,
 )
+from maestro_hive.engine.streams import AttemptStream
+from maestro_hive.engine.usage import Usage
 from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.budgets import MICROS, Settle
 from maestro_hive.maestro.state.projections import (
+    changed_files,
+    ended_repairs,
     facts_of,
     feedback_of,
-    feedback_sentence,
+    interrupted_repairs,
+    is_fixed,
+    judged_repairs,
+    key_of,
+    pending_repairs,
+    repairs_of,
     was_healed,
 )
-from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros, to_micros
+from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry, from_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Mapping
     from contextlib import AbstractContextManager
 
-    from maestro_hive.engine.failures import Failure
+    from maestro_hive.engine.accounts import Sizing
+    from maestro_hive.engine.failures import AttemptEnd
+    from maestro_hive.engine.healing.repairs import Verdict
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.engine.plan import Plan
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.maestro.state.codec import Encoded
+    from maestro_hive.maestro.state.budgets import Reserve
+    from maestro_hive.maestro.state.codec import Encoded, Json
     from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.maestro.state.store import DocumentGuard
 
+_SEQ = attrgetter("seq")
 _STARTED = EntryKind.ATTEMPT_STARTED
+_TRIED = EntryKind.REPAIR_TRIED
 _COMPLETED = EntryKind.STEP_COMPLETED
+NOTHING = Usage()
+_CANCELLED = codec.dump_canonical({"cancelled": True})
 
 
 class RunStep:
@@ -54,12 +77,20 @@ class RunStep:
     __slots__ = (
         "_clock",
         "_elapsed_before",
+        "_held",
         "_progress",
+        "_reserved",
+        "_sizing",
+        "_spent",
         "_started",
+        "_started_at",
+        "_stream",
+        "_usage",
         "plan",
         "round",
         "run",
         "run_id",
+        "still_held",
     )
 
     def __init__(self, run: OpenRun, plan: Plan, round_number: int) -> None:
@@ -72,6 +103,18 @@ class RunStep:
         self._elapsed_before = 0.0
         #: What it saved of its work, and the number of the entry that says so.
         self._progress: tuple[int, dict[str, Any]] = (0, {})
+        #: What the thread of the attempt that ends now still holds, of limits.
+        self.still_held: list[Json] = []
+        #: What the attempt writes while it is made, if anything.
+        self._stream: AttemptStream | None = None
+        #: Whether the attempt has reserved a part of a budget; what it spent so far; and what its
+        #: result reports, which is recorded with its outcome.
+        self._reserved = False
+        self._held: Reserve | None = None
+        self._spent = NOTHING
+        self._usage: Usage | None = None
+        self._sizing = UNSIZED
+        self._started_at = 0
 
     # --- what is known ---
 
@@ -84,6 +127,11 @@ class RunStep:
     def effect_key(self) -> str:
         """The name of this step's effect for the outside world; the same for all its attempts."""
         return effect_key(self.run.run_id, self.plan.identity)
+
+    def label(self) -> str:
+        """Return what tells it from others of its name in the run: ``name``, or ``name#2``."""
+        state = self.state
+        return (None if state is None else self.run.label(state.number)) or self.plan.name
 
     def started_attempt(self) -> tuple[int, list[str]]:
         """Return the number of the attempt that started last, and what failed before it."""
@@ -134,7 +182,8 @@ class RunStep:
         state = self.state
         if state is None:
             return []
-        return _attempts(state.number, state.log, state.completed, state.tokens)
+        repairs = ended_repairs(state) if state.repairs else {}
+        return _attempts(state.number, state.log, state.completed, state.tokens, repairs)
 
     def completed_result(self, status: ExecutionStatus, output: Any) -> ExecutionResult:
         """Return the result of a completed step; its attempts are read when they are asked for."""
@@ -152,9 +201,22 @@ class RunStep:
             recovery_applied=status is ExecutionStatus.RECOVERED,
         )
         # Of the log as it is: a step that is retried gets a new one.
-        made = partial(_attempts, state.number, state.log, completed, state.tokens, output)
+        repairs = ended_repairs(state) if state.repairs else {}
+        log, tokens = state.log, state.tokens
+        made = partial(_attempts, state.number, log, completed, tokens, repairs, output)
         result.load_attempts_with(made)
         return result
+
+    async def changed_arguments(self) -> ChangedArguments | None:
+        """Return the arguments that healers changed since it was started or retried."""
+        state = self.state
+        if state is None:
+            return None
+        # Those of earlier versions are in the entry of the failed attempt.
+        log = (each for each in state.log if each.kind == EntryKind.ATTEMPT_FAILED)
+        changed = [each for each in (*log, *repairs_of(state)) if each.sha256]
+        data = self.run.store.load(max(changed, key=_SEQ)) if changed else None
+        return None if data is None else ChangedArguments(None, data)
 
     def tokens(self) -> int:
         """Return the tokens that all its attempts spent."""
@@ -163,52 +225,130 @@ class RunStep:
 
     # --- what happens ---
 
-    def start(self, guard: DocumentGuard | None = None) -> Awaitable[None]:
+    def start(
+        self, guard: DocumentGuard | None = None, sizing: Sizing = UNSIZED
+    ) -> Awaitable[None]:
         """Record that an attempt starts: safe against a kill, if not against a power cut."""
         run, plan, clock = self.run, self.plan, self._clock
         state = run.state.by_identity.get(plan.identity)
-        now = clock.now()
+        now = clock.micros()
         if self._started is None:
             self._started = clock.boot_seconds()
             if state is not None and state.log:  # another process started it
-                since = now - from_micros(state.log[0].at)
-                self._elapsed_before = max(0.0, since.total_seconds())
+                self._elapsed_before = max(0.0, (now - state.log[0].at) / 1e6)
         if state is None:
             number, attempt, given = run.new_step_number(), 1, plan.input
         else:
             number, attempt, given = state.number, state.last_attempt + 1, None
+        facts, reserve = plan.facts, run.ledger.unlimited
+        self._reserved, self._usage, self._spent, self._held = False, None, NOTHING, None
+        self._sizing, self._started_at = sizing, now
+        if reserve is None:
+            facts, reserve = self._reserve(now)
         entry = NewEntry(
             _STARTED,
             number,
             attempt,
-            plan.facts,
+            facts,
             given,
             plan.family,
             plan.identity,
-            to_micros(now),
+            now,
         )
-        return run.record(entry, sync=False, guard=guard)
+        # A workflow has its own status; of executors, the first start says that the run goes on.
+        listed = run.listed_status == RUNNING or run.state.started is not None
+        status = None if listed else RUNNING
+        started = run.record(entry, sync=False, guard=guard, status=status, budget=reserve)
+        if attempt == 1 and not run.state.restored_seq:
+            return started
+        return self._start_stream_over(started, number, attempt)
 
-    def complete(self, output: Encoded | None) -> Awaitable[None]:
-        """Record the result; when it is awaited, the step never runs again."""
-        return self.run.record(self._entry(_COMPLETED, value=output), sync=True)
+    def _reserve(self, now: int) -> tuple[bytes, Reserve]:
+        """Return the facts of a start with what it reserves, and that."""
+        run, plan, ledger = self.run, self.plan, self.run.ledger
+        accounts = run.accounts.of(plan.persona, ledger.days.name(now))
+        reserve, estimated = ledger.reserve(accounts, plan.persona, plan.name, self._sizing)
+        if not reserve.limits:
+            return plan.facts, reserve
+        self._reserved, self._held = True, reserve
+        return ledger.facts(plan.facts, reserve, estimated=estimated), reserve
 
-    async def fail(self, failure: Failure) -> None:
+    async def _start_stream_over(self, started: Awaitable[None], number: int, attempt: int) -> None:
+        """Record the start; if the run has streams, say that what the step wrote before is void."""
+        await started
+        run = self.run
+        if run.store.last_chunk(run.lease.run):
+            self._stream = AttemptStream(run.store, run.lease, number, attempt)
+            self._stream.restart()
+
+    def complete(self, output: Encoded | None, *, cancelled: bool = False) -> Awaitable[None]:
+        """Record the result; when it is awaited, the step never runs again.
+
+        ``cancelled``: its caller had cancelled it, and it was completed all the same.
+        """
+        facts = _CANCELLED if cancelled else None
+        entry = self._entry(_COMPLETED, facts, output)
+        if self._stream is not None:
+            return self._record_after(self._stream, entry)
+        if self._usage is not None or self._reserved:
+            first, settle = self._settlement(entry)
+            return self.run.record(entry, sync=True, first=first, budget=settle)
+        return self.run.record(entry, sync=True)
+
+    async def _record_after(self, stream: AttemptStream, entry: NewEntry) -> None:
+        """Record an outcome after all that the attempt wrote, also if the caller is cancelled."""
+        self._stream = None
+        first, settle = self._settlement(entry)
+        try:
+            await stream.flushed()
+        except asyncio.CancelledError:
+            self.run.append([*first, entry], budget=settle)
+            raise
+        await self.run.record(entry, sync=True, first=first, budget=settle)
+
+    async def fail(self, failure: AttemptEnd) -> None:
         """Record that the attempt failed, and how long to wait for the next."""
-        await self.run.record(self._failure_entry(failure), sync=True)
+        entry = self._failure_entry(failure)
+        if self._stream is not None:
+            await self._record_after(self._stream, entry)
+        else:
+            first, settle = self._settlement(entry)
+            await self.run.record(entry, sync=True, first=first, budget=settle)
 
-    def stop(self, failure: Failure) -> None:
+    async def ask(self, failure: AttemptEnd) -> None:
+        """Record that a person has to say whether the last attempt had its effect; once."""
+        state = self.state
+        if state is not None and not (state.log and facts_of(state.log[-1]).get("asked")):
+            entry = self._failure_entry(failure)._replace(attempt=state.last_attempt)
+            await self.run.record(entry, sync=True)
+
+    def stop(self, failure: AttemptEnd) -> None:
         """Record that the attempt was stopped; at once, since the loop may be ending."""
         state = self.state
         if state is not None and state.open_attempt:
-            self.run.append([self._failure_entry(failure)], sync=failure.counts)
+            stream, self._stream = self._stream, None
+            if stream is not None:
+                stream.flush()
+            entry = self._failure_entry(failure)
+            first, settle = self._settlement(entry)
+            self.run.append([*first, entry], sync=failure.counts, budget=settle)
 
     async def wait(self) -> None:
         """Wait for what is left of the time to the next attempt."""
-        wait = self._last_failure().get("wait")
+        failure = self._last_failure()
+        waits = [failure.get("wait")]
         state = self.state
-        if wait is not None and state is not None and state.log[-1] is state.last_failure:
-            await Wait.from_json(wait).finished(self._clock)
+        if state is None or not state.log or state.log[-1] is not state.last_failure:
+            return
+        if (
+            state.repairs and state.last_failure is not None
+        ):  # a repair may need no wait, or a longer one
+            tried = ended_repairs(state).get(state.last_failure.attempt)
+            if tried and is_fixed(tried):
+                waits = [facts_of(tried).get("wait"), failure.get("least_wait")]
+        for each in waits:  # each from its own start: together, the longer one
+            if each is not None:
+                await Wait.from_json(each).finished(self._clock)
 
     def start_over(self, *, forget: bool) -> None:
         """Let it be tried again, its result discarded or not."""
@@ -217,7 +357,7 @@ class RunStep:
         if self.state is not None:
             self.run.append([entry])
 
-    def _failure_entry(self, failure: Failure) -> NewEntry:
+    def _failure_entry(self, failure: AttemptEnd) -> NewEntry:
         facts: dict[str, Any] = {
             "status": failure.status.value,
             "round": self.round,
@@ -225,18 +365,20 @@ class RunStep:
             "reason": failure.reason,
             "clock": {**Wait.start(self._clock, 0.0).to_json(), "elapsed": self.elapsed()},
         }
-        if not failure.counts:
-            facts["counts"] = False
-        if failure.final:
-            facts["final"] = True
-        if failure.healed:
-            facts["healed"] = True
-        if failure.healing_error is not None:
-            facts["healing_error"] = failure.healing_error
-        if failure.feedback is not None:
-            facts["feedback"] = failure.feedback
+        where_they_apply = {
+            "counts": None if failure.counts else False,
+            "final": failure.final or None,
+            "ambiguous": failure.ambiguous or None,
+            "asked": failure.asked or None,
+            "diagnosis": None if failure.diagnosis is None else dict(failure.diagnosis),
+            "still_held": self.still_held or None,
+        }
+        self.still_held = []
+        facts |= {name: fact for name, fact in where_they_apply.items() if fact is not None}
         if failure.wait is not None:
             facts["wait"] = Wait.start(self._clock, failure.wait).to_json()
+            if failure.least_wait and failure.diagnosis is not None:
+                facts["least_wait"] = Wait.start(self._clock, failure.least_wait).to_json()
         return self._entry(EntryKind.ATTEMPT_FAILED, codec.dump_canonical(facts))
 
     def _entry(
@@ -248,9 +390,121 @@ class RunStep:
                 f"run {self.run_id!r} was reset while {self.plan.name!r} was executed: what the"
                 " step did was not recorded, and it will be executed again"
             )
-        now = to_micros(self._clock.now())
+        # Its time is that of its transaction: outcomes that have one are delivered together.
         number, attempt = state.number, state.open_attempt
-        return NewEntry(kind, number, attempt, facts, value, self.plan.family, None, now)
+        return NewEntry(kind, number, attempt, facts, value, self.plan.family)
+
+    # --- repairs ---
+
+    def worked_before(self, fingerprint: str) -> str | None:
+        """Return the healer whose repairs worked best for a failure of that fingerprint."""
+        return worked_before(self.run.store, fingerprint)
+
+    def tried_repairs(self, fingerprint: str) -> list[TriedRepair]:
+        """Return what was tried since it was started or retried, and how it went."""
+        state = self.state
+        if state is None:
+            return []
+        judged = judged_repairs(state)
+        over = {key_of(each) for each in ended_repairs(state).values()} | judged.keys()
+        named = (each for each in state.repairs or () if _names_healer(each))
+        tried = [(each, facts_of(each)) for each in named if key_of(each) in over]
+        return [
+            TriedRepair(
+                healer=str(facts["healer"]),
+                fix=facts.get("fix"),
+                feedback=facts.get("feedback"),
+                is_same_failure=facts["fingerprint"] == fingerprint,
+                verdict=facts_of(judged[key]).get("verdict") if key in judged else None,
+            )
+            for key, facts in {key_of(each): facts for each, facts in tried}.items()
+        ]
+
+    def pending_repairs(self) -> list[Repair]:
+        """Return the repairs that have no verdict yet."""
+        state = self.state
+        found = [] if state is None or not state.repairs else pending_repairs(state)
+        read = (Repair.read(each.attempt, facts_of(each)) for each in found)
+        return [each for each in read if each is not None]
+
+    def interrupted_repairs(self) -> list[Repair]:
+        """Return the repairs that were about to change files when their process died."""
+        state = self.state
+        if state is None or not state.repairs:
+            return []
+        read = (Repair.read(e.attempt, facts_of(e)) for e in interrupted_repairs(state))
+        return [each for each in read if each is not None]
+
+    def files_before(self, repair: Repair) -> tuple[dict[str, FileBefore], str | None]:
+        """Return what files were before a repair, and the folder they are in."""
+        state = self.state
+        assert state is not None
+        entry = changed_files(state).get((repair.attempt, repair.healer))
+        files = self._value(entry) if entry is not None else None
+        if entry is None or not isinstance(files, dict):
+            return {}, None
+        root = facts_of(entry).get("workspace")
+        return {name: FileBefore.from_json(each) for name, each in files.items()}, root
+
+    def fingerprints_after(self, attempt: int) -> list[str | None]:
+        """Return the fingerprints of the failures after an attempt; None where one is unknown."""
+        state = self.state
+        log = state.log if state is not None else []
+        failed = (each for each in log if each.kind == EntryKind.ATTEMPT_FAILED)
+        facts = (facts_of(each) for each in failed if each.attempt > attempt)
+        return [
+            (each.get("diagnosis") or {}).get("fingerprint")
+            for each in facts
+            if each.get("counts", True)
+        ]
+
+    def unhealed_failure(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Return the error and diagnosis of the last failure, if no healer was asked about it yet."""
+        state = self.state
+        last = None if state is None else state.last_failure
+        if state is None or last is None or not state.log or state.log[-1] is not last:
+            return None
+        facts = facts_of(last)
+        diagnosis = facts.get("diagnosis")
+        if diagnosis is None or last.attempt in ended_repairs(state):
+            return None
+        return dict(facts["error"]), dict(diagnosis)
+
+    async def record_files(self, facts: dict[str, Any], before: Mapping[str, FileBefore]) -> None:
+        """Record what files are before a repair changes them."""
+        tree = {name: each.to_json() for name, each in before.items()}
+        value = await values.encode(tree, "files")
+        await self.run.record(self._repair_entry(_TRIED, facts, value), sync=True)
+
+    async def record_repair(
+        self, facts: dict[str, Any], arguments: Encoded | None
+    ) -> Repair | None:
+        """Record what came of healing the last failure; return the repair, if there is one."""
+        known = dict(facts)
+        seconds = known.pop("seconds", None)
+        if seconds is not None:
+            known["wait"] = Wait.start(self._clock, seconds).to_json()
+        entry = self._repair_entry(_TRIED, known, arguments)
+        await self.run.record(entry, sync=True)
+        return Repair.read(entry.attempt, known)
+
+    async def record_verdict(self, repair: Repair, verdict: Verdict) -> None:
+        """Record whether a repair worked, and count it for all runs in the same transaction."""
+        entry = self._repair_entry(EntryKind.REPAIR_JUDGED, verdict.facts(repair))
+        now = self._clock.now().isoformat()
+        counts = verdict.verdict != INTERRUPTED
+        change = counted(repair, verdict.verdict, self.plan.name, now) if counts else None
+        entry = entry._replace(attempt=repair.attempt)
+        await self.run.record(entry, sync=False, change=change)
+
+    def _repair_entry(
+        self, kind: EntryKind, facts: dict[str, Any], value: Encoded | None = None
+    ) -> NewEntry:
+        state = self.state
+        assert state is not None
+        attempt = state.last_failure.attempt if state.last_failure is not None else 0
+        data = codec.dump_canonical(facts)
+        return NewEntry(kind, state.number, attempt, data, value, self.plan.family)
 
     # --- what its context stores ---
 
@@ -258,6 +512,13 @@ class RunStep:
     def lock(self) -> AbstractContextManager[object]:
         """What is held while something is changed."""
         return self.run.mutex
+
+    def open_stream(self) -> AttemptStream:
+        """Return the stream of the attempt that is being made; the caller holds ``lock``."""
+        if self._stream is None:
+            run, outcome = self.run, self._entry(_COMPLETED)  # which the chunks come before
+            self._stream = AttemptStream(run.store, run.lease, outcome.step, outcome.attempt)
+        return self._stream
 
     def change_progress(self, changed: dict[str, Any]) -> None:
         """Change fields of its half-done work; what its other threads changed meanwhile stays."""
@@ -290,16 +551,113 @@ class RunStep:
         entry = NewEntry(kind, facts=facts, value=value, family=f"{self.plan.persona}//{family}")
         self.run.append([entry])
 
-    def spend(self, attempt: int, tokens: int, usd: float) -> None:
-        """Count what was spent."""
-        spent = {"persona": self.plan.persona, "tokens": tokens, "usd": usd}
-        self.add_event(EntryKind.SPENT, attempt, spent)
+    def spend(self, attempt: int, usage: Usage) -> None:
+        """Count what was spent; it is durable on return."""
+        state = self.state
+        number = state.number if state else 0
+        entry, settle = self._spending(number, attempt, usage)
+        if attempt == (state.last_attempt if state else 0):
+            self._spent = plus(self._spent, settle.tokens, settle.usd, usage.model)
+            self._held = None  # a part of it is used
+        self.run.append([entry], budget=settle)
 
-    def add_event(self, kind: EntryKind, attempt: int, facts: dict[str, Any]) -> None:
+    def note_usage(self, _attempt: int, usage: Usage) -> None:
+        """Note the usage that the result reports: it is recorded with the outcome."""
+        self._usage = usage
+
+    def pending_tokens(self) -> int:
+        """Return the tokens that are noted, and not yet recorded."""
+        return 0 if self._usage is None else self._usage.tokens
+
+    def _spending(
+        self, number: int, attempt: int, usage: Usage, *, ended: bool = False
+    ) -> tuple[NewEntry, Settle]:
+        """Return the entry of what was spent, and how that is settled."""
+        run, ledger, persona = self.run, self.run.ledger, self.plan.persona
+        day = ledger.days.name(self._start_of(attempt))
+        accounts = run.accounts.of(persona, day)
+        limits = ledger.limited(accounts)
+        usd = ledger.cost(usage, self._sizing, limits)
+        model = usage.model or self._sizing.model
+        facts = {"persona": persona, "tokens": usage.tokens, "usd": usd / MICROS, **usage.facts()}
+        if model:
+            facts["model"] = model
+        entry = NewEntry(EntryKind.SPENT, number, attempt, codec.dump_canonical(facts))
+        settle = Settle(
+            step=number,
+            attempt=attempt,
+            ended=ended,
+            reserved=self._reserved,
+            held=self._held,
+            accounts=run.accounts.counted(accounts, model),
+            tokens=usage.tokens,
+            usd=usd,
+            cached=usage.cached,
+            limits=limits,
+        )
+        return entry, settle
+
+    def _settlement(self, outcome: NewEntry) -> tuple[tuple[NewEntry, ...], Settle | None]:
+        """Return what is recorded before the outcome of an attempt, and how its spending is settled."""
+        usage, self._usage = self._usage, None
+        first: tuple[NewEntry, ...] = ()
+        spent = self._spent
+        if usage is not None:
+            entry, settle = self._spending(outcome.step, outcome.attempt, usage, ended=True)
+            first = (entry,)
+            spent = plus(spent, settle.tokens, settle.usd, usage.model)
+        elif self._reserved:
+            settle = Settle(outcome.step, outcome.attempt, reserved=True)
+        else:
+            return (), None
+        # What succeeded without any usage is known, too: it needs none.
+        if spent is not NOTHING or outcome.kind == _COMPLETED:
+            name, model = self.plan.name, spent.model or self._sizing.model
+            learnt = self.run.ledger.learn(
+                self.plan.persona, name, spent.tokens, spent.usd or 0, model
+            )
+            settle = settle._replace(estimate=learnt)
+        return first, settle
+
+    def _start_of(self, attempt: int) -> int:
+        """Return when an attempt started; what is spent late counts for that day."""
+        state = self.state
+        if self._started_at and state is not None and attempt == state.last_attempt:
+            return self._started_at
+        for entry in reversed(state.log if state else ()):
+            if entry.kind == _STARTED and entry.attempt == attempt:
+                return entry.at
+        return self._started_at or self._clock.micros()
+
+    def check_accounts(self) -> None:
+        """Raise ``BudgetExceeded`` if more was spent than a shared budget has."""
+        run, ledger = self.run, self.run.ledger
+        if ledger.unlimited is None:
+            day = ledger.days.name(self._started_at or self._clock.micros())
+            limits = ledger.limited(run.accounts.of(self.plan.persona, day))
+            ledger.check_spent(limits, self.plan.persona)
+
+    def has_spent(self, attempt: int) -> bool:
+        """Return whether an attempt has counted what it spent."""
+        state = self.state
+        return state is not None and state.tokens is not None and attempt in state.tokens
+
+    def spent_in_all(self) -> tuple[int, int]:
+        """Return the tokens that all its attempts spent, and the millionths of a dollar."""
+        state, usage = self.state, self._usage
+        usd = 0 if state is None else round(state.usd * MICROS)
+        if usage is not None:
+            usd += self.run.ledger.cost(usage, self._sizing, ())
+        return self.tokens() + self.pending_tokens(), usd
+
+    def add_event(
+        self, kind: EntryKind, attempt: int, facts: dict[str, Any], *, sync: bool = True
+    ) -> None:
         """Record what happened in an attempt; durable on return, also when the attempt is over."""
         state = self.state
         number = state.number if state else 0
-        self.run.append([NewEntry(kind, number, attempt, codec.dump_canonical(facts))])
+        entry = NewEntry(kind, number, attempt, codec.dump_canonical(facts))
+        self.run.append([entry], sync=sync)
 
     def progress(self) -> dict[str, Any]:
         """Return what it last saved of its work; a copy."""
@@ -337,11 +695,19 @@ class RunStep:
         return None if data is None else codec.decode(data)
 
 
+def plus(spent: Usage, tokens: int, usd: int, model: str) -> Usage:
+    """Return what was spent, with some more."""
+    return Usage(
+        tokens=spent.tokens + tokens, usd=(spent.usd or 0) + usd, model=model or spent.model
+    )
+
+
 def _attempts(
     step: int,
     log: list[Entry],
     completed: Entry | None,
     tokens: dict[int, int] | None,
+    repairs: Mapping[int, Entry],
     output: Any = None,
 ) -> list[ExecutionAttempt]:
     """Return the attempts that a step's entries describe."""
@@ -352,7 +718,7 @@ def _attempts(
                 attempts[-1].status = ExecutionStatus.INTERRUPTED
             attempts.append(_started_attempt(step, entry, tokens))
         else:
-            _end_attempt(attempts[-1], entry)
+            _end_attempt(attempts[-1], entry, repairs.get(entry.attempt))
     if completed is not None and attempts:
         attempts[-1].status = ExecutionStatus.SUCCESS
         attempts[-1].ended_at = from_micros(completed.at)
@@ -365,188 +731,24 @@ def _started_attempt(step: int, entry: Entry, tokens: dict[int, int] | None) -> 
         attempt_id=f"{step}.{entry.attempt}",
         attempt_number=entry.attempt,
         started_at=from_micros(entry.at),
+        status=ExecutionStatus.RUNNING,
         tokens_used=tokens.get(entry.attempt, 0) if tokens else 0,
     )
 
 
-def _end_attempt(attempt: ExecutionAttempt, entry: Entry) -> None:
+def _names_healer(entry: Entry) -> bool:
+    return entry.kind == _TRIED and "healer" in facts_of(entry)
+
+
+def _end_attempt(attempt: ExecutionAttempt, entry: Entry, repair: Entry | None) -> None:
     facts = facts_of(entry)
+    tried = facts if repair is None else facts_of(repair)
     attempt.status = ExecutionStatus(facts.get("status", "failed"))
     attempt.ended_at = from_micros(entry.at)
     set_failure(
         attempt,
         facts.get("error", {}),
-        healed=bool(facts.get("healed")),
-        healing_error=facts.get("healing_error"),
-        feedback=facts.get("feedback"),
+        healed=bool(facts.get("healed")) or (repair is not None and is_fixed(repair)),
+        healing_error=tried.get("healing_error") if repair is None else tried.get("error"),
+        feedback=tried.get("feedback"),
     )
-
-
-# --- in memory -----------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class MemoryPersona:
-    """What a persona of an executor without a journal remembers, as long as that lives."""
-
-    memory: dict[str, Any] = field(default_factory=dict)
-    history: list[Any] = field(default_factory=list)
-    tokens: int = 0
-    usd: float = 0.0
-    #: What is held while something of it is changed, or something of one of its steps.
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-
-class MemoryStep:
-    """A step of which nothing is written: for executors without a workflow id."""
-
-    __slots__ = (
-        "_attempts",
-        "_clock",
-        "_persona",
-        "_progress",
-        "_started",
-        "_tokens",
-        "_wait",
-        "effect_key",
-        "failures",
-    )
-
-    state: StepState | None = None
-    run_id: str | None = None
-
-    def __init__(self, persona: MemoryPersona, clock: Clock) -> None:
-        self.failures = 0
-        #: The name of this step's effect for the outside world.
-        self.effect_key = f"exec_{secrets.token_hex(8)}"
-        self._persona = persona
-        self._clock = clock
-        self._attempts: list[ExecutionAttempt] = []
-        self._progress: dict[str, Any] = {}
-        self._tokens: dict[int, int] = {}
-        self._wait = 0.0
-        self._started = 0.0
-
-    def started_attempt(self) -> tuple[int, list[str]]:
-        """Return the number of the attempt that started last, and what failed before it."""
-        return len(self._attempts), self._feedback()
-
-    @property
-    def was_healed(self) -> bool:
-        """Whether a repair was made between its attempts."""
-        return self.failures > 0 and any(each.healing_applied for each in self._attempts)
-
-    def _feedback(self) -> list[str]:
-        if not self.failures:
-            return []
-        return [
-            feedback_sentence(
-                each.attempt_number,
-                {"category": each.metrics.get("error_category"), "message": each.error_message},
-                each.metrics.get("feedback"),
-            )
-            for each in self._attempts
-            if each.error_message is not None
-        ]
-
-    def elapsed(self) -> float:
-        """Return the seconds since its first attempt started."""
-        return self._clock.boot_seconds() - self._started if self._attempts else 0.0
-
-    def attempts(self) -> list[ExecutionAttempt]:
-        """Return every attempt there was."""
-        return self._attempts
-
-    def tokens(self) -> int:
-        """Return the tokens that all its attempts spent."""
-        return sum(self._tokens.values())
-
-    async def start(self, guard: DocumentGuard | None = None) -> None:
-        """Note that an attempt starts."""
-        del guard
-        number = len(self._attempts) + 1
-        if number == 1:
-            self._started = self._clock.boot_seconds()
-        self._attempts.append(
-            ExecutionAttempt(f"{self.effect_key}.{number}", number, self._clock.now())
-        )
-
-    async def complete(self, _output: object) -> None:
-        """Note that it succeeded."""
-        attempt = self._attempts[-1]
-        attempt.status = ExecutionStatus.SUCCESS
-        attempt.ended_at = self._clock.now()
-        if self._tokens:
-            attempt.tokens_used = self._tokens.get(attempt.attempt_number, 0)
-
-    async def fail(self, failure: Failure) -> None:
-        """Note that it failed."""
-        self.stop(failure)
-
-    def stop(self, failure: Failure) -> None:
-        """Note that it failed, or was stopped."""
-        if not self._attempts:
-            return
-        attempt = self._attempts[-1]
-        attempt.status = failure.status
-        attempt.ended_at = self._clock.now()
-        set_failure(
-            attempt,
-            failure.error,
-            healed=failure.healed,
-            healing_error=failure.healing_error,
-            feedback=failure.feedback,
-        )
-        attempt.tokens_used = self._tokens.get(attempt.attempt_number, 0)
-        self.failures += failure.counts
-        self._wait = failure.wait or 0.0
-
-    async def wait(self) -> None:
-        """Wait for the next attempt."""
-        await Wait.start(self._clock, self._wait).finished(self._clock)
-
-    # --- what its context stores ---
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """What is held while something is changed."""
-        return self._persona.lock
-
-    def change_progress(self, changed: dict[str, Any]) -> None:
-        """Change fields of its half-done work; what its other threads changed meanwhile stays."""
-        with self.lock:
-            self._progress = self._progress | copy.deepcopy(changed)
-
-    def change_memory(self, changed: dict[str, Any], gone: set[str]) -> dict[str, Any]:
-        """Change the persona's memory; what its other steps changed meanwhile stays."""
-        with self.lock:
-            rest = {key: value for key, value in self._persona.memory.items() if key not in gone}
-            self._persona.memory = rest | copy.deepcopy(changed)
-            return self._persona.memory
-
-    def add_history(self, item: Any) -> None:
-        """Add to the persona's history."""
-        with self.lock:
-            self._persona.history.append(copy.deepcopy(item))
-
-    def spend(self, attempt: int, tokens: int, usd: float) -> None:
-        """Count what was spent."""
-        with self.lock:
-            self._persona.tokens += tokens
-            self._persona.usd += usd
-            self._tokens[attempt] = self._tokens.get(attempt, 0) + tokens
-
-    def add_event(self, kind: EntryKind, attempt: int, facts: dict[str, Any]) -> None:
-        """Do nothing: without a run, events are not recorded."""
-
-    def progress(self) -> dict[str, Any]:
-        """Return what it last saved of its work; a copy."""
-        return copy.deepcopy(self._progress)
-
-    def memory(self) -> dict[str, Any]:
-        """Return the persona's memory; its values must not be changed, for others have them."""
-        return self._persona.memory
-
-    def history(self) -> list[Any]:
-        """Return the persona's history."""
-        return copy.deepcopy(self._persona.history)

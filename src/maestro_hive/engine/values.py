@@ -7,7 +7,7 @@ import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from maestro_hive.kernel.threads import threads
+from maestro_hive.kernel.process import threads
 from maestro_hive.maestro.state import codec, codec_large
 from maestro_hive.maestro.state.codec import IMMUTABLE
 
@@ -66,9 +66,10 @@ async def plan(
     *,
     key: str | None,
     store_input: bool,
+    place: Callable[[bytes], bytes] | None = None,
 ) -> Plan:
     """Return the plan of a call whose arguments may be large."""
-    made = partial(planner.plan, args, kwargs, key=key, store_input=store_input)
+    made = partial(planner.plan, args, kwargs, key=key, store_input=store_input, place=place)
     if codec_large.is_large([args, kwargs]):
         return await in_thread(partial(made, encode=codec_large.encode_call_large))
     return made()

@@ -1,231 +1,316 @@
-"""A run whose workflow this process executes: its steps, its questions, and its cancellation."""
+"""A run whose workflow this process executes: its tasks, its questions, and how it is ended."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import random
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from maestro_hive.engine import values
-from maestro_hive.engine.breaker import CircuitBreaker
-from maestro_hive.engine.budget import Budget
-from maestro_hive.engine.failures import with_own_lines
-from maestro_hive.engine.limits import Limit
-from maestro_hive.engine.policy import PolicyCheck
-from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
-from maestro_hive.engine.step import StepExecution, StepSpec, Turn, check_may_continue
-from maestro_hive.engine.step_record import MemoryPersona, RunStep
-from maestro_hive.engine.values import OwnArguments
+from maestro_hive.engine.context import current_step
+from maestro_hive.engine.shared import find_shared
 from maestro_hive.hive import runs
-from maestro_hive.hive.errors import OutsideRunError
-from maestro_hive.maestro.state import codec
+from maestro_hive.hive.branches import (
+    Branch,
+    Operation,
+    detached_task,
+    enter_run,
+    number_tasks,
+    stop_numbering,
+)
+from maestro_hive.hive.history import History, Replay
+from maestro_hive.hive.steps import StepCalls
+from maestro_hive.kernel.clock import Wait
+from maestro_hive.kernel.errors import MaestroError
+from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import open_waits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
-    from maestro_hive.engine.breaker import Permit
-    from maestro_hive.engine.config import ExecutionConfig
-    from maestro_hive.engine.escalation import Escalation
-    from maestro_hive.engine.healing import Healer
+    from maestro_hive.engine.limits import Entered
     from maestro_hive.engine.open_run import OpenRun
-    from maestro_hive.engine.options import Options
-    from maestro_hive.engine.plan import Plan
-    from maestro_hive.engine.policy import Enforcer
-    from maestro_hive.engine.rates import Rate
-    from maestro_hive.engine.step import Stage
-    from maestro_hive.hive.functions import StepFunction, WorkflowFunction
-    from maestro_hive.maestro.state.records import NewEntry
-    from maestro_hive.maestro.state.store import Store
+    from maestro_hive.hive.runs import Input
+    from maestro_hive.hive.steps import RunContext
+    from maestro_hive.maestro.state.records import Entry, NewEntry
+    from maestro_hive.maestro.state.store import DocumentChange, Store
 
-_active: ContextVar[ActiveRun | None] = ContextVar("active_run", default=None)
+ResultT = TypeVar("ResultT")
 
-
-@dataclass(slots=True, kw_only=True)
-class RunContext:
-    """What the steps of every run of a hive are executed with."""
-
-    config: ExecutionConfig
-    store: Store
-    #: Runs a workflow as the child of a run.
-    run_child: Callable[
-        [ActiveRun, WorkflowFunction[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]
-    ]
-    healer: Healer | None = None
-    enforcer: Enforcer | None = None
-    escalation: Escalation | None = None
-    _breakers: dict[str, CircuitBreaker] = field(default_factory=dict)
-    _limits: dict[tuple[str, Rate | None, int | None], Limit] = field(default_factory=dict)
-
-    def breaker(self, name: str) -> CircuitBreaker:
-        """Return the breaker of that name."""
-        found = self._breakers.get(name)
-        if found is None:
-            level2 = self.config.level2
-            found = self._breakers[name] = CircuitBreaker(
-                level2.circuit_breaker_threshold,
-                level2.circuit_breaker_cooldown_seconds,
-                name=name,
-                store=self.store,
-            )
-        return found
-
-    def stages(self, name: str, options: Options) -> tuple[Stage, ...]:
-        """Return the stages that each attempt of a step passes."""
-        rate, most = options.rate, options.max_concurrency
-        if rate is None and most is None:
-            return ()
-        found = self._limits.get((name, rate, most))
-        if found is None:
-            found = Limit(self.store, name, rate=rate, max_concurrency=most)
-            self._limits[name, rate, most] = found
-        return (found,)
+#: How many durable calls a workflow may make after it was stopped: each is refused.
+_MOST_REFUSALS = 100
+#: How long tasks that wait for something that is not durable may take to end with their run.
+_LEFTOVER_SECONDS = 1.0
+#: How often a task may be cancelled while the workflow it waits for is being ended.
+_CANCELLATIONS = 100
 
 
-class PreparedStep(NamedTuple):
-    """What all calls of a step in one run have in common."""
-
-    spec: StepSpec
-    policy: RoundPolicy
-
-
-class StepCall:
-    """One call of a step: a round is one set of attempts at it."""
-
-    __slots__ = ("name", "persona", "step", "uses_guard")
-
-    def __init__(self, step: StepExecution) -> None:
-        self.step = step
-        self.name = step.name
-        self.persona: str | None = step.spec.persona
-        self.uses_guard = True
-
-    def make(self, number: int, permit: Permit) -> Awaitable[Any]:
-        """Make the attempts of one round."""
-        step = self.step
-        record = step.record
-        assert isinstance(record, RunStep)
-        record.round = number
-        if record.state is not None or step.spec.checks:
-            return self._make_checked(permit)
-        return step.run_round(permit.guard, permit.renewed_guard)
-
-    async def _make_checked(self, permit: Permit) -> Any:
-        step = self.step
-        await check_may_continue(step)
-        await step.check()
-        return await step.run_round(permit.guard, permit.renewed_guard)
+class WorkflowStopped(BaseException):
+    """Ends a workflow that catches every cancellation, and would be stopped for ever."""
 
 
 class ActiveRun:
-    """A run that is being executed; ``cancel_reason`` is set once its end was requested."""
+    """A run that is being executed: its workflow's tasks, and what it is executed with."""
 
     def __init__(self, context: RunContext, run: OpenRun, parent: ActiveRun | None) -> None:
         self.run_id = run.run_id
         self.run = run
         self.parent = parent
         self.children: set[ActiveRun] = set()
+        #: Why it was cancelled, once the workflow was; then it may clean up, for a while.
         self.cancel_reason: str | None = None
+        #: Whether nothing more may start: it is suspended, or its time to clean up is over.
+        self.is_stopping = False
+        self._refusals = 0
+        #: Whether it is suspended, and by what; None where that was requested.
+        self.is_suspended = False
+        self.stop_error: Exception | None = None
         #: The questions that the workflow asks just now, and those that are being settled.
         self._listeners: dict[bytes, asyncio.Future[None]] = {}
+        self._reserve: dict[bytes, Callable[[Entry], None]] = {}
         self._claimed: set[bytes] = set()
         #: Has the inbox read at once; set by what watches it.
         self.check_inbox: Callable[[], None] = lambda: None
         self.loop = asyncio.get_running_loop()
-        self._context = context
-        self._tasks: dict[asyncio.Task[Any], int] = {}
-        self._calls: dict[bytes, int] = {}
-        self._prepared: dict[StepFunction[..., Any], PreparedStep] = {}
+        run.record_here()
+        #: The last entry of what was recorded before this process executes it.
+        self.resumed_at = run.state.seq if run.state.seq > 1 else 0
+        self.replay = Replay(run.state, self.resumed_at)
+        #: What is recorded of its being resumed, with the first that it does after that.
+        self._resumed = runs.resumed(run.state) if self.resumed_at and run.state.spent else None
+        self.history = run.order = History(self.loop, self.replay)
+        #: Where calls stand that are not in a task of the workflow.
+        self.detached = Branch(None, "detached")
+        self.root = Branch(self.history, "")
+        self.context = context
+        #: The step that it was started in, if any: the workflow is not a part of it.
+        self.around = current_step.get()
+        #: Its place in a queue that is limited.
+        self.entered: Entered | None = None
+        #: Runs a workflow as a child; set by what executes this run.
+        self.run_child: Callable[..., Awaitable[Any]] = _no_children
+        self.steps = StepCalls(self, context)
+        #: The tasks that are in a durable call, and in how many.
+        self.tasks: dict[asyncio.Task[Any], int] = {}
+        #: Those of its durable calls that do nothing but wait, each with its timer if it has one; and
+        #: the timers of blocks that are limited in time.
+        self.waits: dict[Operation, Wait | None] = {}
+        self.timers: dict[object, Wait] = {}
+        self._cancellation: asyncio.Task[None] | None = None
+        #: Whether the cancellation has reached the workflow.
+        self._was_reached = asyncio.Event()
 
     # --- being executed ---
 
-    async def drive(self, body: Callable[[], Any]) -> Any:
-        """Return what a workflow's function returns; what it started and left behind is stopped."""
-        token = _active.set(self)
+    async def drive(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Return what a workflow's coroutine returns; what it left behind is cancelled.
+
+        Who cancels this suspends the run: the workflow is ended, and nothing of that is recorded.
+        """
+        number_tasks(self.loop)
         try:
-            return await self.owning(body)
+            task = self._start(work)
+            recorded = self.run.state.cancel_requested
+            if recorded is not None:
+                self._replay_cancellation(recorded)
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                self.stop()
+                await self._wait_for(task)
+                raise
+            finally:
+                await self._stop_leftovers()
         finally:
-            _active.reset(token)
-            await self._stop_leftovers()
+            self.is_stopping = True  # a request to cancel comes too late now
+            stop_numbering(self.loop)
+        if self.is_suspended:
+            raise self.stop_error or asyncio.CancelledError(f"run {self.run_id!r} was stopped")
+        return task.result()
 
-    async def owning(self, call: Callable[[], Any]) -> Any:
-        """Await a call as part of this run: cancelling the run cancels it."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._own(task)
-        try:
-            return await call()
-        finally:
-            self._disown(task)
+    def note_resumed(self) -> None:
+        """Record, once, what was saved: it goes on, and its completed steps were not paid again."""
+        entry, self._resumed = self._resumed, None
+        if entry is not None:
+            self.run.append([entry], sync=False)
 
-    def _own(self, task: asyncio.Task[Any]) -> None:
-        """Cancel a task with this run; raise if the run was cancelled."""
-        self._tasks[task] = self._tasks.get(task, 0) + 1
-        if self.cancel_reason is not None:
-            self.check_active()
+    @property
+    def was_resumed(self) -> bool:
+        """Whether something was saved, and that is yet to be recorded."""
+        return self._resumed is not None
 
-    def _disown(self, task: asyncio.Task[Any]) -> None:
-        left = self._tasks[task] = self._tasks[task] - 1
-        if not left:
-            del self._tasks[task]
+    async def may_start(self) -> None:
+        """Return when its workflow may be called: its start may have been counted too long ago."""
+        if self.entered is not None and not self.entered.is_current():
+            await self.entered.renew()
+
+    def _start(self, work: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
+        context = enter_run(self, self.root)
+        self.history.branches.add(self.root)  # before it is made: an eager task starts at once
+        task = self.loop.create_task(work, context=context, name=f"workflow of run {self.run_id}")
+        self.root.watch(task, self.loop)
+        return task
+
+    async def _wait_for(self, task: asyncio.Task[Any]) -> None:
+        for _ in range(_CANCELLATIONS):
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                continue
+            return
 
     async def _stop_leftovers(self) -> None:
-        left = [task for task in self._tasks if not task.done()]
+        left = [task for task in self.tasks if not task.done()]
+        if self._cancellation is not None:
+            left.append(self._cancellation)
         for task in left:
             task.get_loop().call_soon_threadsafe(task.cancel)
         here = [task for task in left if task.get_loop() is self.loop]
         if here:
             await asyncio.wait(here)
+        # Those that wait for something else, as in ``queue.get()``.
+        others = {task for task in self._branch_tasks() if not task.done()}
+        for other in others:
+            other.cancel()
+        if others:
+            await asyncio.wait(others, timeout=_LEFTOVER_SECONDS)
+
+    def _branch_tasks(self) -> list[asyncio.Future[Any]]:
+        found = [branch.task for branch in self.history.branches]
+        return [task for task in found if task is not None]
 
     def check_active(self) -> None:
-        """Raise if the run was cancelled: nothing more shall start."""
-        if self.cancel_reason is not None:
-            raise asyncio.CancelledError(f"run {self.run_id!r} was cancelled")
+        """Raise if nothing more may start."""
+        if self.is_stopping:
+            self._refusals += 1
+            if self._refusals > _MOST_REFUSALS:
+                raise WorkflowStopped(f"run {self.run_id!r} was stopped, and its workflow went on")
+            raise asyncio.CancelledError(f"run {self.run_id!r} is being stopped")
+
+    # --- its end before its end ---
+
+    def stop(self, error: Exception | None = None) -> None:
+        """Suspend it and its children: they are resumed as if nothing had been."""
+        if self.is_suspended:
+            return
+        self.is_suspended = True
+        self.stop_error = error
+        self._end_tasks()
+        for child in list(self.children):
+            child.stop(error)
+
+    def suspended(self, error: Exception) -> asyncio.CancelledError:
+        """Suspend it by an error, and return what the workflow is ended with."""
+        self.stop(error)
+        return asyncio.CancelledError(f"run {self.run_id!r} is suspended")
+
+    @contextmanager
+    def suspended_by_failure(self) -> Iterator[None]:
+        """Suspend it if something of it cannot be recorded or read: that is no outcome."""
+        try:
+            yield
+        except MaestroError as error:
+            raise self.suspended(error) from error
+
+    def _end_tasks(self) -> None:
+        self.is_stopping = True
+        for task in {*self.tasks, *self._branch_tasks()}:
+            loop = task.get_loop()
+            if loop is self.loop:
+                task.cancel()
+            else:
+                loop.call_soon_threadsafe(task.cancel)
 
     def cancel(self, reason: str) -> None:
-        """Cancel it, its children, and all that they are waiting for; from any thread."""
+        """Have the workflow cancelled, once; from any thread."""
         self.loop.call_soon_threadsafe(self._cancel, reason)
 
     def _cancel(self, reason: str) -> None:
-        if self.cancel_reason is not None:
-            return  # once: what cleans up after itself shall not be cancelled again
-        family = self._family()
-        tasks = {task for run in family for task in run._tasks}  # noqa: SLF001 - of ours
-        for run in family:
-            run.cancel_reason = run.cancel_reason or reason
-        for task in tasks:
-            task.get_loop().call_soon_threadsafe(task.cancel)
+        if self._cancellation is None and not self.is_stopping:
+            self._cancellation = detached_task(self.loop, self._record_cancellation(reason))
 
-    def _family(self) -> list[ActiveRun]:
-        found = [self]
-        for run in found:
-            found.extend(run.children)
-        return found
+    async def _record_cancellation(self, reason: str) -> None:
+        clock = self.run.store.clock
+        wait = Wait.start(clock, self.context.cancel_grace)
+        try:
+            await self.run.record(runs.cancel_requested(reason, wait.to_json()), sync=True)
+        except MaestroError as error:
+            self.stop(error)
+            return
+        recorded = self.run.state.cancel_requested
+        assert recorded is not None
+        slot = self.history.reserve(recorded)
+        self.history.set_ready(slot, lambda: self._reach_workflow(recorded))
+        await wait.finished(clock)
+        await self._was_reached.wait()
+        self._end_tasks()
+
+    def _replay_cancellation(self, recorded: Entry) -> None:
+        """Cancel the workflow where it was cancelled before."""
+        slot = self.history.reserve(recorded)
+        self.history.set_ready(slot, lambda: self._reach_workflow(recorded))
+        wait = Wait.from_json(facts_of(recorded)["wait"])
+
+        async def end_in_time() -> None:
+            await wait.finished(self.run.store.clock)
+            await self._was_reached.wait()
+            self._end_tasks()
+
+        self._cancellation = detached_task(self.loop, end_in_time())
+
+    def _reach_workflow(self, recorded: Entry) -> None:
+        self.cancel_reason = str(facts_of(recorded).get("reason") or "")
+        self._was_reached.set()
+        if self.root.task is not None:
+            self.root.task.cancel()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it is being cancelled."""
+        return self._cancellation is not None
+
+    @contextmanager
+    def waiting(self, call: Operation, wait: Wait | None) -> Iterator[None]:
+        """Note that a durable call does nothing but wait in this block: for a time, or for a person."""
+        self.waits[call] = wait
+        try:
+            yield
+        finally:
+            del self.waits[call]
 
     # --- questions ---
     # A workflow's code may run in more than one loop, each in its thread: the run's lock decides.
 
-    def listen(self, identity: bytes) -> asyncio.Future[None]:
-        """Return what is done when a question is answered; in the loop that asks it."""
+    def listen(
+        self, identity: bytes, reserve: Callable[[Entry], None] = lambda _: None
+    ) -> asyncio.Future[None]:
+        """Return what is done when a question is answered; in the loop that asks it.
+
+        ``reserve`` is called with the entry of the answer, as soon as it is recorded.
+        """
         with self.run.mutex:
             self._claimed.discard(identity)
             listener = asyncio.get_running_loop().create_future()
             self._listeners[identity] = listener
+            self._reserve[identity] = reserve
             return listener
 
     def stop_listening(self, identity: bytes) -> None:
         """Note that no task waits for the answer any more."""
         with self.run.mutex:
             self._listeners.pop(identity, None)
+            self._reserve.pop(identity, None)
 
     def listens(self, identity: bytes) -> bool:
         """Return whether the workflow asks this just now, and it is not being settled."""
         with self.run.mutex:
             return identity in self._listeners and identity not in self._claimed
+
+    def is_settled(self, identity: bytes) -> bool:
+        """Return whether a wait has its end, or is just getting it."""
+        with self.run.mutex:
+            return identity in self._claimed or identity in self.run.state.answers
 
     def claim(self, identity: bytes) -> bool:
         """Become the one who settles a question, by an answer or by its timeout."""
@@ -240,6 +325,12 @@ class ActiveRun:
         with self.run.mutex:
             self._claimed.discard(identity)
 
+    def reserve(self, identity: bytes) -> None:
+        """Take the place of an answer in the order; in the loop of the run, when it is recorded."""
+        reserve = self._reserve.get(identity)
+        if reserve is not None:
+            reserve(self.run.state.answers[identity])
+
     def notify(self, identity: bytes, error: Exception | None = None) -> None:
         """Wake who waits for the answer, with the reason if it cannot be had."""
         with self.run.mutex:
@@ -252,126 +343,17 @@ class ActiveRun:
         for identity in list(self._listeners):
             self.notify(identity, error)
 
-    # --- which of several equal calls ---
-
-    def occurrence(self, identity: bytes) -> int:
-        """Count the calls that are equal, since the run was opened."""
-        number = self._calls[identity] = self._calls.get(identity, 0) + 1
-        return number
-
-    def numbered(self, *parts: str | bytes) -> bytes:
-        """Return an identity for one more call that these parts describe."""
-        identity = runs.identity_of(*parts)
-        number = self.occurrence(identity)
-        return identity if number == 1 else hashlib.sha256(identity + b"#%d" % number).digest()
-
-    # --- steps ---
-
-    async def call(
-        self, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Return a step's result: from the journal if it is there, else by executing it."""
-        prepared = self._prepared.get(step)
-        if prepared is None:
-            prepared = self._prepared[step] = self._prepare(step)
-        options = step.options
-        key = None if options.key is None else step.key_for(options.key, args, kwargs)
-        is_plain = codec.is_small(args) and (not kwargs or codec.is_small(kwargs.values()))
-        if is_plain:
-            plan = step.planner.plan(args, kwargs, key=key, store_input=options.store_input)
-        else:
-            plan = await values.plan(
-                step.planner, args, kwargs, key=key, store_input=options.store_input
-            )
-        if key is None:
-            number = self.occurrence(plan.identity)
-            if number > 1:
-                plan = plan.occurrence(number)
-        data = self.run.recorded(plan.identity, plan.name)
-        if data is not None:
-            return None if not data else await values.decode(data, "result")
-        own = None if is_plain else OwnArguments(plan.encoded)
-        try:
-            return await self._execute(step, prepared, plan, args, kwargs, own)
-        except Exception as error:
-            with_own_lines(error)
-            raise
-
-    async def _execute(
-        self,
-        step: StepFunction[..., Any],
-        prepared: PreparedStep,
-        plan: Plan,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        own: OwnArguments | None,
-    ) -> Any:
-        run = self.run
-        turn = Turn(run, plan.identity, plan.name)
-        while not turn.take():
-            await turn.wait()
-            data = self.run.recorded(plan.identity, plan.name)
-            if data is not None:
-                return None if not data else await values.decode(data, "result")
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            self._own(task)
-            record = RunStep(run, plan, 1)
-            execution = StepExecution(
-                prepared.spec, record, step.name, step.function, args, kwargs, step.is_async, own
-            )
-            rounds = Rounds(prepared.policy, StepCall(execution), run, plan.identity)
-            return await rounds.run()
-        except RoundsSkippedError:
-            return None
-        finally:
-            self._disown(task)
-            turn.give_back()
-            run.copy_if_due()
-
-    def _prepare(self, step: StepFunction[..., Any]) -> PreparedStep:
-        context, options, clock = self._context, step.options, self.run.store.clock
-        config = context.config
-        if options.budget is not None:
-            tokens = replace(config.tokens, max_tokens_per_persona=options.budget)
-            config = replace(config, tokens=tokens)
-        checks: tuple[PolicyCheck, ...] = ()
-        if context.enforcer is not None:
-            role = "developer_agent"
-            checks = (PolicyCheck(context.enforcer, step.persona, role, None, clock),)
-        rng = random.Random(config.level1.jitter_seed)  # noqa: S311 - for jitter alone
-        spec = StepSpec(
-            config=config,
-            persona=step.persona,
-            options=options,
-            clock=clock,
-            rng=rng,
-            budget=Budget(config.tokens, step.persona, self.run, MemoryPersona()),
-            checks=checks,
-            stages=context.stages(step.name, options),
-            healer=context.healer,
-            reads_back=True,
-        )
-        policy = RoundPolicy(
-            config=config.level2,
-            breaker=context.breaker(options.breaker or step.persona),
-            escalation=context.escalation,
-            rng=rng,
-        )
-        return PreparedStep(spec, policy)
-
-    async def run_child(
-        self, workflow: WorkflowFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Return the result of another workflow, in a run of its own."""
-        return await self._context.run_child(self, workflow, args, kwargs)
-
     # --- what is recorded of the run itself ---
 
-    async def record(self, entry: NewEntry, *, sync: bool = True) -> None:
+    async def record(
+        self, entry: NewEntry, *, sync: bool = True, change: DocumentChange | None = None
+    ) -> None:
         """Record an entry, and let listings show the run's status after it."""
-        await self.run.record(entry, sync=sync, status=self._status_with(entry))
+        await self.run.record(entry, sync=sync, status=self._status_with(entry), change=change)
+
+    def append(self, entry: NewEntry) -> None:
+        """Record an entry at once, without an fsync, and let listings show the run's status."""
+        self.run.append([entry], self._status_with(entry), sync=False)
 
     def _status_with(self, entry: NewEntry) -> str:
         """Return the run's status once the entry is recorded."""
@@ -386,6 +368,32 @@ class ActiveRun:
         return runs.WAITING if asked else runs.RUNNING
 
 
+class ActiveTask:
+    """A run that this process executes, with its input, and what its result will be put into."""
+
+    def __init__(self, given: Input) -> None:
+        self.given = given
+        self.done: Future[Any] = Future()
+        self.loop = asyncio.get_running_loop()
+        #: The run itself, once it is open.
+        self.active: ActiveRun | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Return whether its loop was closed over it: then it never ends."""
+        return self.loop.is_closed()
+
+
+def active_here(store: Store, run_id: str) -> ActiveTask | None:
+    """Return a run that this process executes; None if it does not."""
+    found = find_shared(store, ActiveTask, run_id)
+    return None if found is None or found.is_abandoned or found.done.done() else found
+
+
+async def _no_children(*_: object) -> None:
+    raise AssertionError("the runner of the run sets this")
+
+
 def _settle(listener: asyncio.Future[None], error: Exception | None) -> None:
     if listener.done():
         return
@@ -393,19 +401,3 @@ def _settle(listener: asyncio.Future[None], error: Exception | None) -> None:
         listener.set_result(None)
     else:
         listener.set_exception(error)
-
-
-def active_run(what: str, name: str = "") -> ActiveRun:
-    """Return the run that is executed here; ``what`` needs one."""
-    found = _active.get()
-    if found is None:
-        named = f"{what} {name!r}" if name else what
-        raise OutsideRunError(
-            f"{named} was called outside a run: call it from a workflow that hive.run executes"
-        )
-    return found
-
-
-def active_run_or_none() -> ActiveRun | None:
-    """Return the run that is executed here, if there is one."""
-    return _active.get()

@@ -1,4 +1,4 @@
-"""Run control: answer, retry, cancel and fork a run from outside.
+"""Run control: retry and fork a run from outside.
 
 Each function is durable when it returns, and needs the store alone, so the command line can do the
 same as a program, without the program's code.
@@ -7,105 +7,56 @@ same as a program, without the program's code.
 from __future__ import annotations
 
 import secrets
-from contextlib import contextmanager
-from dataclasses import replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.engine.open_run import append_entries
-from maestro_hive.hive import answer_types, runs
-from maestro_hive.hive.inbox import Answer, Inbox
-from maestro_hive.hive.runner import active_here
-from maestro_hive.hive.runs import find_run, read_run
-from maestro_hive.hive.waits import fitting
+from maestro_hive.hive import runs
+from maestro_hive.hive.cancelling import children_of, leased
+from maestro_hive.hive.dispatching import recorded_dispatch
+from maestro_hive.hive.inbox import Inbox
+from maestro_hive.hive.runs import find_run
+from maestro_hive.hive.typed_arguments import stored_argument
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import ConfigurationError, CorruptionError, RunLeasedError
+from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.projections import effective_entries, facts_of, find_step, fold
+from maestro_hive.maestro.state.projections import (
+    effective_entries,
+    facts_of,
+    find_step,
+    fold,
+    readable,
+)
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.views import OVER, open_waits, run_status
+from maestro_hive.maestro.state.views import run_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.runs import Input
     from maestro_hive.maestro.state.projections import RunState, StepState
     from maestro_hive.maestro.state.records import Entry, RunRecord
-    from maestro_hive.maestro.state.store import RunLease, Store
+    from maestro_hive.maestro.state.store import Store
+    from maestro_hive.maestro.state.strict_json import Json
 
 _PENDING = "pending"
-
-
-# --- answers --------------------------------------------------------------------------------------
-
-
-def answer(
-    store: Store, run_id: str, name: str, value: Any, *, by: str | None = None, early: bool = False
-) -> None:
-    """Answer a question of a run; with ``early``, also one that it has not asked yet.
-
-    A question takes one answer. An answer without the required shape is refused here, where it can
-    be corrected.
-    """
-    question = find_question(store, run_id, name, early=early)
-    _post(store, run_id, question, Answer(name=name, value=fitting(question, name, value), by=by))
-
-
-def answer_in_words(
-    store: Store, run_id: str, name: str, text: str, *, by: str | None = None, early: bool = False
-) -> None:
-    """Answer a question by a typed text: the question's type decides what ``yes`` means."""
-    question = find_question(store, run_id, name, early=early)
-    if question is None:
-        _post(store, run_id, None, Answer(name=name, value=text, by=by, as_text=True))
-        return
-    shape = facts_of(question).get("shape") or {}
-    value = answer_types.parse_words(shape, text, f"the answer to {name!r}")
-    _post(store, run_id, question, Answer(name=name, value=value, by=by))
-
-
-def _post(store: Store, run_id: str, question: Entry | None, given: Answer) -> None:
-    identity = question.identity if question is not None else None
-    message = replace(given, question=identity.hex() if identity is not None else None)
-    Inbox(store).answer(run_id, message)
-
-
-def find_question(store: Store, run_id: str, name: str, *, early: bool) -> Entry | None:
-    """Return the open question of this name; None if there is none yet and ``early`` allows it."""
-    state = read_run(store, run_id)
-    if state.ended is not None:
-        raise ConfigurationError(
-            f"run {run_id!r} has ended ({run_status(state)}), and takes no answer"
-        )
-    answered = {each.question for each in Inbox(store).messages(run_id).answers}
-    questions = [each for each in open_waits(state) if facts_of(each).get("name") == name]
-    left = [each for each in questions if each.identity and each.identity.hex() not in answered]
-    if left or (early and not questions):
-        return left[0] if left else None
-    if questions:
-        return questions[0]  # it has an answer: posting another one is an error
-    raise ConfigurationError(
-        f"run {run_id!r} does not wait for {name!r}{_open_questions(state)};"
-        " to answer before the question is asked, use early=True (--early)"
-    )
-
-
-def _open_questions(state: RunState) -> str:
-    names = [str(facts_of(each).get("name")) for each in open_waits(state)]
-    return f"; it waits for {', '.join(map(repr, names))}" if names else ", nor for anything else"
 
 
 # --- retry ---------------------------------------------------------------------------------------
 
 
 def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
-    """Clear the recorded failures of a run and its children, or of one step alone.
+    """Clear the failures that a run and its children failed by, or those of one step alone.
 
-    Completed steps stay completed. With ``step`` (a name, ``name#2`` or a number), the failures of
-    all other steps stay recorded. The run continues when it is resumed.
+    Completed steps stay completed, and so do failures that the workflow caught: it takes the same
+    branches again. Where it is not known what it failed by, all failures are cleared. With ``step``
+    (a name, ``name#2`` or a number), the failures of all other steps stay recorded. The run
+    continues when it is resumed.
     """
     find_run(store, run_id)
-    with _leased(store, run_id) as (lease, state):
+    with leased(store, run_id) as (lease, state):
         if run_status(state) == runs.SUCCESS:
             raise ConfigurationError(f"run {run_id!r} has succeeded, so there is nothing to retry")
         facts: dict[str, Any] = {}
@@ -113,9 +64,11 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
         if step is not None:
             identity = _failed_step(state, run_id, step)
             facts["run"] = True  # the end of the run is cleared too
-        for child in _children(store, state) if identity is None else ():
-            if child.status != runs.SUCCESS:
-                retry(store, child.name)
+        elif state.ended is not None:
+            facts["only"] = facts_of(state.ended).get("failed")
+        for child in _failed_children(store, state, facts.get("only")) if identity is None else ():
+            retry(store, child.name)
+        facts = {name: value for name, value in facts.items() if value}
         Inbox(store).clear(run_id, runs.FAILED)  # a request to cancel is cleared too
         retried = NewEntry(
             EntryKind.RETRIED,
@@ -123,7 +76,17 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
             identity=identity,
         )
         status = _PENDING if state.started is not None else None
-        append_entries(store, lease, [retried], status)
+        append_entries(store, lease, [retried], status, dispatch=recorded_dispatch(state))
+
+
+def _failed_children(store: Store, state: RunState, only: list[str] | None) -> list[RunRecord]:
+    """Return the children that did not succeed; of these only those that a run failed by."""
+    by_name = {str(facts_of(each)["run_id"]): key.hex() for key, each in state.children.items()}
+    return [
+        child
+        for child in children_of(store, state)
+        if child.status != runs.SUCCESS and (not only or by_name.get(child.name) in only)
+    ]
 
 
 def _failed_step(state: RunState, run_id: str, wanted: str | int) -> bytes | None:
@@ -144,67 +107,11 @@ def step_of(state: RunState, run_id: str, wanted: str | int) -> StepState:
     return found
 
 
-# --- cancel ---------------------------------------------------------------------------------------
-
-
-def cancel(store: Store, run_id: str, reason: str = "") -> bool:
-    """Cancel a run and its children; return False if it has ended already.
-
-    If a process executes the run, it gets a message and records the end; otherwise it is recorded
-    here.
-    """
-    if active_here(store, run_id) is not None:
-        Inbox(store).cancel(run_id, reason)
-        return True
-    record = find_run(store, run_id)
-    if record.status in OVER:
-        return False
-    if not record.workflow and read_run(store, run_id).started is None:
-        raise ConfigurationError(
-            f"run {run_id!r} was not started by a workflow; stop the program that executes it"
-        )
-    try:
-        with _leased(store, run_id) as (lease, state):
-            if state.ended is not None:  # it ended meanwhile
-                return False
-            # The children first: after a kill in between, the same request cancels the rest.
-            for child in _children(store, state):
-                cancel(store, child.name, reason)
-            ended = runs.ended(runs.CANCELLED, reason=reason or None)
-            append_entries(store, lease, [ended], runs.CANCELLED)
-            Inbox(store).clear(run_id, runs.CANCELLED)
-    except RunLeasedError:
-        Inbox(store).cancel(run_id, reason)
-    return True
-
-
-def _children(store: Store, state: RunState) -> list[RunRecord]:
-    """Return the children of a run that were started, and not purged."""
-    found = (store.run(str(facts_of(each).get("run_id"))) for each in state.children.values())
-    return [record for record in found if record is not None]
-
-
-# --- writing to a run that is not executed ---------------------------------------------------------
-
-
-@contextmanager
-def _leased(store: Store, run_id: str) -> Iterator[tuple[RunLease, RunState]]:
-    """Lease a run that no process executes; ``RunLeasedError`` names the one that does."""
-    lease = store.acquire_run(run_id)
-    try:
-        if lease.users > 1:
-            holder = lease.lease.holder
-            raise RunLeasedError(run_id, host=holder.host, pid=holder.pid, since=holder.since)
-        yield lease, fold(store.entries(lease.run), store.load)
-    finally:
-        store.release_run(lease)
-
-
 # --- fork ---------------------------------------------------------------------------------------
 
 
-#: The entries of a persona's memory, copied as they were before the step that is executed again.
-_MEMORY = (EntryKind.MEMORY_SAVED, EntryKind.HISTORY_APPENDED)
+#: The entries that are copied as they were before the step that is executed again.
+_BEFORE = (EntryKind.MEMORY_SAVED, EntryKind.HISTORY_APPENDED, EntryKind.VALUE_RECORDED)
 
 
 def fork(
@@ -213,14 +120,20 @@ def fork(
     *,
     from_step: str | int | None = None,
     changed: dict[str, Any] | None = None,
+    in_words: dict[str, str] | None = None,
     new_id: str | None = None,
+    known: Mapping[str, WorkflowFunction[..., Any]] = MappingProxyType({}),
 ) -> str:
     """Create a run with the completed steps of another one, and return its id; it is not executed yet.
 
     The step ``from_step`` is executed again. Steps before it stay completed, and those after it too:
     they run again exactly when their input changes. ``changed`` replaces arguments of the workflow
-    by name. Questions after the step are asked again, and children that have not succeeded start
-    again. The tokens of the other run are not counted.
+    by name, and ``in_words`` by typed texts: the parameter's type decides what they mean. ``known``
+    has the parameters of a workflow where they are not recorded: that was enqueued by its name.
+
+    Questions after the step are asked again, and children that have not succeeded start again; of
+    those that have, it takes the results, and needs neither them nor the other run any more. The
+    tokens of the other run are not counted. A fork is recorded as a whole or not at all.
     """
     record = find_run(store, run_id)
     source = store.entries(record.id)
@@ -230,7 +143,13 @@ def fork(
             f"run {run_id!r} was not started by a workflow, so it cannot be forked"
         )
     first_new = None if from_step is None else step_of(state, run_id, from_step)
-    given = _changed_input(run_id, state.started, store, changed or {})
+    trees = {
+        name: codec.parse(codec.encode(value, name).data, name)
+        for name, value in (changed or {}).items()
+    }
+    with readable(run_id):
+        declared = _declared(store, state.started, known)
+        given = _changed_input(run_id, state.started, store, declared, trees, in_words or {})
     name = new_id or f"{run_id[:110]}-fork-{secrets.token_hex(4)}"
     files.check_identifier(name, "run id")
     first = runs.started(
@@ -239,45 +158,110 @@ def fork(
         from_step=None if first_new is None else first_new.name or first_new.number,
     )
     copied = [first, *_copied(store, state, source, first_new)]
-    known = store.run(name)  # after a kill, a run may be listed without entries
-    taken = ConfigurationError(f"there is a run {name!r} already; give the fork another id")
-    if known is not None and store.entries(known.id):
-        raise taken
-    lease = store.acquire_run(name, record.workflow)
-    try:
-        if lease.seq or lease.users > 1:
-            raise taken
-        append_entries(store, lease, copied, _PENDING)
-    finally:
-        store.release_run(lease)
+    _create(store, name, record.workflow, copied)
     return name
 
 
-def _changed_input(run_id: str, started: Entry, store: Store, changed: dict[str, Any]) -> Input:
+def _create(store: Store, name: str, workflow: str, entries: list[NewEntry]) -> None:
+    """Create a run with these entries, in one transaction; raise if there is one of that name."""
+    known = store.run(name)  # an executor may have listed it without entries
+    taken = ConfigurationError(f"there is a run {name!r} already; give the fork another id")
+    if known is not None and (store.entries(known.id) or name in store.run_leases()):
+        raise taken
+    lease = store.acquire_run(name, workflow, entries, _PENDING)
+    try:
+        if not lease.created:
+            raise taken
+        append_entries(store, lease, ())  # with an fsync
+    finally:
+        store.release_run(lease)
+
+
+#: How many runs of a workflow are looked at for its parameters.
+_LOOKED_AT = 20
+
+
+class _Declared(NamedTuple):
+    """The parameters of a workflow, and their types."""
+
+    names: tuple[str, ...]
+    types: Mapping[str, Json]
+
+
+def _declared(
+    store: Store, started: Entry, known: Mapping[str, WorkflowFunction[..., Any]]
+) -> _Declared | None:
+    """Return a workflow's parameters, as recorded; None if they are not, and no other run has them.
+
+    A run that is enqueued by the name of its workflow has no more than the arguments it was given.
+    """
+    facts = facts_of(started)
+    recorded = _Declared(runs.parameters_of(started), runs.types_of(started))
+    if recorded.names or not {"queue", "forked_from"} & facts.keys():
+        return recorded
+    workflow = str(facts.get("workflow", ""))
+    if workflow in known:
+        return _Declared(known[workflow].parameters, known[workflow].types)
+    for record in store.runs(workflow=workflow, limit=_LOOKED_AT):
+        for first in store.entries(record.id, up_to=1):
+            if runs.parameters_of(first):
+                return _Declared(runs.parameters_of(first), runs.types_of(first))
+    return None
+
+
+def _changed_input(
+    run_id: str,
+    started: Entry,
+    store: Store,
+    declared: _Declared | None,
+    changed: dict[str, Json],
+    in_words: dict[str, str],
+) -> Input:
     """Return a run's input with some arguments replaced, by the workflow's parameter names.
 
     On plain JSON: a fork does not need the classes of the other arguments.
     """
-    workflow, names = str(facts_of(started).get("workflow", "")), runs.parameters_of(started)
+    workflow = str(facts_of(started).get("workflow", ""))
     data = store.load(started)
     tree = codec.parse(data or b"{}", "input", depth=codec.DOCUMENT_DEPTH)
     if not isinstance(tree, dict) or not {"args", "kwargs"} <= tree.keys():
         raise CorruptionError(f"run {run_id!r} has no recorded input")
+    names, types = declared or _Declared((), {})
     settable = [name for name in names if not name.startswith("*")]
-    unknown = sorted(changed.keys() - set(settable))
-    if unknown and not any(name.startswith("**") for name in names):
+    unknown = sorted({*changed, *in_words} - set(settable))
+    if declared is None:  # a worker says whether they fit
+        if tree["args"] and set(unknown) - tree["kwargs"].keys():
+            raise ConfigurationError(
+                f"run {run_id!r} was enqueued by the name of its workflow, with arguments by place;"
+                " for which parameters is not known here. Enqueue another one with all of them by"
+                f" name (`maestro enqueue {workflow} NAME=VALUE`), or fork it in its program:"
+                " hive.fork(run_id, name=value)"
+            )
+    elif unknown and not any(name.startswith("**") for name in names):
         raise ConfigurationError(
             f"the workflow {workflow!r} of run {run_id!r} has no parameter {', '.join(unknown)};"
             f" it has: {', '.join(settable) or 'none'}"
         )
     by_place = list(takewhile(lambda name: not name.startswith("*"), names))[: len(tree["args"])]
-    for name, value in changed.items():
-        plain = codec.parse(codec.encode(value, name).data, name)
+    before = {**dict(zip(by_place, tree["args"], strict=False)), **tree["kwargs"]}
+    for name, text in in_words.items():
+        changed[name] = _typed_argument(
+            f"the parameter {name!r} of {workflow}", text, types.get(name), before.get(name)
+        )
+    for name, plain in changed.items():
         if name in by_place:
             tree["args"][by_place.index(name)] = plain
         else:
             tree["kwargs"][name] = plain
-    return runs.input_of(workflow, codec.call_of_tree(tree), names)
+    return runs.input_of(workflow, codec.call_of_tree(tree), names, types)
+
+
+def _typed_argument(path: str, text: str, shape: Json, before: Json) -> Json:
+    """Return an argument as it is stored, by the type of its parameter; raise if it is none of it."""
+    if not shape and isinstance(before, dict) and codec.TAG in before:  # of a type not recorded
+        shape = {"unknown": f"{before[codec.TAG]} {before.get('t', '')}".strip()}
+    way_out = "fork the run in its program: hive.fork(run_id, name=value)"
+    return stored_argument(path, text, shape, way_out)
 
 
 def _copied(
@@ -293,21 +277,60 @@ def _copied(
     over = {
         identity
         for identity, entry in state.answers.items()
-        if entry.seq < end and facts_of(entry).get("how") != "timeout"
+        if entry.seq < end and facts_of(entry).get("how") in ("over", "answered")
     }
+    children = _child_results(store, state)
     for entry in effective_entries(source):
         match entry.kind:
-            case EntryKind.ATTEMPT_STARTED | EntryKind.ATTEMPT_FAILED | EntryKind.STEP_COMPLETED:
+            case (
+                EntryKind.ATTEMPT_STARTED
+                | EntryKind.ATTEMPT_FAILED
+                | EntryKind.STEP_COMPLETED
+                | EntryKind.REPAIR_TRIED
+                | EntryKind.REPAIR_JUDGED
+            ):
                 wanted = entry.step in completed
-            case EntryKind.CHILD_STARTED:
-                child = store.run(str(facts_of(entry).get("run_id")))
-                wanted = child is not None and child.status == runs.SUCCESS
+            case EntryKind.ARGUMENTS_ADDED:
+                wanted = True
+            case EntryKind.CHILD_STARTED | EntryKind.CHILD_ENDED:
+                wanted = False
+                if entry.identity in children:
+                    yield _child_copy(entry, children)
             case EntryKind.WAIT_STARTED | EntryKind.WAIT_ENDED:
                 wanted = entry.identity in over  # an open question is asked again
             case _:
-                wanted = entry.kind in _MEMORY and entry.seq < end
+                wanted = entry.kind in _BEFORE and entry.seq < end
         if wanted:
             yield _copy_of(store, entry)
+    for identity in children.keys() - state.outcomes.keys():  # its parent was killed before that
+        facts = facts_of(state.children[identity])
+        yield runs.child_copied(
+            identity, str(facts["run_id"]), facts["workflow"], children[identity]
+        )
+
+
+def _child_results(store: Store, state: RunState) -> dict[bytes, codec.Encoded]:
+    """Return the results of the children that succeeded, by the identity of their calls."""
+    found: dict[bytes, codec.Encoded] = {}
+    for identity, child in state.children.items():
+        ended = state.outcomes.get(identity)
+        if ended is None or ended.sha256 is None:  # of a child that was not copied itself
+            run = runs.ended_state(store, str(facts_of(child).get("run_id")))
+            ended = None if run is None or run_status(run) != runs.SUCCESS else run.ended
+        data = None if ended is None else store.load(ended)
+        if ended is not None and ended.sha256 is not None and data is not None:
+            found[identity] = codec.Encoded(data, ended.sha256)
+    return found
+
+
+def _child_copy(entry: Entry, results: dict[bytes, codec.Encoded]) -> NewEntry:
+    """Return the start of a child as one of another run, or its end with its result."""
+    assert entry.identity is not None
+    facts = codec.dump_canonical({**facts_of(entry), "copied": True})
+    value = results[entry.identity] if entry.kind == EntryKind.CHILD_ENDED else None
+    return NewEntry(
+        EntryKind(entry.kind), facts=facts, value=value, identity=entry.identity, at=entry.at
+    )
 
 
 def _copy_of(store: Store, entry: Entry) -> NewEntry:

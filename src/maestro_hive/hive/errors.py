@@ -6,6 +6,7 @@ MaestroError                     (``kernel.errors``: the root of all errors of t
 ├── RunInactiveError             it has not ended, and no process executes it
 ├── UnknownRunError              there is no run with that id
 └── ConfigurationError
+    ├── AlreadyAnsweredError     the question of a run has its answer, and takes no other
     ├── RunMismatchError         the run belongs to another workflow, or to other arguments
     └── OutsideRunError          a step, a sleep or a wait outside of a run
 """
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+#: Longer answers are cut in messages.
+_LONGEST_VALUE = 100
+
+
 class RunFailedError(MaestroError):
-    """A run failed. ``__cause__`` is what its workflow raised, in the process that executed it."""
+    """A run failed; ``__cause__`` is what its workflow raised, as it is recorded."""
 
     def __init__(self, run_id: str, error: Mapping[str, Any]) -> None:
         self.run_id = run_id
@@ -65,6 +70,26 @@ class UnknownRunError(MaestroError):
     def __init__(self, run_id: str, location: str) -> None:
         super().__init__(f"there is no run {run_id!r} in {location}; `maestro runs` lists them")
         self.run_id = run_id
+
+
+class AlreadyAnsweredError(ConfigurationError):
+    """A question of a run has its answer, ``value`` by ``by``, and takes no other."""
+
+    def __init__(
+        self, run_id: str, name: str, question: str | None, value: Any, by: str | None
+    ) -> None:
+        which = f"question {question} was answered" if question else "an early one waits for it"
+        text = repr(value)
+        shown = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+        super().__init__(
+            f"run {run_id!r} has its answer to {name!r} already: {which}"
+            f"{f' by {by}' if by else ''}, with {shown}; this one is not taken"
+        )
+        self.run_id = run_id
+        self.name = name
+        self.question = question
+        self.value = value
+        self.by = by
 
 
 class RunMismatchError(ConfigurationError):

@@ -10,54 +10,72 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
+from uuid import UUID, uuid4
 
+from maestro_hive.engine import settings, values
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
 from maestro_hive.engine.copies import copier
 from maestro_hive.engine.failures import with_own_lines
-from maestro_hive.hive import control, waits
-from maestro_hive.hive.active_run import RunContext, active_run_or_none
-from maestro_hive.hive.errors import RunMismatchError, UnknownRunError
-from maestro_hive.hive.functions import Definitions
+from maestro_hive.engine.prices import Prices, read_prices
+from maestro_hive.hive import answers, cancelling, control, resolving, waits
+from maestro_hive.hive.branches import active_run_or_none
+from maestro_hive.hive.budgets import Budgets, declare, declared_budgets
+from maestro_hive.hive.enqueuing import Enqueuing, own_budget
+from maestro_hive.hive.errors import UnknownRunError
 from maestro_hive.hive.handle import RunHandle
 from maestro_hive.hive.handle import follow as follow_events
 from maestro_hive.hive.runner import Runner
 from maestro_hive.hive.runs import (
-    child_id,
-    child_started,
-    ended_state,
+    find_run,
     list_runs,
     make_input,
+    new_id,
     read_input,
     read_run,
-    run_info,
 )
+from maestro_hive.hive.same_run import check_fits
+from maestro_hive.hive.steps import RunContext
+from maestro_hive.hive.streams import follow as follow_stream
+from maestro_hive.hive.waits import DurableTimeout
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError, StoreClosedError
-from maestro_hive.kernel.signals import stop_politely
-from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.kernel.process import run_async
+from maestro_hive.kernel.signals import until_signal
 from maestro_hive.maestro.state.stores import close_store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from datetime import datetime
 
     from maestro_hive.engine.escalation import Escalation
-    from maestro_hive.engine.healing import Healer
+    from maestro_hive.engine.healing.stage import HealingEngine
+    from maestro_hive.engine.options import Amount
     from maestro_hive.engine.policy import Enforcer
-    from maestro_hive.hive.active_run import ActiveRun
+    from maestro_hive.hive.answers import Question
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.runs import Input, RunInfo
     from maestro_hive.maestro.state.events import RunEvent
     from maestro_hive.maestro.state.store import Store
+    from maestro_hive.maestro.state.streams import StreamChunk
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Hive(Definitions):
+#: What ``resolve`` is given where a step has no result.
+UNRESOLVED: Any = object()
+
+
+class Hive(Enqueuing):
     """Durable steps and workflows over one state folder; a context manager, sync or async.
 
     ``folder`` has all state, checkpoints included; without it, that of the configuration.
+    ``budget``: how much each run may spend, or amounts by ``persona``, ``run``, ``queue`` and ``day``,
+    for each of them or by name; what was raised since stays. ``prices`` are those of models, in place
+    of the ones that come with this version: a table, or a JSON file.
+    ``cancel_grace``: for how many seconds a workflow that is cancelled may run steps to clean up.
+    ``workspace``: the folder whose files healers may repair; without it, the current one.
     Nothing is opened before it is needed. The folder is closed by ``close``, at the end of a
     ``with`` block, or with the process.
     """
@@ -67,17 +85,30 @@ class Hive(Definitions):
         folder: str | Path | None = None,
         config: ExecutionConfig | None = None,
         *,
-        healing_engine: Healer | None = None,
+        healing_engine: HealingEngine | None = None,
         enforcer: Enforcer | None = None,
         escalation: Escalation | None = None,
+        cancel_grace: float = 60.0,
+        workspace: str | Path | None = None,
+        budget: Amount | Mapping[str, Any] | None = None,
+        prices: Prices | Mapping[str, Any] | str | Path | None = None,
     ) -> None:
         super().__init__()
         self.config = _config_for(folder, config)
         self._helpers = {"healer": healing_engine, "enforcer": enforcer, "escalation": escalation}
+        self._workspace = None if workspace is None else Path(workspace).expanduser().absolute()
+        self._cancel_grace = float(settings.number(0)("cancel_grace", cancel_grace))
+        self._declared = declared_budgets(budget)
+        self._prices = read_prices(prices)
         self._store: Store | None = None
         self._runner: Runner | None = None
         self._is_closed = False
         self._mutex = threading.RLock()
+
+    @property
+    def budget(self) -> Budgets:
+        """The budgets of personas, runs, queues and days: limits, and what was spent."""
+        return Budgets(self._open)
 
     # --- running ---
 
@@ -87,17 +118,23 @@ class Hive(Definitions):
         /,
         *args: Any,
         run_id: str | None = None,
+        budget: Amount | None = None,
         **kwargs: Any,
     ) -> R:
         """Run a workflow and return its result; the same ``run_id`` resumes it.
 
+        ``budget`` is what it may spend with its children: tokens, or money as in ``"$2.50"``. (It is an
+        argument of the workflow, where that has one of this name.)
         Finished, it returns the recorded result; failed, it raises the recorded failure until ``retry``.
-        While it runs, the first Ctrl+C or SIGTERM stops it: the stop is recorded and counts as no
-        failure, and the process ends as it would have.
+        Signals are left to the program. To cancel this call stops the run: that is recorded, counts
+        as no failure, and the run resumes when it is started again.
         """
         made = self._known(workflow)
+        budget, kwargs = own_budget(made.parameters, budget, kwargs)
         given = self._input(made, args, kwargs)
-        return await self._run(made, given, self._name(made, run_id))
+        name = self._name(made, run_id)
+        self._set_budget(name, budget)
+        return await self._run(made, given, name)
 
     def run_sync(
         self,
@@ -105,47 +142,30 @@ class Hive(Definitions):
         /,
         *args: Any,
         run_id: str | None = None,
+        budget: Amount | None = None,
         **kwargs: Any,
     ) -> R:
-        """Run a workflow from a program without an event loop."""
+        """Run a workflow from a program without an event loop; ``budget`` as of ``run``.
+
+        While it runs, the first Ctrl+C or SIGTERM stops it: the stop is recorded and counts as no
+        failure, and the process ends as it would have. A second one ends it at once.
+        """
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
             raise ConfigurationError(
                 "run_sync() was called where an event loop is running; use `await hive.run(…)`"
             )
         try:
-            return asyncio.run(self.run(workflow, *args, run_id=run_id, **kwargs))
+            made = self._known(workflow)
+            budget, kwargs = own_budget(made.parameters, budget, kwargs)
+            given = self._input(made, args, kwargs)
+            name = self._name(made, run_id)
+            self._set_budget(name, budget)
+            work = self._run(made, given, name)
+            return run_async(until_signal(work, stopped_message(name)))
         except (MaestroError, KeyboardInterrupt) as error:
             # Raised here, so that the traceback names run_sync, and nothing of the loop.
             raise with_own_lines(error)  # noqa: B904 - the same error
-
-    def start(
-        self,
-        workflow: Callable[..., Awaitable[R]],
-        /,
-        *args: Any,
-        run_id: str | None = None,
-        **kwargs: Any,
-    ) -> RunHandle[R]:
-        """Start a run on this event loop, and return its handle."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            raise ConfigurationError(
-                "start() was called where no event loop is running; use run_sync()"
-            ) from None
-        made = self._known(workflow)
-        given = self._input(made, args, kwargs)
-        name = self._name(made, run_id)
-        handle: RunHandle[R] = RunHandle(self._open, name)
-        if ended_state(self._open(), name) is None:
-            started = self._runs.start(made, given, name)
-            handle.keep(
-                started if isinstance(started, asyncio.Task) else asyncio.wrap_future(started)
-            )
-        else:  # the result or the failure is given when it is asked for
-            handle.keep(asyncio.ensure_future(self._runs.run(made, given, name)))
-        return handle
 
     def _name(self, workflow: WorkflowFunction[..., Any], run_id: str | None) -> str:
         if run_id is not None:
@@ -155,7 +175,7 @@ class Hive(Definitions):
                 f"hive.run({workflow.name}, …) inside a workflow needs a run_id, or each start would"
                 f" run it again; or await {workflow.name}(…) itself: then it is a child"
             )
-        return f"{workflow.name[:100]}-{secrets.token_hex(6)}"
+        return new_id(workflow.name)
 
     async def resume(self, run_id: str) -> Any:
         """Resume a run as it was started: its workflow and arguments are in the journal."""
@@ -163,40 +183,12 @@ class Hive(Definitions):
         return await self._run(made, given, run_id)
 
     async def _run(self, workflow: WorkflowFunction[..., R], given: Input, run_id: str) -> R:
-        stop = stop_politely()
         try:
-            async with stop:
-                result: R = await self._runs.run(workflow, given, run_id)
-                return result
-        except asyncio.CancelledError:
-            if stop.signal is None:
-                raise
+            result: R = await self._runs.run(workflow, given, run_id)
         except MaestroError as error:
             with_own_lines(error)
             raise
-        if stop.signal.name == "SIGINT":
-            raise KeyboardInterrupt(
-                f"run {run_id!r} was stopped; it resumes when it is started again"
-            )
-        raise SystemExit(128 + stop.signal)
-
-    async def _run_child(
-        self,
-        parent: ActiveRun,
-        workflow: WorkflowFunction[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run a workflow as a child of another run; equal children are numbered by order."""
-        given = make_input(workflow.name, args, kwargs, workflow.parameters)
-        identity = parent.numbered("child", given.identity)
-        known = parent.run.state.children.get(identity)
-        if known is not None:
-            run_id = str(facts_of(known)["run_id"])
-        else:
-            run_id = child_id(parent.run_id, workflow.name, identity)
-            await parent.run.record(child_started(identity, run_id, workflow.name), sync=False)
-        return await parent.owning(lambda: self._runs.run(workflow, given, run_id, parent))
+        return result
 
     # --- inside a workflow ---
 
@@ -211,6 +203,7 @@ class Hive(Definitions):
         *,
         timeout: float | None = ...,  # noqa: ASYNC109 - it outlives the process
         type: type[T],
+        about: Any = ...,
     ) -> T: ...
     @overload
     async def wait_for(
@@ -219,6 +212,7 @@ class Hive(Definitions):
         *,
         timeout: float | None = ...,  # noqa: ASYNC109 - it outlives the process
         type: Any = ...,
+        about: Any = ...,
     ) -> Any: ...
     async def wait_for(
         self,
@@ -226,13 +220,35 @@ class Hive(Definitions):
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - it outlives the process
         type: Any = None,  # noqa: A002 - that is what it is
+        about: Any = None,
     ) -> Any:
         """Wait in a workflow until it is answered: ``hive.answer``, or ``maestro answer``.
 
         The answer is recorded. ``type`` says what it must be: an answer of another kind is refused
         where it is given. After ``timeout`` seconds, those before a restart included, TimeoutError.
+        ``about`` is shown to the person who is asked; about something else, it is another question.
         """
-        return await waits.wait_for(name, timeout, type)
+        return await waits.wait_for(name, timeout, type, about)
+
+    def timeout(self, seconds: float) -> DurableTimeout:
+        """Limit a block of a workflow: ``async with hive.timeout(60):``, as ``asyncio.timeout``.
+
+        The time before a restart counts. When it is over, what the block waits for is cancelled, and
+        TimeoutError is raised.
+        """
+        return DurableTimeout(seconds)
+
+    def now(self) -> datetime:
+        """Return the time (UTC) in a workflow; a resumed one gets the same."""
+        return waits.recorded_value("now", lambda run: run.run.store.clock.now())
+
+    def random(self) -> float:
+        """Return a random number from 0 to 1 in a workflow; a resumed one gets the same."""
+        return waits.recorded_value("random", lambda _: secrets.SystemRandom().random())
+
+    def uuid(self) -> UUID:
+        """Return a random UUID in a workflow; a resumed one gets the same."""
+        return waits.recorded_value("uuid", lambda _: uuid4())
 
     # --- from outside ---
 
@@ -244,20 +260,50 @@ class Hive(Definitions):
         *,
         by: str | None = None,
         early: bool = False,
+        question: str | None = None,
     ) -> None:
         """Answer what a run waits for; from any process, whether the run is executed or not.
 
-        Each question takes one answer. With ``early`` it may also be one that is yet to be asked.
+        Each question takes one answer: of several senders all but one get ``AlreadyAnsweredError``.
+        With ``early`` it may also be the next question of this name, which is yet to be asked.
+        ``question`` is the id of one of several with this name, as ``questions`` has it.
         """
-        control.answer(self._open(), run_id, name, value, by=by, early=early)
+        store = self._open()
+        answers.answer(store, run_id, name, value, by=by, early=early, question=question)
+
+    def questions(self, run_id: str) -> list[Question]:
+        """Return the questions that a run waits for, with what they are about."""
+        return answers.questions(self._open(), run_id)
 
     def retry(self, run_id: str, step: str | int | None = None) -> None:
         """Request a retry of what failed; ``run`` or ``resume`` then executes it."""
         control.retry(self._open(), run_id, step)
 
+    def resolve(
+        self,
+        run_id: str,
+        step: str | int,
+        *,
+        completed: Any = UNRESOLVED,
+        rerun: bool = False,
+        by: str | None = None,
+    ) -> None:
+        """Settle an ambiguous step of a run, one that may have had its effect and asks a person.
+
+        ``completed`` is the result it had: it is checked by the type that the step declares.
+        ``rerun`` lets it be executed again. It is recorded for exactly this call of the step (a name,
+        ``name#2`` or a number), and ``run`` or ``resume`` then goes on.
+        """
+        if (completed is UNRESOLVED) is not rerun:
+            raise ConfigurationError("resolve() takes either completed=… or rerun=True")
+        if rerun:
+            resolving.rerun(self._open(), run_id, step, by=by)
+        else:
+            resolving.complete(self._open(), run_id, step, completed, by=by)
+
     def cancel(self, run_id: str, reason: str = "") -> bool:
-        """Cancel a run and its children, wherever it is executed; False if it has ended already."""
-        return control.cancel(self._open(), run_id, reason)
+        """Cancel a run and its children, wherever they are executed; False if all have ended."""
+        return cancelling.cancel(self._open(), run_id, reason)
 
     def fork(
         self,
@@ -274,18 +320,28 @@ class Hive(Definitions):
         arguments of the workflow.
         """
         return control.fork(
-            self._open(), run_id, from_step=from_step, changed=changed_inputs, new_id=new_run_id
+            self._open(),
+            run_id,
+            from_step=from_step,
+            changed=changed_inputs,
+            new_id=new_run_id,
+            known=self._workflows,
         )
 
     def runs(
-        self, status: str | None = None, workflow: str | None = None, limit: int | None = None
+        self,
+        status: str | None = None,
+        workflow: str | None = None,
+        limit: int | None = None,
+        *,
+        roots: bool = False,
     ) -> list[RunInfo]:
-        """List runs, newest first."""
-        return list_runs(self._open(), status, workflow, limit)
+        """List runs, newest first: all, or with ``roots`` only those that are no children."""
+        return list_runs(self._open(), status, workflow, limit, roots=roots)
 
     def handle(self, run_id: str) -> RunHandle[Any]:
         """Return a handle of a run, wherever it is executed."""
-        run_info(self._open(), run_id)  # or say that there is none
+        find_run(self._open(), run_id)  # or say that there is none
         return RunHandle(self._open, run_id)
 
     def events(
@@ -298,16 +354,36 @@ class Hive(Definitions):
         """
         return follow_events(self._open(), run_id, after=after, wait=follow)
 
+    def stream(
+        self, run_id: str, step: str | int | None = None, *, after: int = 0, follow: bool = True
+    ) -> AsyncIterator[StreamChunk]:
+        """Yield what the steps of a run, or one of them, write by ``current().write``; live.
+
+        From the beginning or after a chunk's ``seq``, in order, wherever the run is executed. At
+        ``restarted`` a new attempt starts: drop what you have of that step. It ends when the step,
+        or the run, has its outcome and all of it was yielded. A run that belongs to workers is waited
+        for; of another one that no process executes, ``RunInactiveError``: go on after the last
+        ``seq`` when one does. Without ``follow`` it ends with what there is.
+        """
+        number = settings.whole(0)("after", after)
+        return follow_stream(self._open(), run_id, step, after=number, wait=follow)
+
     # --- what is open ---
 
     def close(self) -> None:
-        """Close the folder; twice is no error."""
+        """Close the folder; twice is no error. Raises the error of a JSON copy not written.
+
+        A thread of a step that still runs has the folder open until it ends: for the permit of a
+        limited step, and for the lease of a run that belongs to workers.
+        """
         with self._mutex:
             store, self._store, self._runner = self._store, None, None
             self._is_closed = True
         if store is not None:
-            copier().flush(store)
-            close_store(store)
+            try:
+                copier().flush(store)
+            finally:
+                close_store(store)
 
     def __enter__(self) -> Self:
         return self
@@ -319,7 +395,7 @@ class Hive(Definitions):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
+        await values.in_thread(self.close)
 
     def _open(self) -> Store:
         """Return the store, opened when first needed, and again after it failed."""
@@ -335,6 +411,8 @@ class Hive(Definitions):
             if self._store is None:
                 folders = self.config.state.resolve()
                 self._store = open_store(folders.state, persistent=folders.persistent)
+                if self._declared:
+                    declare(self._store, self._declared)
             return self._store
 
     @property
@@ -345,7 +423,10 @@ class Hive(Definitions):
                 context = RunContext(
                     config=self.config,
                     store=store,
-                    run_child=self._run_child,
+                    cancel_grace=self._cancel_grace,
+                    healers=self._healers,
+                    workspace=self._workspace,
+                    prices=self._prices,
                     **self._helpers,  # type: ignore[arg-type]
                 )
                 self._runner = Runner(context, store)
@@ -357,14 +438,20 @@ class Hive(Definitions):
         self, workflow: WorkflowFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Input:
         bound_args, bound_kwargs = workflow.bind(args, kwargs)
-        return make_input(workflow.name, bound_args, bound_kwargs, workflow.parameters)
+        names, types = workflow.parameters, workflow.types
+        return make_input(workflow.name, bound_args, bound_kwargs, names, types)
 
     def _as_started(self, run_id: str) -> tuple[WorkflowFunction[..., Any], Input]:
         store = self._open()
+        if store.run(run_id) is None:
+            self._runs.restore(run_id)
         started = read_run(store, run_id).started
         if started is None:
             raise UnknownRunError(run_id, f"{store.location} that a workflow started")
-        given = read_input(started, store.load)
+        return self._bound(run_id, read_input(started, store.load))
+
+    def _bound(self, run_id: str, given: Input) -> tuple[WorkflowFunction[..., Any], Input]:
+        """Return the workflow of a run, which takes its arguments as it is now."""
         found = self._workflows.get(given.workflow)
         if found is None:
             known = ", ".join(sorted(self._workflows)) or "none"
@@ -372,14 +459,13 @@ class Hive(Definitions):
                 f"run {run_id!r} belongs to the workflow {given.workflow!r}, which this Hive does"
                 f" not have (it has: {known}); import the module that defines it"
             )
-        try:
-            found.bind(given.args, given.kwargs)
-        except TypeError as error:
-            raise RunMismatchError(
-                f"run {run_id!r} cannot go on: its workflow takes other arguments by now ({error});"
-                " let it take the old ones too, or fork the run with others"
-            ) from None
+        check_fits(self._open(), run_id, found, given)
         return found, given
+
+
+def stopped_message(run_id: str) -> str:
+    """Return what the caller of a run that a signal stopped is told."""
+    return f"run {run_id!r} was stopped; it resumes when it is started again"
 
 
 def _config_for(folder: str | Path | None, config: ExecutionConfig | None) -> ExecutionConfig:

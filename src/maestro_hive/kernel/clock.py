@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: A loop's timers stand still while a laptop sleeps: the clock that does not is read this often.
+#: A clock whose ``sleep`` is measured by itself says so with an attribute ``longest_sleep``.
 _POLL_SECONDS = 5.0
 #: Less than this is left over by rounding, and a clock may never reach it.
 _NEGLIGIBLE_SECONDS = 1e-6
@@ -26,6 +27,9 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """Wall time, aware, in UTC: for people and across reboots."""
+
+    def micros(self) -> int:
+        """The same as microseconds since 1970: what is recorded with each entry."""
 
     def boot_seconds(self) -> float:
         """Seconds since the machine started, sleep included; the same in every process."""
@@ -52,6 +56,20 @@ def from_micros(micros: int) -> datetime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A point in time: by the wall clock, and since the boot that ``boot`` names."""
+
+    now: datetime
+    boot: str
+    boot_seconds: float
+
+    @classmethod
+    def of(cls, clock: Clock) -> Self:
+        """Return the current moment."""
+        return cls(now=clock.now(), boot=clock.boot_id(), boot_seconds=clock.boot_seconds())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
     """A number of seconds from a moment, which survives its process.
 
@@ -70,6 +88,11 @@ class Wait:
         return cls(
             seconds=seconds, boot=clock.boot_id(), boot_seconds=clock.boot_seconds(), at=clock.now()
         )
+
+    @property
+    def ends_at(self) -> datetime:
+        """When it ends, by the wall clock that it was started with."""
+        return self.at + timedelta(seconds=self.seconds)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -100,18 +123,15 @@ class Wait:
         """Return how many seconds are left, between 0 and all of them."""
         return max(0.0, self.seconds - self.elapsed(clock))
 
-    def until(self, clock: Clock) -> datetime:
-        """Return the wall time at which it ends, as the clock shows it now."""
-        return clock.now() + timedelta(seconds=self.remaining(clock))
-
     async def finished(self, clock: Clock) -> None:
         """Return when it has ended."""
         if clock.boot_id() != self.boot:
             # Measured in this boot's time from here on: a wall clock may have been set back.
             await Wait.start(clock, self.remaining(clock)).finished(clock)
             return
+        at_once = getattr(clock, "longest_sleep", _POLL_SECONDS)
         while (left := self.remaining(clock)) > _NEGLIGIBLE_SECONDS:
-            await clock.sleep(min(left, _POLL_SECONDS))
+            await clock.sleep(min(left, at_once))
 
 
 class SystemClock:
@@ -120,6 +140,10 @@ class SystemClock:
     def now(self) -> datetime:
         """Wall time, aware, in UTC."""
         return datetime.now(UTC)
+
+    def micros(self) -> int:
+        """Wall time as microseconds since 1970."""
+        return time.time_ns() // 1000
 
     def boot_seconds(self) -> float:
         """Seconds since boot; where the system has no such clock, its monotonic one."""
@@ -154,6 +178,10 @@ class ManualClock:
     def now(self) -> datetime:
         """The wall time it was set to."""
         return self._now
+
+    def micros(self) -> int:
+        """The same as microseconds since 1970."""
+        return to_micros(self._now)
 
     def boot_seconds(self) -> float:
         """Seconds since its pretended boot."""

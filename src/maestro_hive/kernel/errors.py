@@ -19,6 +19,8 @@ MaestroError
 ├── RunLeasedError               another process holds this lease: host, pid, since when
 ├── FencedError                  the lease was taken over; the write was refused
 ├── StaleDocumentError           a document has another version; the write was refused
+├── StaleLimitsError             the limits of budgets have changed; the write was refused
+├── BudgetRefusedError           a budget has no room for a call now; the write was refused
 └── ExecutionException           raised by execution (see ``unified_execution.exceptions``)
 
 Facts are attributes; a message states what happened, to which thing, and what to do.
@@ -199,3 +201,45 @@ class StaleDocumentError(MaestroError):
         self.expected = expected
         #: The version it has; 0 if it does not exist.
         self.version = version
+
+
+class StaleLimitsError(MaestroError):
+    """The limits of budgets are others than expected; the write that depended on them was refused."""
+
+    def __init__(self, *, expected: int, epoch: int) -> None:
+        super().__init__(
+            f"the limits of budgets have changed (epoch {epoch}, and {expected} was expected); what"
+            " depended on them was not written. Read them again and decide again"
+        )
+        self.expected = expected
+        self.epoch = epoch
+
+
+class BudgetRefusedError(MaestroError):
+    """A budget has no room for a call at present; that it starts was not recorded.
+
+    ``alone``: only because a call of unknown size is made under it.
+    """
+
+    def __init__(
+        self,
+        account: str,
+        unit: str,
+        used: int,
+        reserved: int,
+        amount: int,
+        limit: int,
+        *,
+        alone: bool = False,
+    ) -> None:
+        super().__init__(
+            f"the budget of {account} has no room for {amount:,} more: {used:,} spent and"
+            f" {reserved:,} reserved, of {limit:,} {unit}"
+        )
+        self.account = account
+        self.unit = unit
+        self.used = used
+        self.reserved = reserved
+        self.amount = amount
+        self.limit = limit
+        self.alone = alone

@@ -1,4 +1,4 @@
-"""The one module that names, writes and renames files.
+"""The one module that names, writes, renames and locks files.
 
 Everything written here is private (files 0600, folders 0700, whatever the umask), complete or
 absent (temporary file, write, fsync, rename, fsync of the folder), and inside the folder it was
@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
 import stat
+import struct
+import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,15 +27,19 @@ from maestro_hive.kernel.errors import (
     InvalidIdentifierError,
     MaestroError,
     StorageError,
+    StoreClosedError,
 )
+from maestro_hive.kernel.process import PerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 #: The largest document that is read into memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024
-#: How many bytes are collected for one write.
+#: How many bytes are collected for one write, and how many are read at a time.
 _WRITE_BYTES = 64 * 1024
+_READ_BYTES = 1 << 30
+_CHUNK_BYTES = 1 << 20
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}", re.ASCII)
 
@@ -45,6 +53,27 @@ def check_identifier(value: str, what: str) -> str:
     if not _IDENTIFIER.fullmatch(value):
         raise InvalidIdentifierError(what, value, "cannot be used as a name")
     return value
+
+
+@contextlib.contextmanager
+def explained(error: Callable[[str], MaestroError]) -> Iterator[None]:
+    """Raise, for an error of the system, the one that this function makes from its reason."""
+    try:
+        yield
+    except (OSError, ValueError) as cause:
+        if isinstance(cause, MaestroError):
+            raise
+        raise error(reason_of(cause)) from cause
+
+
+@contextlib.contextmanager
+def opened(path: Path | str, flags: int, folder: int | None = None) -> Iterator[int]:
+    """Open a file, which is private if it is created, and close it at the end."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 # --- folders ---------------------------------------------------------------------------------
@@ -63,10 +92,7 @@ def make_private_folder(path: Path) -> Path:
     if not os.path.isdir(at):  # noqa: PTH112
         raise FolderError(at, "is not a folder")
     for folder in reversed(missing):
-        try:
-            _make_one_folder(folder)
-        except (OSError, ValueError) as error:
-            raise FolderError(folder, f"cannot be created: {reason_of(error)}") from error
+        _make_one_folder(folder)
     return path
 
 
@@ -77,23 +103,23 @@ def make_folder_inside(root: Path, *names: str) -> Path:
         if name in {"", ".", ".."} or "/" in name or "\0" in name:
             raise InvalidIdentifierError("folder", name, "is not the name of one folder")
         at = at / name
-        try:
-            _make_one_folder(at)
-            is_folder = stat.S_ISDIR(at.lstat().st_mode)
-        except (OSError, ValueError) as error:
-            raise FolderError(at, f"cannot be created: {reason_of(error)}") from error
-        if not is_folder:
+        if not _make_one_folder(at):
             raise FolderError(at, "is a symbolic link or a file where a folder of ours should be")
     return at
 
 
-def _make_one_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        return
-    folder.chmod(0o700)
-    sync_folder(folder.parent)
+def _make_one_folder(folder: Path) -> bool:
+    """Create a folder unless something is there; return whether it is a folder, and no link."""
+    with explained(lambda reason: FolderError(folder, f"cannot be created: {reason}")):
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            is_folder = stat.S_ISDIR(folder.lstat().st_mode)
+        else:
+            folder.chmod(0o700)
+            sync_folder(folder.parent)
+            is_folder = True
+    return is_folder
 
 
 def sync_folder(folder: Path) -> None:
@@ -102,11 +128,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync(path: Path, kind: int) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | kind)
-    try:
+    with opened(path, os.O_RDONLY | kind) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # --- whole files -----------------------------------------------------------------------------
@@ -115,39 +138,31 @@ def _sync(path: Path, kind: int) -> None:
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Put ``data``, whole or in chunks, at ``path``, completely and durably, or change nothing."""
     temporary = f".{path.name[:50]}.{secrets.token_hex(8)}.tmp"  # 50 may be 200 bytes
-    try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise AtomicWriteError(path, reason_of(error)) from error
-    try:
+    with (
+        explained(lambda reason: AtomicWriteError(path, reason)),
+        opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as folder,
+    ):
         try:
             _write_new(folder, temporary, data)
             os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException as error:  # also Ctrl+C must not leave half a file behind
+        except BaseException:  # also Ctrl+C must not leave half a file behind
             with contextlib.suppress(OSError, ValueError):
                 os.unlink(temporary, dir_fd=folder)
-            if isinstance(error, OSError | ValueError) and not isinstance(error, MaestroError):
-                raise AtomicWriteError(path, reason_of(error)) from error
             raise
         try:
             os.fsync(folder)
         except OSError as error:
             reason = f"its folder could not be synced ({reason_of(error)})"
             raise AtomicWriteError(path, reason, replaced=True) from error
-    finally:
-        os.close(folder)
 
 
 def _write_new(folder: int, name: str, data: bytes | Iterable[bytes]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(name, flags, 0o600, dir_fd=folder)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with opened(name, flags, folder) as fd:
         os.fchmod(fd, 0o600)
         for chunk in _of_good_size([data] if isinstance(data, bytes) else data):
             _write_chunk(fd, chunk)
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _of_good_size(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -174,18 +189,14 @@ def _write_chunk(fd: int, chunk: bytes) -> None:
 
 def create_private(path: Path) -> None:
     """Make sure ``path`` exists as a file that only its owner may read; keep it if it is there."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with explained(lambda reason: FolderError(path, f"cannot be created: {reason}")):
         try:
-            os.fchmod(fd, 0o600)
-            sync_folder(path.parent)
-        finally:
-            os.close(fd)
-    except FileExistsError:
-        _make_private(path)
-    except OSError as error:
-        raise FolderError(path, f"cannot be created: {reason_of(error)}") from error
+            with opened(path, flags) as fd:
+                os.fchmod(fd, 0o600)
+                sync_folder(path.parent)
+        except FileExistsError:
+            _make_private(path)
 
 
 def _make_private(path: Path) -> None:
@@ -193,12 +204,10 @@ def _make_private(path: Path) -> None:
     facts = path.lstat()
     if not stat.S_ISREG(facts.st_mode):
         raise FolderError(path, "is not a regular file, and must be one")
+    problem = "is open to others, and cannot be made private"
     if facts.st_mode & 0o077:
-        try:
+        with explained(lambda reason: FolderError(path, f"{problem}: {reason}")):
             path.chmod(0o600)
-        except OSError as error:
-            reason = f"is open to others, and cannot be made private: {reason_of(error)}"
-            raise FolderError(path, reason) from error
 
 
 def sync_file(path: Path) -> None:
@@ -207,8 +216,66 @@ def sync_file(path: Path) -> None:
     sync_folder(path.parent)
 
 
+class ReadFile:
+    """A file that is read in parts, by their place; closed when nobody refers to it.
+
+    ``fd`` is an open descriptor, which is its own from now on. It stays the same file when another
+    one is renamed to its path.
+    """
+
+    def __init__(self, fd: int, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+        self._fd = fd
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+    def read_at(self, start: int, length: int) -> bytes:
+        """Return so many bytes from a place on."""
+        parts: list[bytes] = []
+        try:
+            while length > 0:
+                parts.append(os.pread(self._fd, min(length, _READ_BYTES), start))
+                if not parts[-1]:
+                    raise DocumentCorruptError(self.name, "it changed while it was read")
+                start, length = start + len(parts[-1]), length - len(parts[-1])
+        except OSError as error:
+            raise StorageError(f"{self.name} could not be read: {reason_of(error)}") from error
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield all of it, in parts."""
+        for at in range(0, self.size, _CHUNK_BYTES):
+            yield self.read_at(at, min(_CHUNK_BYTES, self.size - at))
+        self.check_size()
+
+    def check_size(self) -> None:
+        """Raise if it has another size than when it was opened."""
+        if os.fstat(self._fd).st_size != self.size:
+            raise DocumentCorruptError(self.name, "it changed while it was read")
+
+
+def open_file(path: Path, limit: int) -> ReadFile:
+    """Open a regular file to read parts of it; no links, no devices, nothing over ``limit``."""
+    fd = _open_regular(path)
+    try:
+        size = _size_within(fd, str(path), limit)
+    except BaseException:
+        os.close(fd)
+        raise
+    return ReadFile(fd, str(path), size)
+
+
 def read_whole(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
     """Return the bytes of a regular file; no links, no devices, nothing over ``limit``."""
+    file = open_file(path, limit)
+    data = file.read_at(0, file.size)
+    file.check_size()
+    return data
+
+
+def _open_regular(path: Path) -> int:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags)
@@ -220,22 +287,20 @@ def read_whole(path: Path, limit: int = MAX_FILE_BYTES) -> bytes:
         if error.errno in {errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
             raise StorageError(f"{path} could not be read: {reason_of(error)}") from error
         raise
+    return fd
+
+
+def _size_within(fd: int, name: str, limit: int) -> int:
     try:
         facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode):
-            raise DocumentCorruptError(str(path), "it is not a regular file")
-        if facts.st_size > limit:
-            reason = f"it has {facts.st_size:,} bytes, and the limit is {limit:,}"
-            raise DocumentCorruptError(str(path), reason)
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            data = file.read(facts.st_size + 1)
     except OSError as error:
-        raise StorageError(f"{path} could not be read: {reason_of(error)}") from error
-    finally:
-        os.close(fd)
-    if len(data) != facts.st_size:
-        raise DocumentCorruptError(str(path), "it changed while it was read")
-    return data
+        raise StorageError(f"{name} could not be read: {reason_of(error)}") from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise DocumentCorruptError(name, "it is not a regular file")
+    if facts.st_size > limit:
+        reason = f"it has {facts.st_size:,} bytes, and the limit is {limit:,}"
+        raise DocumentCorruptError(name, reason)
+    return facts.st_size
 
 
 def set_aside(path: Path) -> Path:
@@ -256,13 +321,12 @@ def set_aside(path: Path) -> Path:
 
 def remove(path: Path) -> None:
     """Delete a file durably; it is no error if it is gone already."""
-    try:
+    with (
+        explained(lambda reason: StorageError(f"{path} could not be removed: {reason}")),
+        contextlib.suppress(FileNotFoundError),
+    ):
         path.unlink(missing_ok=True)
         sync_folder(path.parent)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StorageError(f"{path} could not be removed: {reason_of(error)}") from error
 
 
 def is_link(path: Path) -> bool:
@@ -276,6 +340,201 @@ def is_link(path: Path) -> bool:
 def reason_of(error: OSError | ValueError) -> str:
     """Return the system's text for an error, without its number."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+# --- locks -----------------------------------------------------------------------------------
+
+_EXCLUSIVE_NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
+_SHARED_NOW = fcntl.LOCK_SH | fcntl.LOCK_NB
+
+
+class _Descriptor:
+    """A descriptor that a lock is held by. A forked child does not share it: it closes its copy."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self.path = path
+        self._fd = -1
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self._fd = os.open(path, flags, 0o600)
+        _open_locks().add(self)
+
+    def __del__(self) -> None:
+        self.close()  # or it would be held as long as the process lives, and by its children
+
+    def close(self) -> None:
+        """Release the lock and close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class FileLock(_Descriptor):
+    """An exclusive or shared ``flock`` on a file that exists for it; it ends with the process.
+
+    Closing another descriptor of the file does not release it. With ``create=False`` the file must
+    exist, need not be writable, and is not changed.
+    """
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        try:
+            super().__init__(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
+            is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
+            if is_regular and create:
+                os.fchmod(self._fd, 0o600)
+        except OSError as error:
+            self.close()
+            raise FolderError(path, f"cannot be used as a lock: {reason_of(error)}") from error
+        if not is_regular:
+            self.close()
+            raise FolderError(path, "is not a regular file, and must be one")
+
+    def try_acquire(self) -> bool:
+        """Take the lock if no process has it, shares it, or checks it just now (``is_locked``).
+
+        Where such checks must not matter, use ``acquire``: they are over in a moment.
+        """
+        return self._flock(_EXCLUSIVE_NOW)
+
+    def _flock(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._open_fd(), kind)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise FolderError(self.path, f"cannot be locked: {reason_of(error)}") from error
+        return True
+
+    def _open_fd(self) -> int:
+        if self._fd < 0:
+            raise StoreClosedError(
+                f"the lock {self.path} has been closed, or belongs to the process that this one"
+                " was forked from; open it again"
+            )
+        return self._fd
+
+    def acquire(self, timeout: float) -> bool:
+        """Take the lock, waiting for up to ``timeout`` seconds.
+
+        It polls instead of waiting in the kernel, where a stopped holder would block us for ever.
+        The pauses stay short, so that no process starves.
+        """
+        return self._acquire(_EXCLUSIVE_NOW, timeout)
+
+    def share(self, timeout: float) -> bool:
+        """Take the lock together with others that share it, waiting as ``acquire`` does."""
+        return self._acquire(_SHARED_NOW, timeout)
+
+    def _acquire(self, kind: int, timeout: float) -> bool:
+        try:  # at almost every write the lock is free
+            fcntl.flock(self._fd, kind)
+        except BlockingIOError:
+            return self._wait(kind, timeout)
+        except (OSError, ValueError):
+            return self._flock(kind)  # which explains the error
+        return True
+
+    def _wait(self, kind: int, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        pause = 0.00005
+        while time.monotonic() < deadline:
+            time.sleep(pause)
+            if self._flock(kind):
+                return True
+            pause = min(pause * 1.2, 0.001)
+        return False
+
+    def join(self) -> bool:
+        """Share the lock; True if no other process does. Only one at a time may call this."""
+        is_first = self.try_acquire()
+        self._flock(fcntl.LOCK_SH)
+        return is_first
+
+    def release(self) -> None:
+        """Release the lock."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        except (OSError, ValueError):
+            self._flock(fcntl.LOCK_UN)  # which explains the error
+
+    def write(self, data: bytes) -> None:
+        """Write who holds it into the lock file, for people and for error messages."""
+        fd = self._open_fd()
+        with explained(lambda reason: FolderError(self.path, f"cannot be written: {reason}")):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, data, 0)
+
+
+class RangeLock(_Descriptor):
+    """A shared lock on bytes of a file that another library locks by the process (POSIX).
+
+    That library, in this process or another, finds the bytes locked, also after its own locks were
+    dropped because some code of the process closed the file. A system without such locks (of open
+    file descriptions) is no error: ``hold`` returns False.
+    """
+
+    _FLOCK = struct.Struct("hhqqi4x")
+
+    def __init__(self, path: Path, start: int, length: int) -> None:
+        super().__init__(path, os.O_RDONLY)
+        self._range = (os.SEEK_SET, start, length, 0)
+
+    def is_held_elsewhere(self) -> bool:
+        """Return whether another lock on these bytes exists, of whatever process and kind."""
+        wanted = self._FLOCK.pack(fcntl.F_WRLCK, *self._range)
+        # Asked as the other library asks: its own locks in this process do not count.
+        found = fcntl.fcntl(self._fd, fcntl.F_GETLK, wanted)
+        return bool(self._FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+    def fileno(self) -> int:
+        """Return the descriptor, to read from."""
+        return self._fd
+
+    def hold(self) -> bool:
+        """Share the lock until ``release`` or ``close``; return whether the system can."""
+        return self._set(fcntl.F_RDLCK)
+
+    def release(self) -> None:
+        """Release the bytes; the file stays open, since closing it would drop other locks."""
+        self._set(fcntl.F_UNLCK)
+
+    def _set(self, kind: int) -> bool:
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, self._FLOCK.pack(kind, *self._range))
+        except OSError:
+            return False
+        return True
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a living process holds the lock file ``path``; raise if that is unknown.
+
+    A living process must not be taken for dead because of too many open files, say.
+    """
+    try:
+        with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in _NOT_A_LOCK:
+            problem = f"{path}: whether its process lives is unknown: {reason_of(error)}"
+            raise StorageError(f"{problem}; try again") from error
+    return False
+
+
+#: There is no file, or something in its place that is no lock file.
+_NOT_A_LOCK = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
+
+
+def _close_inherited(locks: weakref.WeakSet[_Descriptor]) -> None:
+    for lock in list(locks):
+        lock.close()
+
+
+#: Closed in a forked child, which would otherwise share them with its parent.
+_open_locks: PerProcess[weakref.WeakSet[_Descriptor]] = PerProcess(
+    weakref.WeakSet, inherited=_close_inherited
+)
 
 
 # --- places -----------------------------------------------------------------------------------

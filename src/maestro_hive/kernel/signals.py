@@ -2,7 +2,9 @@
 
 The handlers are ordinary ones, not those of the loop (``loop.add_signal_handler``): they run even
 while a coroutine blocks the loop, so the second signal always reaches the previous handlers; and
-restoring them loses no handler that the program itself has given to the loop.
+restoring them loses no handler that the program itself has given to the loop. Python runs them between
+two instructions of the main thread, which may be about to wait, or waits while another thread received
+the signal: so a byte is written as well, and wakes the loop (``signal.set_wakeup_fd``).
 """
 
 from __future__ import annotations
@@ -10,19 +12,44 @@ from __future__ import annotations
 import asyncio
 import functools
 import signal
+import socket
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from maestro_hive.kernel.process import PerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from types import FrameType, TracebackType
 
 _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Handlers | None"
 
+ResultT = TypeVar("ResultT")
+
 _POLITE = (signal.SIGINT, signal.SIGTERM)
+
+# Without what ``signal`` does around them: it tries to make an enum of each handler, which takes longer
+# than all else that is done here, for every run.
+_getsignal: Callable[[int], _Handler] = signal._signal.getsignal  # type: ignore[attr-defined]  # noqa: SLF001
+_setsignal: Callable[[int, _Handler], _Handler] = signal._signal.signal  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+async def until_signal(work: Awaitable[ResultT], message: str) -> ResultT:
+    """Return what ``work`` gives; the first SIGINT or SIGTERM cancels it, and then ends the program.
+
+    As it would have ended: by a KeyboardInterrupt, which has the message, or with the code of SIGTERM.
+    """
+    stop = stop_politely()
+    try:
+        async with stop:
+            return await work
+    except asyncio.CancelledError:
+        if stop.signal is None:
+            raise
+    if stop.signal is signal.SIGINT:
+        raise KeyboardInterrupt(message)
+    raise SystemExit(128 + stop.signal)
 
 
 def stop_politely() -> PoliteStop:
@@ -54,7 +81,7 @@ class PoliteStop:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             _handlers().add(self)
         return self
@@ -77,7 +104,7 @@ class PoliteStop:
         if self.signal is None:
             self.signal = signal.Signals(number)
             with suppress(RuntimeError):  # a closed loop runs no task
-                self._loop.call_soon_threadsafe(self._cancel)  # which wakes it, too
+                self.loop.call_soon_threadsafe(self._cancel)  # which wakes it, too
 
     def _cancel(self) -> None:
         if not self._is_cancelled:
@@ -95,12 +122,15 @@ class _Handlers:
         self._bodies: list[PoliteStop] = []
         self._before: dict[signal.Signals, _Handler] = {}
         self._installed: dict[signal.Signals, _Handler] = {}
+        self._wakeup: _Wakeup | None = None
 
     def add(self, body: PoliteStop) -> None:
         """Let a body receive signals."""
         self._bodies.append(body)  # first: whatever handler is in place, a signal reaches it
         if not self._before:  # no body has our handlers, nor received a signal already
             self._install_ours()
+        if self._wakeup is None:
+            self._wakeup = _wakeup_of(body.loop)
 
     def remove(self, body: PoliteStop) -> None:
         """Let a body receive none any more; the last one restores the handlers of before."""
@@ -111,7 +141,7 @@ class _Handlers:
 
     def _install_ours(self) -> None:
         for number in _POLITE:
-            handler = signal.getsignal(number)
+            handler = _getsignal(number)
             if handler is None or handler == signal.SIG_IGN:  # None: set by C, not restorable
                 continue
             self._before[number] = handler
@@ -126,14 +156,71 @@ class _Handlers:
     def _install(self, number: signal.Signals, handler: _Handler) -> None:
         self._installed[number] = handler
         with suppress(ValueError):  # another interpreter than the main one may not, and need not
-            signal.signal(number, handler)
+            _setsignal(number, handler)
 
     def restore(self) -> None:
         """Restore the handlers of before, except where a body has set one of its own."""
+        if self._wakeup is not None:
+            self._wakeup.close()
+            self._wakeup = None
+        self._restore_handlers()
+
+    def restore_in_child(self) -> None:
+        """Restore the handlers of before in a forked child."""
+        if self._wakeup is not None:
+            self._wakeup.close_inherited()
+        self._restore_handlers()
+
+    def _restore_handlers(self) -> None:
         while self._before:
             number, handler = self._before.popitem()
-            if signal.getsignal(number) == self._installed[number]:
+            if _getsignal(number) == self._installed[number]:
                 self._install(number, handler)
+
+
+class _Wakeup:
+    """A pair of sockets: each signal writes a byte into one, the loop reads it from the other."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        loop.add_reader(self._reader, self._read)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            self._reader.recv(4096)
+
+    def close(self) -> None:
+        """Let signals write no more."""
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._reader)
+        self.close_inherited()
+
+    def close_inherited(self) -> None:
+        """Do so in a forked child, which must not touch the loop: its files are the parent's, too."""
+        with suppress(ValueError):  # in another interpreter than the main one
+            current = signal.set_wakeup_fd(-1)
+            if current != self._writer.fileno():  # the body has set one of its own
+                signal.set_wakeup_fd(current)
+        self._reader.close()
+        self._writer.close()
+
+
+def _wakeup_of(loop: asyncio.AbstractEventLoop) -> _Wakeup | None:
+    """Have signals wake the loop; None if they do already, or cannot."""
+    try:
+        current = signal.set_wakeup_fd(-1)
+    except ValueError:  # another interpreter than the main one
+        return None
+    if current == -1:
+        return _Wakeup(loop)
+    signal.set_wakeup_fd(
+        current
+    )  # by a handler that the program has given to the loop, or by uvloop
+    return None
 
 
 def _is_asyncios(handler: _Handler) -> bool:
@@ -143,4 +230,4 @@ def _is_asyncios(handler: _Handler) -> bool:
 
 
 #: A forked child has no loop to stop: it ends at SIGTERM, as it would without us.
-_handlers = PerProcess(_Handlers, inherited=_Handlers.restore)
+_handlers = PerProcess(_Handlers, inherited=_Handlers.restore_in_child)

@@ -11,9 +11,6 @@ alone; to edit a file by hand, remove both members.
 A save that is killed leaves the old file or the new one, and at most one temporary file
 (``.state.json.….tmp``), which is never read and may be deleted. Of several concurrent saves the
 last one wins: only one process at a time should save.
-
-``jsonschema`` is imported with the first check, not before: it takes longer to import than all of
-this package.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import (
@@ -49,6 +46,7 @@ if TYPE_CHECKING:
     from jsonschema import Draft7Validator, ValidationError
 
     from maestro_hive.kernel.clock import Clock
+    from maestro_hive.maestro.state.strict_json import Json
 
 __all__ = [
     "Checkpoint",
@@ -126,25 +124,25 @@ class _Record:
     A field's ``read`` in its metadata makes the Python value of the JSON value.
     """
 
-    extra: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    extra: dict[str, Json] = field(default_factory=dict, kw_only=True)
 
     if TYPE_CHECKING:
         schema_name: ClassVar[str]
     checksum_members: ClassVar[tuple[str, ...]] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """Return the record as JSON values."""
         own = {name: _to_json(getattr(self, name)) for name in _readers(type(self))}
         return own | self.extra | own  # own members come first, and are not replaced
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Json]) -> Self:
         """Return the record that ``data`` describes, or raise a ``ValidationError``."""
         check(data, cls.schema_name)
         return cls._from_valid(data)
 
     @classmethod
-    def _from_valid(cls, data: dict[str, Any]) -> Self:
+    def _from_valid(cls, data: dict[str, Json]) -> Self:
         readers = _readers(cls)
         members = {name: read(data[name]) for name, read in readers.items() if name in data}
         named = {*readers, *cls.checksum_members}
@@ -190,14 +188,14 @@ class Checkpoint(_Record):
     files_created: list[str] = field(metadata={"read": list})
     files_modified: list[str] = field(metadata={"read": list})
     current_step: int = field(metadata={"read": int})
-    state_data: dict[str, Any]
+    state_data: dict[str, Json]
 
 
-def _read_tasks(data: dict[str, dict[str, Any]]) -> dict[str, TaskState]:
+def _read_tasks(data: dict[str, Json]) -> dict[str, TaskState]:
     return {name: TaskState._from_valid(task) for name, task in data.items()}  # noqa: SLF001
 
 
-def _read_workers(data: dict[str, dict[str, Any]]) -> dict[str, WorkerState]:
+def _read_workers(data: dict[str, Json]) -> dict[str, WorkerState]:
     return {name: WorkerState._from_valid(worker) for name, worker in data.items()}  # noqa: SLF001
 
 
@@ -205,7 +203,7 @@ def _read_workers(data: dict[str, dict[str, Any]]) -> dict[str, WorkerState]:
 class ExecutionState(_Record):
     """The execution of one feature, as it is stored between processes."""
 
-    schema_name = "state"
+    schema_name = "saved"
     checksum_members = ("format", "sha256")
 
     feature: str
@@ -227,7 +225,7 @@ class ExecutionState(_Record):
         same error, before anything is written.
         """
         data = self.to_dict()
-        check(data, "state", str(path))
+        check(data, "saved", str(path))
         text = _to_text(data, str(path))
         make_private_folder(Path(path).parent)
         atomic_write(path, text)
@@ -248,7 +246,7 @@ class ExecutionState(_Record):
         return cls._from_valid(_from_text(text, str(path)))
 
 
-def _readers(kind: type[_Record]) -> dict[str, Any]:
+def _readers(kind: type[_Record]) -> dict[str, Json]:
     """Return, for each member that a schema names, what makes its value from JSON."""
     named = (each for each in fields(kind) if each.name != "extra")
     return {each.name: each.metadata.get("read", lambda value: value) for each in named}
@@ -284,7 +282,7 @@ def atomic_write(path: str | os.PathLike[str], data: str) -> None:
     write_atomically(Path(path), text)
 
 
-def _to_text(data: dict[str, Any], name: str) -> str:
+def _to_text(data: dict[str, Json], name: str) -> str:
     """Return the text of a state file, after checking that it is read back unchanged."""
     document = {**data, "format": STATE_FORMAT}
     canonical = _canonical(document, name, EncodeError)
@@ -301,25 +299,23 @@ def _to_text(data: dict[str, Any], name: str) -> str:
     return text
 
 
-def _from_text(text: bytes, name: str) -> dict[str, Any]:
+def _from_text(text: bytes, name: str) -> Json:
     """Return the members of a state file without its checksum, or raise what is wrong with it."""
     data = codec.parse(text, name)
     found = data.get("format") if isinstance(data, dict) else None
     if type(found) is int and found > STATE_FORMAT:
         raise NewerFormatError(name, found, STATE_FORMAT)
-    check(data, "state", name)
+    check(data, "saved", name)
     digest = data.pop("sha256", None)
     canonical = _canonical(data, name, DecodeError)
     if digest is not None and hashlib.sha256(canonical).hexdigest() != digest:
-        reason = "its SHA-256 does not match: it was altered"
-        raise DocumentCorruptError(
-            name, f"{reason} (if you edited it, remove its members 'format' and 'sha256')"
-        )
-    members: dict[str, Any] = data
-    return members
+        advice = "if you edited it, remove its members 'format' and 'sha256'"
+        reason = f"its SHA-256 does not match: it was altered ({advice})"
+        raise DocumentCorruptError(name, reason)
+    return data
 
 
-def _canonical(tree: dict[str, Any], name: str, problem: type[CodecError]) -> bytes:
+def _canonical(tree: dict[str, Json], name: str, problem: type[CodecError]) -> bytes:
     try:
         return codec.dump_canonical(tree)
     except (TypeError, ValueError, RecursionError) as error:
@@ -334,25 +330,31 @@ _SCHEMAS = ("checkpoint", "state", "task")
 _SHOWN = 300
 
 
-def load_schema(name: str) -> dict[str, Any]:
+def load_schema(name: str) -> dict[str, Json]:
     """Return a bundled schema by name: ``"state.schema.json"`` or, for short, ``"state"``."""
     for known in _SCHEMAS:
         if name in (known, known + _SUFFIX):
             file = Path(__file__).with_name("schemas") / (known + _SUFFIX)
-            schema: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            schema: dict[str, Json] = json.loads(file.read_text(encoding="utf-8"))
             return schema
     bundled = ", ".join(known + _SUFFIX for known in _SCHEMAS)
     raise ConfigurationError(f"there is no schema {name!r:.80}; the bundled ones are {bundled}")
 
 
-def validate_state(data: dict[str, Any]) -> bool:
-    """Return True if ``data`` is a valid state; raise jsonschema's ``ValidationError`` if not."""
+def validate_state(data: dict[str, Json]) -> bool:
+    """Return True if ``data`` is a valid state; raise jsonschema's ``ValidationError`` if not.
+
+    ``ExecutionState`` reads less than that: other programs may write what they like as workers,
+    checkpoints, and times of tasks.
+    """
     check(data, "state")
     return True
 
 
-def check(data: Any, kind: str, source: str = "") -> None:
-    """Raise a ``ValidationError`` unless ``data`` is a valid state, task, worker or checkpoint.
+def check(data: Json, kind: str, source: str = "") -> None:
+    """Raise a ``ValidationError`` unless ``data`` is a valid one of its kind.
+
+    Kinds are those of the schemas, ``worker``, and ``saved``: a state that can be read as one.
 
     Its message names the ``source``, the JSON path and the rule that was violated.
     """
@@ -384,20 +386,19 @@ def _validator(kind: str) -> Draft7Validator:
     formats.checks("date-time", raises=ValueError)(
         lambda value: not isinstance(value, str) or bool(read_time(value))
     )
-    if kind == "worker":  # the only kind without a schema file of its own
-        schema = {
-            "$ref": "#/definitions/worker",
-            "definitions": load_schema("state")["definitions"],
-        }
-    else:
-        schema = load_schema(kind)
+    # Two kinds have no schema file of their own.
+    schema = load_schema("state" if kind in ("worker", "saved") else kind)
+    if kind == "worker":
+        schema = {"$ref": "#/definitions/worker", "definitions": schema["definitions"]}
+    elif kind == "saved":
+        schema["allOf"] = [{"$ref": "#/definitions/saved"}]
     ordered = extend(Draft7Validator, {"additionalProperties": _in_order})  # type: ignore[no-untyped-call]
     validator: Draft7Validator = ordered(schema, format_checker=formats)
     return validator
 
 
 def _in_order(
-    validator: Draft7Validator, schema: dict[str, Any], value: object, _parent: object
+    validator: Draft7Validator, schema: dict[str, Json], value: object, _parent: object
 ) -> Iterator[ValidationError]:
     """Check the members of an object in order, so that the first error is always the same one.
 

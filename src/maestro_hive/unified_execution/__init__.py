@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from maestro_hive.kernel.lazy import load_lazily
+from maestro_hive.kernel import load_lazily
 
 if TYPE_CHECKING:
     from maestro_hive.engine.breaker import CircuitBreaker as CircuitBreaker

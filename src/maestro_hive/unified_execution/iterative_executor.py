@@ -12,7 +12,7 @@ from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.engine.settings import whole
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.kernel.threads import threads
+from maestro_hive.kernel.process import run_async, threads
 from maestro_hive.maestro.state import codec
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
@@ -44,7 +44,7 @@ class IterativeExecutor:
         output_dir: str | Path = "./output",
         max_iterations: int = 5,
         *,
-        worker: Callable[..., Any] | None = None,
+        worker: Callable[..., object] | None = None,
     ) -> None:
         warnings.warn(
             "IterativeExecutor is deprecated: its progress is lost when the process is killed; use"
@@ -56,16 +56,18 @@ class IterativeExecutor:
         self.max_iterations = whole(1)("max_iterations", max_iterations)
         self._worker = worker
 
-    def execute(self, requirement: Any = None, **arguments: Any) -> IterativeResult:
+    def execute(self, requirement: object = None, **arguments: object) -> IterativeResult:
         """Return the outcome; called in an event loop, it blocks that loop."""
         work = self.execute_async(requirement, **arguments)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(work)
-        return threads.run(lambda: asyncio.run(work)).result()
+            return run_async(work)
+        return threads.run(lambda: run_async(work)).result()
 
-    async def execute_async(self, requirement: Any = None, **arguments: Any) -> IterativeResult:
+    async def execute_async(
+        self, requirement: object = None, **arguments: object
+    ) -> IterativeResult:
         """Return the outcome, without blocking the event loop."""
         task, given = self._task(requirement)
         executor = PersonaExecutor(persona_id="iterative").options(max_attempts=self.max_iterations)
@@ -82,7 +84,7 @@ class IterativeExecutor:
             iterations=result.attempt_count,
         )
 
-    def _task(self, requirement: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def _task(self, requirement: object) -> tuple[Callable[..., object], tuple[object, ...]]:
         if self._worker is not None:
             return self._worker, (requirement,)
         if callable(requirement):
@@ -92,7 +94,7 @@ class IterativeExecutor:
             " is called with the requirement"
         )
 
-    def _write(self, output: Any) -> None:
+    def _write(self, output: object) -> None:
         if output is None:
             return
         folder = files.make_private_folder(self.output_dir)

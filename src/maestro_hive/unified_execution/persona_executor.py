@@ -10,28 +10,38 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Self, Unpack
 
 from maestro_hive.engine import retry_policy
 from maestro_hive.engine.attempt import is_async
 from maestro_hive.engine.budget import Budget
 from maestro_hive.engine.config import ErrorCategory, ExecutionConfig, frozen_config
 from maestro_hive.engine.context import round_number
-from maestro_hive.engine.options import CallOptions, Options
+from maestro_hive.engine.continued_step import check_may_continue, needs_retry
+from maestro_hive.engine.definitions import Tasks
+from maestro_hive.engine.errors import TokenBudgetExceeded, UnrecoverableError, parts_of
+from maestro_hive.engine.execution_log import STEPS, ExecutionLog, names
+from maestro_hive.engine.healing.stage import judge_completed
+from maestro_hive.engine.memory_step import MemoryPersona, MemoryStep
+from maestro_hive.engine.options import CallOptions, Options, sizing_of
 from maestro_hive.engine.plan import UNNAMED, Planner
 from maestro_hive.engine.policy import Enforcer, PolicyCheck, infer_action
-from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
+from maestro_hive.engine.prices import default_prices
+from maestro_hive.engine.results import (
+    ExecutionAttempt,
+    ExecutionResult,
+    ExecutionStatus,
+    drop_metrics,
+)
 from maestro_hive.engine.settings import refused
 from maestro_hive.engine.step import (
     Latest,
     SkippedError,
     StepExecution,
     StepSpec,
-    Turn,
-    check_may_continue,
-    needs_retry,
 )
-from maestro_hive.engine.step_record import MemoryPersona, MemoryStep, RunStep
+from maestro_hive.engine.step_record import RunStep
+from maestro_hive.engine.turn import Turn
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state import codec
@@ -42,10 +52,12 @@ from maestro_hive.unified_execution.state_persistence import StatePersistence
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maestro_hive.engine.healing import Healer
+    from maestro_hive.engine.config import Level1Config
+    from maestro_hive.engine.healing.stage import HealingEngine
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.engine.plan import Plan
     from maestro_hive.kernel.clock import Clock
+    from maestro_hive.maestro.state.codec import Json
     from maestro_hive.maestro.state.store import DocumentGuard
 
 __all__ = [
@@ -60,10 +72,10 @@ __all__ = [
 class Call(NamedTuple):
     """A task with its arguments, and the step that it is; no plan in memory."""
 
-    task: Callable[..., Any]
+    task: Callable[..., object]
     name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     plan: Plan | None
 
 
@@ -79,7 +91,7 @@ class PersonaExecutor:
         self,
         config: ExecutionConfig | None = None,
         persona_id: str = "default",
-        healing_engine: Healer | None = None,
+        healing_engine: HealingEngine | None = None,
         workflow_id: str | None = None,
         state_persistence: StatePersistence | None = None,
         enforcer: Enforcer | None = None,
@@ -103,28 +115,32 @@ class PersonaExecutor:
         self._run: OpenRun | None = state_persistence.run if state_persistence else None
         self._persona = MemoryPersona()
         self._budget = Budget(self.config.tokens, persona_id, self._run, self._persona)
+        self._log = ExecutionLog(STEPS, self.config.log_level)
         self._planners: dict[object, Planner] = {}
         self._manager: StateManager | None = None
         self._spec = self._make_spec()
 
     def _make_spec(self) -> StepSpec:
         clock: Clock = self._run.store.clock if self._run else SystemClock()
-        stages: tuple[PolicyCheck, ...] = ()
+        checks: tuple[PolicyCheck, ...] = ()
         if self.enforcer is not None:
-            checked = PolicyCheck(
-                self.enforcer, self.persona_id, self.persona_role, self.audit_log_path, clock
-            )
-            stages = (checked,)
+            checks = (PolicyCheck(self.enforcer, self.persona_role, self.audit_log_path),)
+        options = Options(persona=self.persona_id)
         return StepSpec(
             config=self.config,
             persona=self.persona_id,
-            options=Options(persona=self.persona_id),
+            options=options,
             clock=clock,
             rng=random.Random(self.config.level1.jitter_seed),  # noqa: S311 - for jitter alone
             budget=self._budget,
-            checks=stages,
+            checks=checks,
+            stages=(self._budget,) if self._budget.is_set else (),
             healer=self.healing_engine,
             latest=Latest(),
+            recognises_source=self.config.level1.enable_syntax_validation,
+            counts_usage=True,
+            log=self._log,
+            sizing=sizing_of(options, default_prices()),
         )
 
     # --- what it did, and where it is recorded ---
@@ -132,7 +148,8 @@ class PersonaExecutor:
     @property
     def attempts(self) -> list[ExecutionAttempt]:
         """The attempts of the latest execution."""
-        return self._latest.attempts
+        known = self._latest.attempts
+        return known if self.config.capture_metrics else [replace(a, metrics={}) for a in known]
 
     @property
     def final_status(self) -> ExecutionStatus:
@@ -143,6 +160,11 @@ class PersonaExecutor:
     def _latest(self) -> Latest:
         assert self._spec.latest is not None
         return self._spec.latest
+
+    @property
+    def l1_config(self) -> Level1Config:
+        """The settings of level 1."""
+        return self.config.level1
 
     @property
     def state_manager(self) -> StateManager:
@@ -157,7 +179,8 @@ class PersonaExecutor:
         """Return this executor with other options for its calls; see ``CallOptions``."""
         other = copy.copy(self)
         changed = self._spec.options.changed(dict(given), CallOptions)
-        other._spec = replace(self._spec, options=changed)  # noqa: SLF001 - it is one of us
+        sizing = sizing_of(changed, self._spec.sizing.prices)
+        other._spec = replace(self._spec, options=changed, sizing=sizing)  # noqa: SLF001 - it is one of us
         if changed.recorded() != self._spec.options.recorded():
             other._planners = {}  # noqa: SLF001 - as above
         return other
@@ -181,20 +204,17 @@ class PersonaExecutor:
     # --- execution ---
 
     async def execute(
-        self,
-        task: Callable[..., Any],
-        task_name: str = UNNAMED,
-        *args: Any,
-        **kwargs: Any,
+        self, task: Callable[..., object], task_name: str = UNNAMED, *args: object, **kwargs: object
     ) -> ExecutionResult:
         """Return the task's result: from the journal if it is there, else by calling it.
 
-        Raises ``UnrecoverableError`` when its attempts are used up.
+        Raises ``UnrecoverableError`` when its attempts are used up. When the token budget is, the
+        result has the status ``BANKRUPT`` and a failure report, and nothing more is called.
         """
         return await self.make(self.plan(task, task_name, args, kwargs), round_number.get())
 
     def plan(
-        self, task: object, name: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, task: object, name: object, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Call:
         """Return a call, planned: its input is encoded here, and only here."""
         if not callable(task):
@@ -210,7 +230,21 @@ class PersonaExecutor:
         options = self._spec.options
         key = options.key if isinstance(options.key, str) else None
         plan = planner.plan(args, kwargs, key=key, store_input=options.store_input)
+        if key is None:
+            plan = self._numbered(self._run, planner, plan, task)
         return Call(task, plan.name, args, kwargs, plan)
+
+    def _numbered(self, run: OpenRun, planner: Planner, plan: Plan, task: object) -> Plan:
+        """Return the plan of a call that must not get the result of another one."""
+        if plan.encoded is None:  # no other call is known to be the same
+            number = run.calls[plan.identity] = run.calls.get(plan.identity, 0) + 1
+        elif Tasks.differ(task):
+            number = run.tasks.setdefault(plan.identity, Tasks()).number_of(task)
+            if number > 1:
+                planner.warn_of_tasks()
+        else:
+            number = 1
+        return plan if number == 1 else plan.occurrence(number)
 
     def found(self, call: Call) -> ExecutionResult | None:
         """Return the recorded result of a call, if it is completed and may be used."""
@@ -223,7 +257,7 @@ class PersonaExecutor:
         step = self._execution(call, 1)
         state = step.record.state
         if state is not None and state.completed is not None:
-            return step.completed_result(output)
+            return self._without_metrics(step.completed_result(output))
         result = step.result(ExecutionStatus.SUCCESS)  # marked as completed by hand
         result.final_output = output
         return result
@@ -254,6 +288,8 @@ class PersonaExecutor:
         while True:
             found = self.found(call)
             if found is not None:
+                if self._run.state.unjudged:
+                    await judge_completed(step)
                 return found
             if turn.take():
                 break
@@ -265,16 +301,27 @@ class PersonaExecutor:
 
     async def _in_turn(self, step: StepExecution, guard: DocumentGuard | None) -> ExecutionResult:
         assert isinstance(step.record, RunStep)
-        try:
-            if self._spec.options.force:
-                step.record.start_over(forget=True)
-            elif self._spec.options.retry and needs_retry(step):
-                step.record.start_over(forget=False)
-            return await self._attempts(step, guard)
-        finally:
-            step.record.run.copy_if_due()
+        if self._spec.options.force:
+            step.record.start_over(forget=True)
+        elif self._spec.options.retry and needs_retry(step):
+            step.record.start_over(forget=False)
+        return await self._attempts(step, guard)
 
     async def _attempts(self, step: StepExecution, guard: DocumentGuard | None) -> ExecutionResult:
+        persona, name, extra = self.persona_id, step.name, names(step.record.run_id, step.name)
+        self._log.debug("%s: %s starts", persona, name, extra=extra)
+        try:
+            result = await self._outcome(step, guard)
+        except UnrecoverableError as error:
+            self._log.info("%s: %s failed for good: %s", persona, name, error, extra=extra)
+            if isinstance(error.result, ExecutionResult):
+                self._without_metrics(error.result)
+            raise
+        status = result.final_status.value
+        self._log.info("%s: %s ended: %s", persona, name, status, extra=extra)
+        return self._without_metrics(result)
+
+    async def _outcome(self, step: StepExecution, guard: DocumentGuard | None) -> ExecutionResult:
         try:
             if isinstance(step.record, RunStep):
                 await check_may_continue(step)
@@ -282,6 +329,16 @@ class PersonaExecutor:
             return step.completed_result(await step.run_round(guard))
         except SkippedError as skipped:
             return skipped.result
+        except (TokenBudgetExceeded, ExceptionGroup) as error:
+            if not all(isinstance(part, TokenBudgetExceeded) for part in parts_of(error)):
+                raise
+            return step.bankrupt_result(error)
+
+    def _without_metrics(self, result: ExecutionResult) -> ExecutionResult:
+        """Return the result; without metrics, unless they are captured."""
+        if not self.config.capture_metrics:
+            drop_metrics(result)
+        return result
 
     def _execution(self, call: Call, number: int) -> StepExecution:
         record: RunStep | MemoryStep
@@ -300,13 +357,17 @@ class PersonaExecutor:
     def _tokens_used(self) -> int:
         return self._budget.used
 
+    @_tokens_used.setter
+    def _tokens_used(self, tokens: int) -> None:
+        self._budget.used = tokens
+
     def get_token_usage(self) -> int:
         """Return the tokens this persona spent, in this run or since the last reset."""
         return self._budget.used
 
     def reset_token_usage(self) -> None:
         """Count from 0 again, in this executor and those made from it by ``options``."""
-        self._budget.reset()
+        self._budget.used = 0
 
     # --- used by older callers ---
 
@@ -341,7 +402,7 @@ class PersonaExecutor:
         self.state_persistence.update_persona_state(self.persona_id, state)
         self.state_persistence.checkpoint()
 
-    def _load_state(self) -> dict[str, Any] | None:
+    def _load_state(self) -> dict[str, Json] | None:
         """Return the run as the journal has it; None without a run, or before its first entry."""
         if self._run is None:
             return None
@@ -388,12 +449,12 @@ def _one_id(
 
 
 async def execute_with_level1_retry(
-    task: Callable[..., Any],
+    task: Callable[..., object],
     task_name: str = "task",
     persona_id: str = "default",
     max_attempts: int = 3,
-    *args: Any,
-    **kwargs: Any,
+    *args: object,
+    **kwargs: object,
 ) -> ExecutionResult:
     """Execute a task in memory, with that many attempts."""
     executor = PersonaExecutor(persona_id=persona_id).options(max_attempts=max_attempts)

@@ -7,8 +7,6 @@ survive a restart; the breaker survives in any case, and is shared by all proces
 
 from __future__ import annotations
 
-import _thread
-import contextlib
 import copy
 import inspect
 import random
@@ -24,20 +22,24 @@ from maestro_hive.engine import settings
 from maestro_hive.engine.attempt import call_in_thread, is_async
 from maestro_hive.engine.breaker import CircuitBreaker, CircuitState, checked_name
 from maestro_hive.engine.config import ExecutionConfig, frozen_config
-from maestro_hive.engine.errors import writable
+from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded, writable
 from maestro_hive.engine.escalation import Escalation, JiraClient, JiraEscalation, checked
+from maestro_hive.engine.execution_log import STEPS, ExecutionLog, names
 from maestro_hive.engine.open_run import OpenRun, open_run
 from maestro_hive.engine.plan import UNNAMED, UnencodableInputWarning, distance_to_user
 from maestro_hive.engine.results import (
     ExecutionResult,
     ExecutionStatus,
     Level2Result,
+    drop_metrics,
 )
 from maestro_hive.engine.retry_policy import delay_before
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
-from maestro_hive.engine.step import SkippedError, Turn
+from maestro_hive.engine.shared import call_for_collected
+from maestro_hive.engine.step import SkippedError
+from maestro_hive.engine.turn import Turn
 from maestro_hive.engine.values import in_thread
-from maestro_hive.kernel.errors import ConfigurationError, EncodeError, MaestroError
+from maestro_hive.kernel.errors import ConfigurationError, EncodeError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.unified_execution.persona_executor import Call, PersonaExecutor
@@ -75,19 +77,24 @@ class ExecutorCall:
     async def make(self, number: int, permit: Permit) -> ExecutionResult:
         """Make the attempts of one round."""
         guard = permit.guard if self.uses_guard else None
-        result = await self.executor.make(self.call, number, guard, has_turn=self.has_turn)
-        if not result.success:
-            raise SkippedError(result)
-        return result
+        return _succeeded(
+            await self.executor.make(self.call, number, guard, has_turn=self.has_turn)
+        )
+
+    def identity(self) -> Identity:
+        """Return the step's own; in memory, its task is known by its name."""
+        if self.call.plan is not None:
+            return Identity(self.call.plan.identity)
+        return identity_of(self.name, self.persona, self.call.args, self.call.kwargs)
 
 
 class SafetyRetryWrapper:
     """Slow rounds around an executor, behind a breaker that all share; then it asks for help.
 
     ``breaker`` is a breaker or the name of one, such as the provider's, to share it; by default it
-    has the persona's name. It lives in ``store``, which stays the caller's, or else in the journal
-    of ``config.state.state_dir``. What the wrapper opens stays open until ``close``, the end
-    of a ``with`` block, or its own end.
+    has the persona's name. It counts every round that failed. It lives in ``store``, which stays the
+    caller's, or else in the journal of ``config.state.state_dir``. What the wrapper opens stays open
+    until ``close``, the end of a ``with`` block, or its own end.
     """
 
     def __init__(
@@ -102,17 +109,19 @@ class SafetyRetryWrapper:
     ) -> None:
         self.config = frozen_config(config)
         self.workflow_id = workflow_id
+        self._log = ExecutionLog(STEPS, self.config.log_level)
         self._escalation = self._chosen_escalation(jira_client, escalation)
         self._breakers: dict[str, CircuitBreaker] = {}
         self._given = breaker if isinstance(breaker, CircuitBreaker) else None
-        self._opened = _Opened(self.config, workflow_id, store, needed=self._given is None)
+        store = self._given.store if self._given is not None else store
+        self._opened = _Opened(self.config, workflow_id, store)
         self._name = self._given.name if self._given else _checked_name(breaker)
         self._latest = self._name or DEFAULT_BREAKER
         self._retry = False
         self._warned: set[str] = set()
         self._made_from: Self | None = None
         self._random = random.Random(self.config.level2.jitter_seed)  # noqa: S311 - for jitter
-        self._finalizer = weakref.finalize(self, _close_quietly, self._opened)
+        self._finalizer = weakref.finalize(self, call_for_collected, self._opened.close)
         self._finalizer.atexit = False  # the stores themselves close then
 
     def _chosen_escalation(
@@ -120,7 +129,8 @@ class SafetyRetryWrapper:
     ) -> Escalation | None:
         jira = None
         if jira_client is not None:
-            jira = JiraEscalation(jira_client, self.config.jira_project_key)
+            project, address = self.config.jira_project_key, self.config.jira_base_url
+            jira = JiraEscalation(jira_client, project, address)
         if escalation is not None:
             checked(escalation, "escalate", "escalation")
             return escalation
@@ -167,17 +177,18 @@ class SafetyRetryWrapper:
 
     async def execute_safe(
         self,
-        executor_func: Callable[..., Any],
-        *args: Any,
+        executor_func: Callable[..., object],
+        *args: object,
         task_name: str = UNNAMED,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Level2Result:
         """Call ``executor_func`` until it succeeds or the rounds are used up.
 
         ``PersonaExecutor.execute`` is told the ``task_name``; then all that follows the task is the
         task's own. Without it the name follows the task, as in ``execute``. A function that is not
         async is called in a thread. Raises ``CircuitBreakerOpen`` before anything is called, and
-        ``HelpNeeded`` at the end; what must not be retried is raised as it is.
+        ``HelpNeeded`` at the end; what must not be retried is raised as it is. A result with the
+        status ``BANKRUPT`` is not retried: then the result of level 2 has that status too.
         """
         call = _understand(executor_func, args, kwargs, task_name, retry=self._retry)
         if not self._opened.ready:
@@ -189,6 +200,8 @@ class SafetyRetryWrapper:
             breaker=self._breaker(self._latest),
             escalation=self._escalation,
             rng=self._random,
+            counts_all=True,
+            log=self._log,
         )
         if isinstance(call, ExecutorCall):
             executor_run = call.executor.run
@@ -211,6 +224,30 @@ class SafetyRetryWrapper:
             turn.give_back()
 
     async def _rounds(self, rounds: Rounds, call: ForeignCall | ExecutorCall) -> Level2Result:
+        """Make the rounds, log how they ended, and leave out metrics that are not captured."""
+        try:
+            result = await self._ended_rounds(rounds, call)
+        except HelpNeeded as help_needed:
+            extra = names(rounds.run_id, call.name)
+            self._log.info("%s needs help: %s", call.name, help_needed, extra=extra)
+            self._without_metrics(help_needed.result)
+            raise
+        self._log.info(
+            "%s ended after %d rounds: %s",
+            call.name,
+            result.level2_attempts,
+            result.final_status.value,
+            extra=names(rounds.run_id, call.name),
+        )
+        return self._without_metrics(result)
+
+    def _without_metrics(self, result: Level2Result) -> Level2Result:
+        if not self.config.capture_metrics and isinstance(result, Level2Result):
+            for each in result.level1_results:
+                drop_metrics(each)
+        return result
+
+    async def _ended_rounds(self, rounds: Rounds, call: ForeignCall | ExecutorCall) -> Level2Result:
         found = call.executor.found(call.call) if isinstance(call, ExecutorCall) else None
         if found is not None:
             return _done(rounds, found)
@@ -218,6 +255,9 @@ class SafetyRetryWrapper:
             outcome = await rounds.run()
         except RoundsSkippedError as skipped:
             return skipped.result
+        except BankruptError as bankrupt:
+            own = rounds.own_attempts(bankrupt.result)
+            return rounds.level2_result(ExecutionStatus.BANKRUPT, own)
         if isinstance(call, ForeignCall) or call.call.plan is None:
             await rounds.forget()  # nothing is recorded of its result: the next call starts again
         if isinstance(outcome, ExecutionResult):
@@ -227,13 +267,7 @@ class SafetyRetryWrapper:
 
     def _identity(self, call: ForeignCall | ExecutorCall) -> bytes:
         """Return what identifies a call; warn, once for a name, if that may not be enough."""
-        if isinstance(call, ForeignCall):
-            identity, doubt = call.identity()
-        elif call.call.plan is not None:
-            return call.call.plan.identity
-        else:  # in memory: its task is known by its name
-            args, kwargs = call.call.args, call.call.kwargs
-            identity, doubt = identity_of(call.name, call.persona, args, kwargs)
+        identity, doubt = call.identity()
         if doubt is not None and call.name not in self._warned:
             self._warned.add(call.name)
             warn_of(call.name, doubt)
@@ -253,6 +287,24 @@ class SafetyRetryWrapper:
         self.close()
 
 
+class BankruptError(TokenBudgetExceeded):
+    """A round ended with a result that says so: what a budget refuses is not retried."""
+
+    def __init__(self, result: ExecutionResult) -> None:
+        used = result.total_tokens_used
+        super().__init__("the budget is used up", result.persona_id, used, used)
+        self.result = result
+
+
+def _succeeded(result: ExecutionResult) -> ExecutionResult:
+    """Return a result with success; raise what a round makes of any other."""
+    if result.success:
+        return result
+    if result.final_status is ExecutionStatus.BANKRUPT:
+        raise BankruptError(result)
+    raise SkippedError(result)
+
+
 def _done(rounds: Rounds, result: ExecutionResult) -> Level2Result:
     again = rounds.failed or result.final_status is ExecutionStatus.RECOVERED
     status = ExecutionStatus.RECOVERED if again else ExecutionStatus.SUCCESS
@@ -260,9 +312,9 @@ def _done(rounds: Rounds, result: ExecutionResult) -> Level2Result:
 
 
 def _understand(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     task_name: str,
     *,
     retry: bool,
@@ -294,7 +346,7 @@ def _understand(
 
 def _executor_arguments(
     persona: str, args: tuple[Any, ...], kwargs: dict[str, Any], task_name: str
-) -> tuple[Any, str, tuple[Any, ...], dict[str, Any]]:
+) -> tuple[object, str, tuple[object, ...], dict[str, object]]:
     """Return the task, its name and its own arguments."""
     named = dict(kwargs)
     if args:
@@ -314,14 +366,8 @@ class _Opened:
     """The journal and the run that a wrapper uses, opened when first needed."""
 
     def __init__(
-        self,
-        config: ExecutionConfig,
-        workflow_id: str | None,
-        store: Store | None,
-        *,
-        needed: bool,
+        self, config: ExecutionConfig, workflow_id: str | None, store: Store | None
     ) -> None:
-        self._is_store_needed = needed
         self._config = config
         self._workflow_id = workflow_id
         self._given = store
@@ -331,15 +377,13 @@ class _Opened:
 
     @property
     def ready(self) -> bool:
-        """Return whether all is open that is needed."""
+        """Return whether both are open, or not needed."""
         has_store = self._given is not None or self._store is not None
-        has_store = has_store or not self._is_store_needed
         return has_store and (self._run is not None or self._workflow_id is None)
 
     def open(self) -> None:
-        """Open all that is needed; it may take a while."""
-        if self._is_store_needed:
-            self.store()
+        """Open both; it may take a while."""
+        self.store()
         self.run()
 
     def store(self) -> Store:
@@ -379,22 +423,12 @@ class _Opened:
         if run is not None:
             try:
                 if run.users == 1 and run.state.seq:
-                    run.write_copy()
+                    with run.copying():
+                        run.write_copy()
             finally:
                 run.close()
         if store is not None:
             close_store(store)
-
-
-def _close_quietly(opened: _Opened) -> None:
-    # In a thread: the collector may have come here from inside the store, with its locks held.
-    with contextlib.suppress(RuntimeError):  # the process ends, and closes its stores
-        _thread.start_new_thread(_close_in_thread, (opened,))
-
-
-def _close_in_thread(opened: _Opened) -> None:
-    with contextlib.suppress(MaestroError):  # a store that failed has nothing to let go
-        opened.close()
 
 
 def _checked_name(breaker: object) -> str | None:
@@ -406,11 +440,11 @@ def _checked_name(breaker: object) -> str | None:
 
 
 async def execute_with_full_retry(
-    task: Callable[..., Any],
-    task_name: str,
-    persona_id: str,
+    task: Callable[..., object],
+    task_name: str = "task",
+    persona_id: str = "default",
     config: ExecutionConfig | None = None,
-    *args: Any,
+    *args: object,
     **kwargs: Any,
 ) -> Level2Result:
     """Execute a task once, through both levels; the persona's breaker is the shared one."""
@@ -437,16 +471,16 @@ class Identity(NamedTuple):
 class ForeignCall:
     """A function and its arguments; a round calls it once, in a thread if it blocks."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     name: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    args: tuple[object, ...] = ()
+    kwargs: dict[str, object] = field(default_factory=dict)
     persona: str | None = None
     uses_guard: bool = False
     #: How many of the arguments before do not identify the call.
     identified_from: int = 0
 
-    async def make(self, number: int, permit: Permit) -> Any:
+    async def make(self, number: int, permit: Permit) -> object:
         """Call it once, and wait for what it returns."""
         del number, permit
         if is_async(self.function):
@@ -454,9 +488,7 @@ class ForeignCall:
             outcome = await outcome if inspect.isawaitable(outcome) else outcome
         else:
             outcome = await call_in_thread(self.function, self.args, self.kwargs)
-        if isinstance(outcome, ExecutionResult) and not outcome.success:
-            raise SkippedError(outcome)
-        return outcome
+        return _succeeded(outcome) if isinstance(outcome, ExecutionResult) else outcome
 
     def identity(self) -> Identity:
         """Return what identifies it: its name, its arguments, and what its function carries."""
@@ -468,9 +500,9 @@ class ForeignCall:
 def identity_of(
     name: object,
     persona: str | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    function: Callable[..., Any] | None = None,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    function: Callable[..., object] | None = None,
 ) -> Identity:
     """Return what identifies a call of that name, with what ``function`` carries if it is given."""
     if not isinstance(name, str) or name in ("", UNNAMED):
@@ -500,7 +532,7 @@ class _Digests:
             self.doubt = self.doubt or str(error)
             return None
 
-    def carried_by(self, function: object) -> list[Any]:
+    def carried_by(self, function: object) -> list[object]:
         """Return digests of the data that a function carries.
 
         Its own name does not count: it may change, and the call is still the same.

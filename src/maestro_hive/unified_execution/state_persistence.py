@@ -12,7 +12,7 @@ import logging
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
 
 from maestro_hive.engine.config import (
     DEFAULT_CHECKPOINT_DIR,
@@ -33,12 +33,11 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.kernel.process import run_at_exit
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.checkpoint import (
-    CheckpointNotFoundError,
-    new_checkpoint_id,
-)
+from maestro_hive.maestro.state.checkpoint import CheckpointNotFoundError, new_checkpoint_id
 from maestro_hive.maestro.state.projections import FIELDS, fold
 from maestro_hive.maestro.state.records import EntryKind, NewEntry, from_micros
+from maestro_hive.maestro.state.run_document import fold_copy
+from maestro_hive.maestro.state.state_manager import check_text
 from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.maestro.state.strict_json import member
 from maestro_hive.maestro.state.views import (
@@ -49,8 +48,11 @@ from maestro_hive.maestro.state.views import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
+
+    from maestro_hive.maestro.state.projections import RunState
+    from maestro_hive.maestro.state.records import Entry
 
 
 __all__ = [
@@ -101,7 +103,7 @@ class ExecutionState:
     updated_at: str = field(default_factory=_now)
     checksum: str = ""
 
-    def update(self, **changes: Any) -> None:
+    def update(self, **changes: object) -> None:
         """Set fields by name, and the time of the change."""
         for name, value in changes.items():
             if name not in _FIELDS:
@@ -136,54 +138,45 @@ class ExecutionState:
         return cls(**data)
 
 
-#: The type of each field, and of the values in it; keys are always texts.
-_FIELDS: dict[str, tuple[type, type]] = {
-    "workflow_id": (str, object),
-    "phase": (str, object),
-    "step": (int, object),
-    "status": (str, object),
-    "persona_states": (dict, dict),
-    "retry_counts": (dict, int),
-    "completed_tasks": (list, str),
-    "pending_tasks": (list, str),
-    "artifacts": (dict, object),
-    "metrics": (dict, object),
-    "created_at": (str, object),
-    "updated_at": (str, object),
-    "checksum": (str, object),
-}
+def _types_in(hint: object) -> tuple[type, ...]:
+    """Return the type of a field and that of what is in it, where it has one."""
+    kinds = (get_origin(hint) or hint, *get_args(hint)[-1:])
+    return tuple(object if kind is Any else get_origin(kind) or kind for kind in kinds)
 
 
-def check_fields(fields: dict[str, Any]) -> None:
-    """Raise a ``TypeError`` that names the first value, however deep, of a wrong type.
+_FIELDS = {name: _types_in(hint) for name, hint in get_type_hints(ExecutionState).items()}
+
+
+def check_fields(fields: Mapping[str, object]) -> None:
+    """Raise a ``TypeError`` that names the first value of another type than is declared.
 
     Types are compared exactly: a bool is not a number, and an enum is not a text; they would be
     decoded as another type, or, in a process without the enum's class, not at all.
     """
     for name, value in fields.items():
-        kind, inside = _FIELDS[name]
-        path = f"state.{name}"
+        path, (kind, *inside) = f"state.{name}", _FIELDS[name]
         _check_type(value, kind, path)
-        if kind is dict:
-            for key, item in value.items():
-                if type(key) is not str:
-                    raise TypeError(
-                        f"{path} has the key {key!r}, a {type(key).__name__},"
-                        " and must have only str keys"
-                    )
-                _check_type(item, inside, path, key)
-        elif kind is list:
-            for at, item in enumerate(value):
-                _check_type(item, inside, path, at)
+        items: Iterable[tuple[object, object]] = ()
+        if isinstance(value, dict):
+            items = value.items()
+        elif isinstance(value, list):
+            items = enumerate(value)
+        for key, item in items:
+            if isinstance(value, dict) and type(key) is not str:
+                raise TypeError(
+                    f"{path} has the key {key!r}, a {type(key).__name__},"
+                    " and must have only str keys"
+                )
+            _check_type(item, inside[0], path, key)
 
 
-def _check_type(value: object, kind: type, path: str, key: str | int | None = None) -> None:
+def _check_type(value: object, kind: type, path: str, key: object = None) -> None:
     if type(value) is not kind and kind is not object:
         where = path if key is None else path + member(key)
         raise TypeError(f"{where} is a {type(value).__name__}, and must be a {kind.__name__}")
 
 
-def merge_edit(before: Any, edited: Any, current: Any) -> Any:
+def merge_edit(before: object, edited: object, current: object) -> object:
     """Return ``current`` with the changes from ``before`` to ``edited``: the changes of both sides."""
     if isinstance(before, dict) and isinstance(edited, dict) and isinstance(current, dict):
         merged = {k: v for k, v in current.items() if k in edited or k not in before}
@@ -191,82 +184,16 @@ def merge_edit(before: Any, edited: Any, current: Any) -> Any:
             if key not in before or before[key] != value:
                 merged[key] = merge_edit(before.get(key), value, current.get(key))
         return merged
-    if isinstance(before, list) and isinstance(edited, list) and before != current:
+    if isinstance(before, list) and isinstance(edited, list) and isinstance(current, list):
         removed = [item for item in before if item not in edited]
         left = [item for item in current if item not in removed]
         return left + [item for item in edited if item not in before and item not in left]
     return edited
 
 
-def _checksum(fields: dict[str, Any]) -> str:
+def _checksum(fields: Mapping[str, object]) -> str:
     rest = {name: value for name, value in fields.items() if name != "checksum"}
     return codec.canonical_digest(rest, "state", depth=codec.WHOLE_DEPTH).hex()
-
-
-# --- the object that callers edit ----------------------------------------------------------------
-
-
-class SharedState:
-    """The one ``ExecutionState`` of a run that all callers get: refreshed in place, edits recorded."""
-
-    def __init__(self, workflow_id: str) -> None:
-        self._workflow_id = workflow_id
-        self._state: ExecutionState | None = None
-        self._fields: dict[str, Any] = {}
-        self._seq = -1
-
-    def refreshed(self, run: OpenRun) -> ExecutionState:
-        """Return the state object with the current state of the run."""
-        if self._state is None or self._seq != run.state.seq:
-            self._refresh(run)
-        assert self._state is not None
-        return self._state
-
-    def _refresh(self, run: OpenRun) -> None:
-        state, fields = run.state, run.fields()
-        created = from_micros(state.created_at) if state.seq else run.store.clock.now()
-        if self._state is None:
-            self._state = ExecutionState(self._workflow_id, created_at=created.isoformat())
-        for name, value in fields.items():
-            setattr(self._state, name, value)
-        if state.seq:
-            self._state.created_at = created.isoformat()
-            self._state.updated_at = from_micros(state.updated_at).isoformat()
-        self._fields = copy.deepcopy(fields)
-        self._seq = state.seq
-
-    def record_edits(
-        self, current: Callable[[], dict[str, Any]], record: Callable[[dict[str, Any]], None]
-    ) -> None:
-        """Record the fields that callers edited, merged with the changes since they read them."""
-        if self._state is None:
-            return
-        before = self._fields
-        edits = {
-            name: getattr(self._state, name)
-            for name, value in before.items()
-            if getattr(self._state, name) != value
-        }
-        if not edits:
-            return
-        latest = current()
-        self._fields = before | edits  # ``record`` may call this again
-        try:
-            record(
-                {name: merge_edit(before[name], edit, latest[name]) for name, edit in edits.items()}
-            )
-        except BaseException:
-            self._fields = before
-            raise
-        self._fields = before | copy.deepcopy(edits)
-
-    def forget(self) -> None:
-        """Give the next caller a new object: the run was restored to an earlier state."""
-        self.__init__(self._workflow_id)  # type: ignore[misc]
-
-    def outdate(self) -> None:
-        """Refresh the object at its next use."""
-        self._seq = -1
 
 
 # --- the state of one execution, in the journal ----------------------------------------------------
@@ -294,7 +221,10 @@ class StatePersistence:
         self._is_shut = False
         self._run = open_run(self.config.state, self.workflow_id, workflow)
         self._mutex = self._run.mutex
-        self._shared = SharedState(self.workflow_id)
+        #: The one object that callers get, its fields as they were read, and up to which entry.
+        self._state = ExecutionState(self.workflow_id)
+        self._fields: dict[str, object] = {}
+        self._seq = -1
         try:
             if auto_restore:
                 self._run.load()
@@ -323,14 +253,37 @@ class StatePersistence:
         with self._mutex:
             self._record_edits()
             self._run.catch_up()
-            return self._shared.refreshed(self._run)
+            if self._seq != self._run.state.seq:
+                self._refresh()
+            return self._state
+
+    def _refresh(self) -> None:
+        state, self._fields = self._run.state, self._run.fields()
+        for name, value in copy.deepcopy(self._fields).items():
+            setattr(self._state, name, value)
+        created = from_micros(state.created_at) if state.seq else self._run.store.clock.now()
+        self._state.created_at = created.isoformat()
+        if state.seq:
+            self._state.updated_at = from_micros(state.updated_at).isoformat()
+        self._seq = state.seq
 
     def _record_edits(self) -> None:
-        def current() -> dict[str, Any]:
-            self._run.catch_up()
-            return self._run.fields()
-
-        self._shared.record_edits(current, self._set_fields)
+        """Record the fields that callers edited, merged with the changes since they read them."""
+        before, shown = self._fields, vars(self._state)
+        edits = {name: shown[name] for name, value in before.items() if shown[name] != value}
+        if not edits:
+            return
+        self._run.catch_up()
+        latest = self._run.fields()
+        self._fields = before | edits  # a subscriber may come here again
+        try:
+            self._set_fields(
+                {name: merge_edit(before[name], edit, latest[name]) for name, edit in edits.items()}
+            )
+        except BaseException:
+            self._fields = before
+            raise
+        self._fields = before | copy.deepcopy(edits)
 
     def get_state_path(self) -> Path:
         """Return where the run's ``execution_state.json`` is, or will be."""
@@ -345,8 +298,8 @@ class StatePersistence:
             self._run.catch_up()
             return retry_count(self._run.state, persona)
 
-    def get_persona_state(self, persona: str) -> dict[str, Any]:
-        """Return a copy of what is known of a persona; empty if nothing is."""
+    def get_persona_state(self, persona: str) -> dict[str, Any] | None:
+        """Return a copy of what is known of a persona; None if nothing is."""
         with self._mutex:
             self._run.catch_up()
             return copy.deepcopy(show_persona(self._run.state, persona, self._run.store.load))
@@ -358,7 +311,7 @@ class StatePersistence:
         phase: str | None = None,
         step: int | None = None,
         status: str | None = None,
-        **fields: Any,
+        **fields: object,
     ) -> None:
         """Set fields of the state."""
         unknown = sorted(fields.keys() - FIELDS.keys())
@@ -371,7 +324,7 @@ class StatePersistence:
 
     def mark_task_pending(self, task_id: str) -> None:
         """Note that a task waits to be done."""
-        facts = {"task": _text(task_id, "task id")}
+        facts = {"task": check_text("task id", task_id)}
         with self._mutex:
             self._run.catch_up()
             known = self._run.state
@@ -380,7 +333,7 @@ class StatePersistence:
 
     def mark_task_completed(self, task_id: str, artifacts: dict[str, Any] | None = None) -> None:
         """Note that a task is done, and what it made."""
-        facts = {"task": _text(task_id, "task id")}
+        facts = {"task": check_text("task id", task_id)}
         if artifacts is not None:
             check_fields({"artifacts": artifacts})
         self._record(EntryKind.TASK_COMPLETED, facts, artifacts or None, "artifacts")
@@ -388,30 +341,31 @@ class StatePersistence:
     def increment_retry(self, persona: str) -> int:
         """Count one more retry of a persona; return how many there were."""
         with self._mutex:
-            self._record(EntryKind.RETRY_COUNTED, {"persona": _text(persona, "persona")})
+            self._record(EntryKind.RETRY_COUNTED, {"persona": check_text("persona", persona)})
             return self.get_retry_count(persona)
 
     def update_persona_state(self, persona: str, state: dict[str, Any]) -> None:
         """Set what a persona shows of itself; keys that are not given stay as they are."""
-        facts = {"persona": _text(persona, "persona")}
-        given: Any = state
+        facts = {"persona": check_text("persona", persona)}
+        given: object = state
         shown = dict(given) if isinstance(given, dict) else given  # a defaultdict is welcome
         check_fields({"persona_states": {persona: shown}})
         self._record(EntryKind.PERSONA_SET, facts, shown, "persona_state")
 
-    def _set_fields(self, changes: dict[str, Any]) -> None:
+    def _set_fields(self, changes: dict[str, object]) -> None:
         check_fields(changes)
         with self._mutex:
             self._run.catch_up()
             own = without_derived_fields(self._run.state, changes)
-            self._record(EntryKind.FIELDS_SET, None, own, "state")
+            self._record(EntryKind.FIELDS_SET, None, own, "state", own.get("status"))
 
     def _record(
         self,
         kind: EntryKind,
-        facts: dict[str, Any] | None,
-        value: dict[str, Any] | None = None,
+        facts: dict[str, str] | None,
+        value: object = None,
         path: str = "value",
+        status: str | None = None,
     ) -> None:
         entry = NewEntry(
             kind,
@@ -421,24 +375,20 @@ class StatePersistence:
         )
         with self._mutex:
             self._check_open()
-            self._run.append([entry], status=(value or {}).get("status") if facts is None else None)
-            self._run.copy_if_due()
+            self._run.append([entry], status)
 
     # --- copies ---
 
     def checkpoint(self, checkpoint_id: str | None = None) -> str:
         """Write the whole run as a checkpoint and as ``execution_state.json``; return its id."""
-        with self._mutex:
+        with self._run.copying(), self._mutex:
             self._check_open()
             self._record_edits()
             if self._run.fresh:
                 self._run.append(())
             clock = self._run.store.clock
             name = new_checkpoint_id(clock) if checkpoint_id is None else checkpoint_id
-            document = self._run.as_document()
-            checkpoints = self._run.copies.checkpoints
-            checkpoints.write(self.workflow_id, name, document, fence=self._run.fence)
-            self._run.write_copy(document)
+            self._run.write_checkpoint(name)
             return name
 
     def restore(self, checkpoint_id: str) -> bool:
@@ -451,7 +401,8 @@ class StatePersistence:
                 return False
             except DocumentCorruptError as error:
                 raise StateCorruptionError(str(error)) from error
-            self._shared.forget()
+            self._state, self._fields = ExecutionState(self.workflow_id), {}
+            self._seq = -1
             self._run.restore(found)
             return True
 
@@ -459,7 +410,7 @@ class StatePersistence:
         """Resume from the journal, or without one from the newest good copy; False if neither."""
         with self._mutex:
             self._check_open()
-            self._shared.outdate()
+            self._seq = -1  # the object is refreshed at its next use
             return self._run.load()
 
     def list_checkpoints(self) -> list[str]:
@@ -474,7 +425,7 @@ class StatePersistence:
 
     def shutdown(self) -> None:
         """Write the copy for resuming once more and let the run go; twice is no error."""
-        with self._mutex:
+        with self._run.copying(), self._mutex:
             if self._is_shut:
                 return
             try:
@@ -506,17 +457,14 @@ run_at_exit(0, _shut_down_all)
 
 
 def get_state_persistence(
-    workflow_id: str | None = None,
-    auto_restore: bool = True,
+    workflow_id: str | None = None, auto_restore: bool = True
 ) -> StatePersistence:
     """Open an execution's state with the shared configuration."""
     return StatePersistence(workflow_id=workflow_id, auto_restore=auto_restore)
 
 
 def save_state(
-    state: ExecutionState | dict[str, Any],
-    workflow_id: str | None = None,
-    checkpoint: bool = True,
+    state: ExecutionState | dict[str, Any], workflow_id: str | None = None, checkpoint: bool = True
 ) -> str:
     """Record a whole state under its workflow id; return the checkpoint's id, or the workflow's."""
     given = ExecutionState.from_dict(state) if isinstance(state, dict) else state
@@ -539,32 +487,25 @@ def load_state(workflow_id: str) -> ExecutionState | None:
         if not entries:
             return _state_of_copy(RunCopies(config, workflow_id, store.clock))
         run = fold(entries, store.load)
-        return ExecutionState(
-            workflow_id,
-            **show_fields(run, store.load),
-            created_at=from_micros(run.created_at).isoformat(),
-            updated_at=from_micros(run.updated_at).isoformat(),
-        )
+        return _execution_state(workflow_id, run, store.load)
     finally:
         close_store(store)
+
+
+def _execution_state(
+    workflow_id: str, run: RunState, load: Callable[[Entry], bytes | None]
+) -> ExecutionState:
+    return ExecutionState(
+        workflow_id,
+        **show_fields(run, load),
+        created_at=from_micros(run.created_at).isoformat(),
+        updated_at=from_micros(run.updated_at).isoformat(),
+    )
 
 
 def _state_of_copy(copies: RunCopies) -> ExecutionState | None:
     found = copies.newest()
     if found is None:
         return None
-    return ExecutionState.from_dict(
-        codec.decode_tree(found.body["state"], found.source, depth=codec.WHOLE_DEPTH)
-    )
-
-
-def _text(value: object, what: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigurationError(f"a {what} is a text that is not empty, not {value!r}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(
-            f"the {what} {value!r} has half a surrogate pair, which has no form in UTF-8"
-        ) from None
-    return value
+    run = fold_copy(found, found.load)
+    return _execution_state(found.run_id, run, found.load)

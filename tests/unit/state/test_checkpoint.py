@@ -95,7 +95,7 @@ def test_a_checkpoint_comes_back_as_it_was_made(
         "build",
         3,
         {"when": datetime(2030, 1, 1, tzinfo=UTC), "raw": b"\0", "pair": (1, 2)},
-        StateMetadata(created_by="dev", reason="before deploy", tags={"a": "b"}),
+        StateMetadata("3.0", "json", None, {"reason": "before deploy", "tags": {"a": "b"}}),
     )
     checkpoint = manager.create_checkpoint("w", given)
     assert isinstance(checkpoint, Checkpoint)
@@ -135,8 +135,8 @@ def test_ids_are_unique_even_when_time_stands_still_or_goes_back(
     ids += made(manager, 4)
     assert len(set(ids)) == 8
     listed = manager.list_checkpoints("w")
-    assert [checkpoint.checkpoint_id for checkpoint in listed] == ids[::-1]
-    assert [checkpoint.state.step for checkpoint in listed] == [3, 2, 1, 0] * 2
+    assert [checkpoint.checkpoint_id for checkpoint in listed] == ids
+    assert [checkpoint.state.step for checkpoint in listed] == [0, 1, 2, 3] * 2
 
 
 def test_workflows_do_not_mix(manager: CheckpointManager) -> None:
@@ -331,13 +331,13 @@ def test_less_than_one_cannot_be_kept() -> None:
 
 def test_retention_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
-    real = files.read_whole
+    real = files.open_file
 
-    def counted(path: Path, *args: Any) -> bytes:
+    def counted(path: Path, limit: int) -> files.ReadFile:
         reads.append(path)
-        return real(path, *args)
+        return real(path, limit)
 
-    monkeypatch.setattr(files, "read_whole", counted)
+    monkeypatch.setattr(files, "open_file", counted)
     manager = CheckpointManager(tmp_path, max_checkpoints=3)
     ids = made(manager, 20)
     manager.cleanup_expired()
@@ -373,7 +373,7 @@ def test_a_name_tells_all_that_retention_needs_also_with_large_numbers(tmp_path:
     written = folder.write("w", "a.b:c-d_e", [b"te", b"xt"], fence=1_234_567, expires=1_893_456_000)
     assert written == CheckpointName(1_234_567, 1, 1_893_456_000, "a.b:c-d_e")
     assert folder.names("w") == [written]
-    assert folder.read("w", written) == b"text"
+    assert folder.open("w", written).read_at(0, 4) == b"text"
 
 
 # --- deleting ---

@@ -516,6 +516,44 @@ def test_plain_data_comes_back(value: Any) -> None:
 
 
 @QUICK
+@given(PLAIN | TYPED)
+def test_the_short_way_gives_what_the_long_one_does_and_a_copy_what_is_read(value: Any) -> None:
+    short = codec.encode_flat(value)
+    if short is None:
+        assert isinstance(value, dict | list) or type(value) not in (str, int, bool, type(None))
+        return
+    assert short == encode(value)
+    assert same(decode(short.data), value.copy() if isinstance(value, dict | list) else value)
+
+
+@pytest.mark.parametrize("extra", ["", *map(chr, range(0x25)), "\\", "\x7f", "ü", "\u2028", "🐝"])
+def test_a_long_text_is_written_as_a_short_one_is(extra: str) -> None:
+    text = f"{extra}{'x' * 3000}{extra}\\n{extra}"
+    for value in (text, [text, "y", 1], {"a": text, extra: None}):
+        short = codec.encode_flat(value)
+        expected = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        assert (
+            (short is None)
+            if extra == "$" and isinstance(value, dict)
+            else short == codec.encoded(expected)
+        )
+
+
+def test_half_a_surrogate_pair_and_what_is_not_flat_go_the_long_way() -> None:
+    for value in (
+        "\ud800" + "x" * 3000,
+        float("nan"),
+        [[1]],
+        {1: 2},
+        {"$": 1},
+        [0] * 65,
+        b"x",
+        (1,),
+    ):
+        assert codec.encode_flat(value) is None
+
+
+@QUICK
 @given(TYPED)
 def test_typed_data_comes_back(value: Any) -> None:
     data = encode(value).data

@@ -40,14 +40,19 @@ def _entries() -> list[NewEntry]:
     error = {"type": "E", "message": "m", "category": "c", "traceback": "t", "recoverable": True}
     return [
         NewEntry(
-            EntryKind.RUN_STARTED, facts=_facts(workflow="w", parameters=[]), value=encode([])
+            EntryKind.RUN_STARTED,
+            facts=_facts(workflow="w", parameters=[]),
+            value=encode({"args": [], "kwargs": {}}),
+            identity=b"r" * 32,
         ),
         NewEntry(EntryKind.ATTEMPT_STARTED, 1, 1, _facts(name="a", persona="p"), identity=step),
         NewEntry(EntryKind.ATTEMPT_FAILED, 1, 1, _facts(error=error, reason="error")),
         NewEntry(EntryKind.ATTEMPT_STARTED, 1, 2, _facts(name="a", persona="p"), identity=step),
         NewEntry(EntryKind.PROGRESS_SAVED, 1, 2, None, encode({"half": 1})),
         NewEntry(EntryKind.STEP_COMPLETED, 1, 2, None, encode(grown[:30]), "p/a"),
-        NewEntry(EntryKind.MEMORY_SAVED, 1, 2, _facts(persona="p"), encode(grown[:35]), "p/a"),
+        NewEntry(
+            EntryKind.MEMORY_SAVED, 1, 2, _facts(persona="p"), encode({"log": grown[:35]}), "p/a"
+        ),
         NewEntry(EntryKind.HISTORY_APPENDED, 1, 2, _facts(persona="p"), encode(grown), "p/a"),
         NewEntry(EntryKind.SPENT, 1, 2, _facts(persona="p", tokens=3, usd=0.5)),
         NewEntry(EntryKind.FIELDS_SET, value=encode({"phase": "one", "step": 2})),
@@ -68,7 +73,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for entry in _entries():
         store.append([Append(lease, [entry])])
     entries = store.entries(lease.run)
-    text = RunText(store, lease.run, "run-1", entries, {"phase": "one"}, "2030-01-01", 3)
+    text = RunText(store, lease.run, "run-1", 0, len(entries), {"phase": "one"}, "2030-01-01", 3)
     sealed = run_document.seal("execution_state", {}, {"run": text})
     store.close()
     members: dict[str, Any] = run_document.unseal(sealed, "execution_state", "it")["run"]
@@ -143,7 +148,7 @@ def test_long_fields_are_written_in_parts(tmp_path: Path) -> None:
         "few": [1, {"a": (1, 2)}],
         "none": [],
     }
-    text = RunText(store, lease.run, "run-1", [], fields, "2030", 1)
+    text = RunText(store, lease.run, "run-1", 0, 0, fields, "2030", 1)
     assert max(map(len, text)) < 20_000
     state = json.loads(b"".join(text))["state"]
     assert state == {name: json.loads(encode(value).data) for name, value in fields.items()}

@@ -29,18 +29,36 @@ if TYPE_CHECKING:
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 STEP = b"s" * 32
+WAIT = {"seconds": 60.0, "boot": "b", "boot_seconds": 1.0, "at": 1_900_000_000_000_000}
+REPORT: dict[str, Any] = {"failed_persona": "p", "error_category": "c", "details": "d"}
+REPORT |= {"context": [], "suggested_fix": None}
+ROUND: dict[str, Any] = {
+    "round": 1,
+    "execution_id": "e",
+    "name": "a",
+    "persona": "p",
+    "status": "failed",
+}
+ROUND |= {"seconds": 0.5, "tokens": 3, "report": REPORT, "wait": WAIT}
 
 #: An entry of each kind, as it is written: a new kind is given one here.
 EXAMPLES: dict[EntryKind, dict[str, Any]] = {
     EntryKind.ATTEMPT_STARTED: {"step": 2, "attempt": 1, "name": "b", "persona": "q"},
-    EntryKind.ATTEMPT_FAILED: {"step": 1, "attempt": 1, "error": {"type": "E", "message": "m"}},
+    EntryKind.ATTEMPT_FAILED: {
+        "step": 1,
+        "attempt": 1,
+        "error": {"type": "E", "message": "m"},
+        "healing": {"status": "FIXED", "fix": "deeper"},
+        "diagnosis": {"fingerprint": "0a1b", "type": "key_error"},
+        "value": {"depth": 5},
+    },
     EntryKind.STEP_COMPLETED: {"step": 1, "attempt": 1, "value": "made"},
     EntryKind.PROGRESS_SAVED: {"step": 1, "attempt": 1, "value": {"current_step": 1}},
     EntryKind.MEMORY_SAVED: {"persona": "p", "value": {"a": 1}},
     EntryKind.HISTORY_APPENDED: {"persona": "p", "value": "item"},
     EntryKind.SPENT: {"step": 1, "attempt": 1, "persona": "p", "tokens": 5},
-    EntryKind.ROUND_FAILED: {"identity": STEP, "report": {"details": "d"}},
-    EntryKind.ESCALATED: {"identity": STEP, "ticket": "MD-1", "report": {"details": "d"}},
+    EntryKind.ROUND_FAILED: {"identity": STEP, **ROUND},
+    EntryKind.ESCALATED: {"identity": STEP, "ticket": "MD-1", "report": REPORT, "actions": []},
     EntryKind.FIELDS_SET: {"value": {"phase": "late"}},
     EntryKind.TASK_PENDING: {"task": "t"},
     EntryKind.TASK_COMPLETED: {"task": "t", "value": {"file": "f"}},
@@ -48,11 +66,54 @@ EXAMPLES: dict[EntryKind, dict[str, Any]] = {
     EntryKind.PERSONA_SET: {"persona": "p", "value": {"mood": "good"}},
     EntryKind.RESTORED: {"from": "copy.json", "saved_at": "2030"},
     EntryKind.RETRIED: {"identity": STEP},
-    EntryKind.RUN_STARTED: {"workflow": "build", "value": {"args": []}},
+    EntryKind.RUN_STARTED: {
+        "identity": b"r" * 32,
+        "workflow": "build",
+        "value": {"args": [], "kwargs": {}},
+    },
     EntryKind.RUN_ENDED: {"status": "failed", "error": {"type": "E", "message": "m"}},
     EntryKind.WAIT_STARTED: {"identity": b"w" * 32, "name": "go", "what": "answer"},
     EntryKind.WAIT_ENDED: {"identity": b"w" * 32, "name": "go", "how": "answered"},
     EntryKind.CHILD_STARTED: {"identity": b"c" * 32, "run_id": "part", "workflow": "part"},
+    EntryKind.CHILD_ENDED: {
+        "identity": b"c" * 32,
+        "run_id": "part",
+        "workflow": "part",
+        "status": "success",
+    },
+    EntryKind.STEP_FAILED: {"identity": STEP, "name": "a", "error": {"type": "E", "message": "m"}},
+    EntryKind.STEP_CANCELLED: {"identity": STEP, "name": "a"},
+    EntryKind.VALUE_RECORDED: {"identity": b"v" * 32, "name": "random", "value": 0.5},
+    EntryKind.CANCEL_REQUESTED: {"reason": "enough", "wait": WAIT},
+    EntryKind.REPLAY_DIFFERED: {"missing": ["a"], "new": ["b"]},
+    EntryKind.RUN_SUSPENDED: {"error": {"type": "CircuitBreakerOpen", "message": "open"}},
+    EntryKind.RUN_RESUMED: {"saved_tokens": 7, "saved_usd": 0.5},
+    EntryKind.BUDGET_WARNED: {
+        "step": 1,
+        "attempt": 1,
+        "account": "persona:p",
+        "percent": 50,
+        "unit": "usd",
+        "used": 600_000,
+        "limit": 1_000_000,
+    },
+    EntryKind.ARGUMENTS_ADDED: {"name": "a", "persona": "p", "defaults": {"mode": "0a1b"}},
+    EntryKind.REPAIR_TRIED: {
+        "step": 1,
+        "attempt": 1,
+        "status": "FIXED",
+        "type": "key_error",
+        "fingerprint": "0a1b",
+        "healer": "deeper",
+        "value": {"depth": 5},
+    },
+    EntryKind.REPAIR_JUDGED: {
+        "step": 1,
+        "attempt": 1,
+        "verdict": "worked",
+        "fingerprint": "0a1b",
+        "healer": "deeper",
+    },
 }
 FIRST = (EntryKind.ATTEMPT_STARTED, {"step": 1, "attempt": 1, "name": "a", "persona": "p"})
 
@@ -92,9 +153,7 @@ def shown(store: Store, entries: list[Entry]) -> str:
         load=store.load,
         now=NOW,
     )
-    view = run_view.run_view(
-        run, most_steps=50, most_events=10, answered=(), child_status=lambda _: None
-    )
+    view = run_view.run_view(run, most_steps=50, most_events=10, answered=())
     return json.dumps(run_view.to_dict(view), default=str)
 
 
@@ -140,7 +199,7 @@ def test_a_kind_survives_an_export(store: Store, kind: EntryKind) -> None:
     entries = recorded(store, kind)
     record = store.run("run")
     assert record is not None
-    text = RunText(store, record.id, "run", entries, {}, "2030", 1)
+    text = RunText(store, record.id, "run", 0, len(entries), {}, "2030", 1)
     copy = read_run("a file", json.loads(b"".join(text)))
     mark, *copied = list(CopiedEntries(copy))
     assert mark.kind is EntryKind.RESTORED

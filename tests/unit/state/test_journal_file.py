@@ -52,8 +52,8 @@ def saved_entry(value: Any) -> NewEntry:
 
 
 def save(store: SqliteStore, hold: RunLease, value: Any = "x", *, sync: bool = True) -> None:
-    (last,) = store.append([Append(hold, [saved_entry(value)])], sync=sync)
-    assert isinstance(last, int)
+    (written,) = store.append([Append(hold, [saved_entry(value)])], sync=sync)
+    assert isinstance(written, list)
 
 
 def one(_before: bytes | None) -> Encoded:
@@ -71,7 +71,7 @@ WRITES: dict[str, Callable[[SqliteStore, RunLease], Any]] = {
     "append": save,
     "update_document": lambda store, _: store.update_document("space", "key", one),
     "delete_documents": lambda store, _: store.delete_documents(),
-    "purge_run": lambda store, _: store.purge_run("gone"),
+    "purge_runs": lambda store, _: store.purge_runs(["gone"]),
     "collect": lambda store, _: store.collect(),
 }
 
@@ -262,7 +262,7 @@ def test_who_waits_too_long_for_another_writer_is_told(folder: Path, store: Sqli
         started = time.monotonic()
         with pytest.raises(StoreBusyError, match=r"journal\.lock"):
             other.update_document("space", "key", one)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30  # it is told, and does not wait for ever
         assert other.runs() == []  # readers wait for nobody
         with pytest.raises(StoreBusyError):
             SqliteStore(folder, busy_seconds=0.1)
@@ -287,7 +287,7 @@ def test_a_writer_waits_for_another_and_then_goes_on(folder: Path, store: Sqlite
         assert not written.wait(0.1)
 
     store._file.write(while_it_writes)
-    assert written.wait(10)
+    assert written.wait(60)
     thread.join()
     other.close()
 
@@ -337,7 +337,7 @@ def test_commits_that_come_during_an_fsync_share_the_next_one(
 
     def slowly(fd: int) -> None:
         syncs.append(fd)
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     monkeypatch.setattr(os, "fdatasync", slowly)
     before = store._file.committed
@@ -363,12 +363,12 @@ def test_nobody_returns_before_the_fsync_that_covers_it(
 
     def slowly(_fd: int) -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     monkeypatch.setattr(os, "fdatasync", slowly)
     thread = threading.Thread(target=save, args=(store, hold))
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     thread.join(0.05)
     assert thread.is_alive()
     assert len(store.entries(hold.run)) == 1  # committed, but not acknowledged
@@ -399,7 +399,7 @@ def test_a_second_thread_does_not_use_the_numbers_of_the_first(
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -528,3 +528,16 @@ def test_a_read_does_not_wait_for_one_that_takes_long(store: SqliteStore) -> Non
     with store._file._read_mutex:  # as a long read of another thread holds it
         assert [run.name for run in store.runs()] == ["run-1"]
         assert store.run("run-1") is not None
+
+
+@pytest.mark.parametrize("gone", [1, 700, 4000])
+def test_a_file_that_ends_in_the_middle_of_a_page_is_an_error(tmp_path: Path, gone: int) -> None:
+    store = SqliteStore(tmp_path)
+    run = store.acquire_run("run")
+    entries = [NewEntry(EntryKind.TASK_PENDING, facts=b'{"task":"t%d"}' % n) for n in range(200)]
+    store.append([Append(run, entries)])
+    store.close()
+    path = tmp_path / "journal.db"
+    path.write_bytes(path.read_bytes()[:-gone])
+    with pytest.raises(CorruptionError):
+        SqliteStore(tmp_path)

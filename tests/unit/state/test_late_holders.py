@@ -32,7 +32,7 @@ def test_a_write_longer_than_the_lease_costs_no_healthy_holder_its_run(tmp_path:
 
     keeper = threading.Thread(target=slow.update_document, args=("space", "key", take_long))
     keeper.start()
-    assert inside.wait(10)
+    assert inside.wait(30)
     with pytest.raises(RunLeasedError):
         other.acquire_run("run-1")
     keeper.join()

@@ -148,7 +148,7 @@ def test_a_refused_folder_can_be_opened_once_it_is_mended(folder: Path) -> None:
 def test_a_migration_that_fails_in_the_middle_leaves_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = migrate.migrations()[0].read_text(encoding="utf-8")
+    good = "\n".join(path.read_text(encoding="utf-8") for path in migrate.migrations())
     scripts = tmp_path / "sql"
     scripts.mkdir()
     first = scripts / "0001_first.sql"

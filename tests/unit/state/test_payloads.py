@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.kernel.errors import CorruptionError
+from maestro_hive.kernel.errors import CorruptionError, StorageError
 from maestro_hive.maestro.state.codec import encode
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.sqlite.entries import INLINE_BYTES
@@ -41,7 +41,8 @@ MESSAGES = [message(number) for number in range(300)]
 def keep(store: SqliteStore, hold: RunLease, *values: Any, family: str = "messages") -> None:
     for value in values:
         entry = NewEntry(EntryKind.STEP_COMPLETED, value=encode(value), family=family)
-        assert store.append([Append(hold, [entry])], sync=False) == [hold.seq]
+        (written,) = store.append([Append(hold, [entry])], sync=False)
+        assert written == store.entries(hold.run, after=hold.seq - 1)
 
 
 def stored(store: SqliteStore) -> list[tuple[Any, ...]]:
@@ -198,3 +199,17 @@ def test_a_damaged_value_is_found_and_never_given_out(
     with pytest.raises(CorruptionError):
         store.load(entry)
     assert store.check() != []
+
+
+@pytest.mark.parametrize("family", ["messages", ""])
+def test_values_that_are_purged_while_they_are_read_are_an_error_of_ours(
+    store: SqliteStore, family: str
+) -> None:
+    hold = store.acquire_run("run-1")
+    keep(store, hold, MESSAGES[:20], MESSAGES[50:80], MESSAGES[:40], family=family)
+    values = store.values_of(hold.run)
+    next(values)
+    store.release_run(hold)
+    store.purge_runs(["run-1"])
+    with pytest.raises(StorageError, match="purged while it was read"):
+        list(values)

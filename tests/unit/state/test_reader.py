@@ -217,6 +217,7 @@ def test_other_databases_and_newer_formats_are_refused(store: SqliteStore, folde
     store.close()
     db = connection.connect(folder / "journal.db", apsw.SQLITE_OPEN_READWRITE)
     db.pragma("user_version", 99)
+    db.pragma("journal_mode", "delete")  # into the database
     db.close()
     with pytest.raises(NewerFormatError):
         open_reader(folder)

@@ -200,9 +200,15 @@ def test_an_attempt_that_follows_a_kill_says_so(tmp_path: Path, config: Executio
 
 def test_a_polite_stop_is_no_failure(tmp_path: Path, config: ExecutionConfig) -> None:
     async def scene() -> None:
+        has_started = asyncio.Event()
+
+        async def nap() -> None:
+            has_started.set()
+            await asyncio.sleep(60)
+
         with PersonaExecutor(config, "developer", workflow_id=RUN) as executor:
-            work = asyncio.create_task(executor.execute(asyncio.sleep, "nap", 60))
-            await asyncio.sleep(0.05)
+            work = asyncio.create_task(executor.execute(nap, "nap"))
+            await has_started.wait()
             work.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await work

@@ -416,7 +416,7 @@ def test_entries_after_a_restore_count_folded_at_once_or_one_by_one(journal: Jou
         journal.add(EntryKind.STEP_COMPLETED, step=step, attempt=1)
     state = RunState()
     for entry in journal.entries:
-        state.add(entry, journal.load)
+        state.add_all([entry], journal.load)
     assert state == journal.state()
     assert [step.completed is not None for step in state.steps.values()] == [True, True]
     assert state.unfinished == {"step 1": 0, "step 2": 0}
@@ -432,8 +432,8 @@ def test_entries_can_be_added_one_by_one(journal: Journal) -> None:
     begin(journal)
     journal.add(EntryKind.TASK_PENDING, task="a")
     state = journal.state()
-    state.add(journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1), journal.load)
-    state.add(journal.add(EntryKind.TASK_COMPLETED, task="a"), journal.load)
+    state.add_all([journal.add(EntryKind.STEP_COMPLETED, step=1, attempt=1)], journal.load)
+    state.add_all([journal.add(EntryKind.TASK_COMPLETED, task="a")], journal.load)
     assert state == journal.state()
 
 
@@ -487,5 +487,5 @@ def test_what_loading_a_value_says_is_passed_on(journal: Journal, error: Excepti
         raise error
 
     with pytest.raises(type(error)) as raised:
-        RunState().add(journal.add(EntryKind.TASK_COMPLETED, task="t"), load)
+        RunState().add_all([journal.add(EntryKind.TASK_COMPLETED, task="t")], load)
     assert raised.value is error

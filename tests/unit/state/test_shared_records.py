@@ -1,4 +1,4 @@
-"""Breakers and budgets: one shared copy of each, of the right type."""
+"""Shared records: one shared copy of each, of the right type."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from maestro_hive.kernel.errors import DocumentCorruptError, MaestroError
-from maestro_hive.maestro.state import shared_records
 from maestro_hive.maestro.state.codec import encode
-from maestro_hive.maestro.state.records import Breaker, Budget
+from maestro_hive.maestro.state.records import Breaker
+from maestro_hive.maestro.state.shared_records import BREAKERS, SharedRecords
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ def other(tmp_path: Path, store: SqliteStore) -> Iterator[SqliteStore]:
     opened.close()
 
 
-def test_what_nobody_put_there_is_none(store: SqliteStore) -> None:
-    assert shared_records.breakers(store).get("anthropic") is None
-    assert shared_records.breakers(store).all() == {}
+def test_what_nobody_put_there_is_not_there(store: SqliteStore) -> None:
+    assert BREAKERS.all(store) == {}
 
 
 def test_a_breaker_comes_back_for_everybody(store: SqliteStore, other: SqliteStore) -> None:
@@ -50,55 +49,54 @@ def test_a_breaker_comes_back_for_everybody(store: SqliteStore, other: SqliteSto
         last_failure_time=NOW,
         last_success_time=None,
     )
-    assert shared_records.breakers(store).update("anthropic", lambda _: made) == made
-    assert shared_records.breakers(other).get("anthropic") == made
-    assert shared_records.breakers(other).all() == {"anthropic": made}
-
-
-def test_a_budget_comes_back(store: SqliteStore, other: SqliteStore) -> None:
-    budget = Budget(name="run-1", max_tokens=10, max_usd=0.5, tokens=3, usd=0.25)
-    shared_records.budgets(store).update("run-1", lambda _: budget)
-    assert shared_records.budgets(other).get("run-1") == budget
+    assert BREAKERS.update(store, "anthropic", lambda _: made) == made
+    assert BREAKERS.all(other) == {"anthropic": made}
 
 
 def test_each_kind_has_a_namespace_of_its_own(store: SqliteStore) -> None:
-    shared_records.breakers(store).update("same", lambda _: Breaker(name="same"))
-    shared_records.budgets(store).update("same", lambda _: Budget(name="same"))
-    assert shared_records.breakers(store).get("same") == Breaker(name="same")
-    assert shared_records.budgets(store).get("same") == Budget(name="same")
+    numbers = SharedRecords("numbers", str, int)
+    BREAKERS.update(store, "same", lambda _: Breaker(name="same"))
+    numbers.update(store, "same", lambda _: 5)
+    assert BREAKERS.all(store) == {"same": Breaker(name="same")}
+    assert numbers.all(store) == {"same": 5}
     assert [(found.namespace, found.key) for found in store.documents()] == [
-        ("budgets", "same"),
         ("circuit_breakers", "same"),
+        ("numbers", "same"),
     ]
 
 
-def test_no_spending_is_lost_between_threads_and_processes(
+def test_no_change_is_lost_between_threads_and_processes(
     store: SqliteStore, other: SqliteStore
 ) -> None:
-    def spend(writer: SqliteStore) -> None:
+    def fail(found: Breaker | None) -> Breaker:
+        before = found or Breaker(name="a")
+        return replace(before, consecutive_failures=before.consecutive_failures + 1)
+
+    def fail_often(writer: SqliteStore) -> None:
         for _ in range(15):
-            shared_records.budgets(writer).update(
-                "run-1",
-                lambda old: replace(
-                    old or Budget(name="run-1"), tokens=(old.tokens if old else 0) + 1
-                ),
-            )
+            BREAKERS.update(writer, "a", fail)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(spend, [store, other] * 2))
-    assert shared_records.budgets(store).get("run-1") == Budget(name="run-1", tokens=60)
+        list(pool.map(fail_often, [store, other] * 2))
+    assert BREAKERS.all(store)["a"].consecutive_failures == 60
 
 
 def test_a_change_that_raises_changes_nothing(store: SqliteStore) -> None:
-    records = shared_records.breakers(store)
-    records.update("a", lambda _: Breaker(name="a"))
+    BREAKERS.update(store, "a", lambda _: Breaker(name="a"))
 
     def trouble(_old: Breaker | None) -> Breaker:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        records.update("a", trouble)
-    assert records.get("a") == Breaker(name="a")
+        BREAKERS.update(store, "a", trouble)
+    assert BREAKERS.all(store) == {"a": Breaker(name="a")}
+
+
+def test_the_same_record_is_not_written_again(store: SqliteStore) -> None:
+    BREAKERS.update(store, "a", lambda _: Breaker(name="a"))
+    same = BREAKERS.update(store, "a", lambda found: found or Breaker(name="b"))
+    assert same == Breaker(name="a")
+    assert [found.version for found in store.documents()] == [1]
 
 
 @pytest.mark.parametrize(
@@ -108,10 +106,7 @@ def test_what_is_no_record_of_that_kind_is_refused_by_name(
     store: SqliteStore, value: object
 ) -> None:
     store.update_document("circuit_breakers", "anthropic", lambda _: encode(value))
-    records = shared_records.breakers(store)
     with pytest.raises(DocumentCorruptError, match="circuit_breakers/anthropic"):
-        records.get("anthropic")
+        BREAKERS.all(store)
     with pytest.raises(MaestroError):
-        records.all()
-    with pytest.raises(MaestroError):
-        records.update("anthropic", lambda _: Breaker(name="anthropic"))
+        BREAKERS.update(store, "anthropic", lambda _: Breaker(name="anthropic"))

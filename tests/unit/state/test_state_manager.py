@@ -26,7 +26,7 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.maestro.state import codec, state_manager
 from maestro_hive.maestro.state.records import Breaker, EntryKind, NewEntry
-from maestro_hive.maestro.state.shared_records import breakers
+from maestro_hive.maestro.state.shared_records import BREAKERS
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager, get_state_manager
 from maestro_hive.maestro.state.store import Append
@@ -234,10 +234,10 @@ def test_clear_empties_one_namespace_or_all(manager: StateManager) -> None:
     for namespace in ("a", "b", "c"):
         manager.set_state("k", 1, namespace)
     manager.clear("a")
-    assert manager.get_namespaces() == ["b", "c"]
+    assert manager.get_namespaces() == ["b", "c", "default"]
     manager.clear()
-    assert manager.get_namespaces() == []
-    assert manager.get_all_state() == {}
+    assert manager.get_namespaces() == ["default"]
+    assert manager.get_all_state() == {"default": {}}
 
 
 def test_update_state_sees_the_latest_value_and_returns_the_new_one(
@@ -357,9 +357,9 @@ def test_a_subscriber_is_told_of_creations_updates_and_deletions(manager: StateM
     manager.delete_state("k")
     told = [(change.change_type, change.old_value, change.new_value) for change in seen]
     assert told == [
-        ("create", None, [1]),
-        ("update", [1], [2]),
-        ("update", [2], [2, 3]),
+        ("set", None, [1]),
+        ("set", [1], [2]),
+        ("set", [2], [2, 3]),
         ("delete", [2, 3], None),
     ]
     assert {(change.key, change.namespace) for change in seen} == {("k", "default")}
@@ -381,7 +381,7 @@ def test_clearing_is_told_key_by_key(manager: StateManager) -> None:
     manager.subscribe(seen.append)
     manager.clear("default")
     told = [(change.key, change.change_type, change.old_value) for change in seen]
-    assert told == [("a", "delete", 1), ("b", "delete", 2)]
+    assert told == [("a", "clear", 1), ("b", "clear", 2)]
 
 
 def test_patterns_choose_keys_and_namespaces(manager: StateManager) -> None:
@@ -466,7 +466,7 @@ def test_a_run_is_seen_through_the_window_and_stored_once(
         assert shown["completed_tasks"] == ["t1"]
         assert shown["persona_states"] == {"dev": {"memory": [1]}}
         assert persistent.get_all_state("workflows") == {"run": shown}
-        assert persistent.get_namespaces() == ["workflows"]
+        assert persistent.get_namespaces() == ["default", "workflows"]
         assert persistent.store.documents() == []
         persistence.mark_task_completed("t2")
         assert persistent.get_state("run", "workflows")["completed_tasks"] == ["t1", "t2"]
@@ -519,15 +519,15 @@ def test_a_subscriber_is_told_of_a_runs_changes(persistent: StateManager, folder
         other.update_state(phase="not asked for")
         persistence.update_state(phase="two")
     first, second = seen[:2]
-    assert (first.key, first.namespace, first.change_type) == ("run", "workflows", "create")
+    assert (first.key, first.namespace, first.change_type) == ("run", "workflows", "set")
     assert (first.old_value, first.new_value["phase"]) == (None, "one")
-    assert second.change_type == "update"
+    assert second.change_type == "set"
     assert (second.old_value["phase"], second.new_value["phase"]) == ("one", "two")
     assert {change.key for change in seen} == {"run"}
     assert len(seen) == 2  # checkpoints and shutdown change nothing
 
 
-def test_a_subscriber_who_comes_late_is_told_of_updates_not_creations(
+def test_a_subscriber_who_comes_late_is_told_what_was_there_before(
     persistent: StateManager, folder: Path
 ) -> None:
     with persistence_on(folder) as persistence:
@@ -536,7 +536,7 @@ def test_a_subscriber_who_comes_late_is_told_of_updates_not_creations(
         persistent.subscribe(seen.append, namespace="workflows")
         persistence.update_state(phase="two")
     (change,) = seen
-    assert (change.change_type, change.old_value["phase"]) == ("update", "one")
+    assert (change.change_type, change.old_value["phase"]) == ("set", "one")
 
 
 def test_a_breaker_is_seen_through_the_window_and_stored_once(
@@ -544,13 +544,13 @@ def test_a_breaker_is_seen_through_the_window_and_stored_once(
 ) -> None:
     seen: list[StateChange] = []
     persistent.subscribe(seen.append, namespace="circuit_breakers")
-    shelf = breakers(persistent.store)
-    shelf.update("anthropic", lambda _: Breaker(name="anthropic", consecutive_failures=2))
+    made = Breaker(name="anthropic", consecutive_failures=2)
+    BREAKERS.update(persistent.store, "anthropic", lambda _: made)
     shown = persistent.get_state("anthropic", "circuit_breakers")
     assert (shown["state"], shown["consecutive_failures"]) == ("closed", 2)
     assert list(persistent.get_all_state("circuit_breakers")) == ["anthropic"]
     assert len(persistent.store.documents()) == 1
-    assert [change.change_type for change in seen] == ["create"]
+    assert [change.change_type for change in seen] == ["set"]
     assert "2" in in_another_process(
         folder, "print(sm.get_state('anthropic', 'circuit_breakers')['consecutive_failures'])"
     )
@@ -567,18 +567,18 @@ def test_setting_through_a_window_is_a_clear_error(manager: StateManager, namesp
     for use in uses:
         with pytest.raises(ConfigurationError, match=f"{namespace!r} shows what is in the journal"):
             use()
-    assert manager.get_namespaces() == []
+    assert manager.get_namespaces() == ["default"]
 
 
 def test_clearing_everything_leaves_runs_and_breakers(
     persistent: StateManager, folder: Path
 ) -> None:
     persistent.set_state("k", 1)
-    breakers(persistent.store).update("b", lambda _: Breaker(name="b"))
+    BREAKERS.update(persistent.store, "b", lambda _: Breaker(name="b"))
     with persistence_on(folder) as persistence:
         persistence.update_state(phase="x")
     persistent.clear()
-    assert persistent.get_namespaces() == ["circuit_breakers", "workflows"]
+    assert persistent.get_namespaces() == ["circuit_breakers", "default", "workflows"]
     assert persistent.get_state("run", "workflows")["phase"] == "x"
 
 
@@ -617,7 +617,9 @@ def test_many_threads_may_look_while_a_run_changes(persistent: StateManager, fol
 def test_a_checkpoint_brings_all_values_back(manager: StateManager) -> None:
     manager.set_state("k", (1, 2))
     manager.set_state("k", Shape(4), "other")
-    assert manager.checkpoint("before", metadata={"why": "deploy"}) == "before"
+    made = manager.checkpoint("before", metadata={"why": "deploy"})
+    assert (made["checkpoint_id"], made["metadata"]) == ("before", {"why": "deploy"})
+    assert made["state_snapshot"] == {"default": {"k": (1, 2)}, "other": {"k": Shape(4)}}
     manager.set_state("k", "changed")
     manager.set_state("new", 1)
     manager.delete_state("k", "other")
@@ -672,7 +674,7 @@ def test_a_checkpoint_leaves_runs_and_breakers_alone(
 ) -> None:
     persistent.set_state("k", 1)
     persistent.checkpoint("c")
-    breakers(persistent.store).update("b", lambda _: Breaker(name="b", consecutive_failures=4))
+    BREAKERS.update(persistent.store, "b", lambda _: Breaker(name="b", consecutive_failures=4))
     with persistence_on(folder) as persistence:
         persistence.update_state(phase="x")
         persistent.restore("c")

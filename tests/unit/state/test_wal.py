@@ -28,7 +28,8 @@ TASKS = 12
 def add_tasks(store: SqliteStore, hold: RunLease, count: int) -> None:
     for _ in range(count):
         entry = NewEntry(EntryKind.PROGRESS_SAVED, value=encode("x" * 500))
-        assert store.append([Append(hold, [entry])]) == [hold.seq]
+        (written,) = store.append([Append(hold, [entry])])
+        assert written == store.entries(hold.run, after=hold.seq - 1)
 
 
 def copy_as_a_crash_leaves_it(source: Path, target: Path) -> Path:

@@ -166,10 +166,10 @@ def test_a_hostile_file_is_refused_quickly_and_in_little_memory(path: Path, name
     text = HOSTILE[name]
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     before = path.read_bytes()
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises((MaestroError, ValidationError), match=r"state\.json") as caught:
         ExecutionState.load(path)
-    assert time.perf_counter() - began < 1
+    assert time.thread_time() - began < 1
     assert len(str(caught.value)) < 1_500
     tracemalloc.start()
     try:
@@ -307,7 +307,7 @@ def test_a_file_in_place_of_a_folder_is_an_error(state: ExecutionState, path: Pa
 def test_a_file_that_is_too_large_is_not_even_read(path: Path) -> None:
     path.touch()
     os.truncate(path, MAX_STATE_BYTES + 1)
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(DocumentCorruptError, match="the limit is"):
         ExecutionState.load(path)
-    assert time.perf_counter() - began < 1
+    assert time.thread_time() - began < 1

@@ -8,21 +8,22 @@ resumes late writes a lower fencing number, so its file is not the newest.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import os
 import re
 import secrets
 import threading
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from maestro_hive.kernel import errors, files
 from maestro_hive.kernel.clock import Clock, SystemClock
 from maestro_hive.kernel.errors import (
+    ConfigurationError,
     DocumentCorruptError,
     FolderError,
     InvalidIdentifierError,
@@ -30,17 +31,23 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state import run_document as documents
+from maestro_hive.maestro.state.json_stream import BytesSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from maestro_hive.maestro.state.codec import Json
+    from maestro_hive.maestro.state.json_stream import Source
 
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(
     r"(\d{6,})\.(\d{8,})~(never|\d{1,12})~([A-Za-z0-9][A-Za-z0-9._:\-]{0,127})\.json"
 )
+
+
+#: How the ids of checkpoints start that are written at an interval.
+_AUTOMATIC = "auto_"
 
 
 class CheckpointName(NamedTuple):
@@ -56,6 +63,11 @@ class CheckpointName(NamedTuple):
         """The name as a file name."""
         expires = "never" if self.expires is None else self.expires
         return f"{self.fence:06d}.{self.version:08d}~{expires}~{self.checkpoint_id}.json"
+
+    @property
+    def is_automatic(self) -> bool:
+        """Return whether it was written at an interval, and not because it was asked for."""
+        return self.checkpoint_id.startswith(_AUTOMATIC)
 
     def expired(self, now: float) -> bool:
         """Return whether it has expired."""
@@ -108,7 +120,6 @@ class CheckpointFolder:
         expires: int | None,
     ) -> CheckpointName:
         """Add a checkpoint; one of the same id is replaced. Without a fence it is the newest."""
-        files.check_identifier(workflow_id, "workflow id")
         files.check_identifier(checkpoint_id, "checkpoint id")
         with self._mutex:
             names = self.names(workflow_id)
@@ -126,11 +137,11 @@ class CheckpointFolder:
                     self.delete(workflow_id, old)
         return name
 
-    def read(self, workflow_id: str, name: CheckpointName) -> bytes:
-        """Return a checkpoint's text."""
+    def open(self, workflow_id: str, name: CheckpointName) -> Source:
+        """Return a checkpoint's text, to be read in parts."""
         if self.root is None:
-            return self._memory[workflow_id][name]
-        return files.read_whole(self.path(workflow_id, name))
+            return BytesSource(self._memory[workflow_id][name], name.file)
+        return files.open_file(self.path(workflow_id, name), documents.MAX_DOCUMENT_BYTES)
 
     def delete(self, workflow_id: str, name: CheckpointName) -> None:
         """Remove a checkpoint."""
@@ -140,22 +151,24 @@ class CheckpointFolder:
             files.remove(self.path(workflow_id, name))
 
     def keep_newest(self, workflow_id: str, count: int, now: float) -> int:
-        """Delete expired checkpoints and all but the newest ``count``; return how many."""
+        """Delete expired checkpoints and all but ``count`` others; return how many.
+
+        The newest always stays. Automatic ones go first, so that they do not push out those that
+        a program asked for; then the oldest.
+        """
         names = self.names(workflow_id)
-        newest = [name for name in names if not name.expired(now)][-count:]
-        old = [name for name in names if name not in newest]
+        valid = [name for name in names if not name.expired(now)]
+        first = sorted(valid[:-1], key=lambda name: not name.is_automatic)
+        old = [name for name in names if name.expired(now)] + first[: max(0, len(valid) - count)]
         for name in old:
             self.delete(workflow_id, name)
         return len(old)
 
-    def set_aside(
-        self, workflow_id: str, name: CheckpointName, error: DocumentCorruptError
-    ) -> None:
+    def set_aside(self, workflow_id: str, name: CheckpointName, error: MaestroError) -> None:
         """Rename a damaged checkpoint, and log that."""
-        if self.root is None:
-            return
-        moved_to = files.set_aside(self.path(workflow_id, name))
-        logger.warning("%s; set aside as %s, an older one is used", error, moved_to)
+        if self.root is not None:
+            moved_to = files.set_aside(self.path(workflow_id, name))
+            logger.warning("%s; set aside as %s, an older one is used", error, moved_to)
 
     def path(self, workflow_id: str, name: CheckpointName) -> Path:
         """Return where a checkpoint is."""
@@ -213,7 +226,7 @@ class AtomicWriteError(CheckpointError, errors.AtomicWriteError):
 class Serializer(Protocol):
     """Turns a workflow's data into text and back, in place of the built-in codec."""
 
-    def dumps(self, value: Any) -> str:
+    def dumps(self, value: object) -> str:
         """Return the text of ``value``."""
 
     def loads(self, text: str) -> Any:
@@ -222,11 +235,23 @@ class Serializer(Protocol):
 
 @dataclass(slots=True)
 class StateMetadata:
-    """Who made a state, why, and tags."""
+    """What made a state, how it is written, and in ``custom`` whatever a program adds.
 
-    created_by: str = ""
-    reason: str = ""
-    tags: dict[str, str] = field(default_factory=dict)
+    ``create_checkpoint`` writes JSON without compression, whatever it says here.
+    """
+
+    executor_version: str = "2.1"
+    serialization_format: str = "json"
+    compression: str | None = None
+    custom: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, written: dict[str, Json]) -> Self:
+        """Return what was written; members that have no field are ``custom``."""
+        known = {each.name for each in fields(cls)}
+        others = {name: value for name, value in written.items() if name not in known}
+        named = {name: value for name, value in written.items() if name in known}
+        return cls(**{**named, "custom": {**others, **named.get("custom", {})}})
 
 
 @dataclass(slots=True)
@@ -272,13 +297,9 @@ class CheckpointManager:
         clock: Clock | None = None,
     ) -> None:
         if max_checkpoints < 1:
-            raise errors.ConfigurationError(
-                f"max_checkpoints is {max_checkpoints}; at least 1 is needed"
-            )
-        root = None
-        if storage_path is not None:
-            root = files.make_private_folder(Path(storage_path).expanduser())
-        self._folder = CheckpointFolder(root)
+            raise ConfigurationError(f"max_checkpoints is {max_checkpoints}; at least 1 is needed")
+        root = None if storage_path is None else Path(storage_path).expanduser()
+        self._folder = CheckpointFolder(root and files.make_private_folder(root))
         self._serializer = serializer
         self._default_ttl = default_ttl
         self._max_checkpoints = max_checkpoints
@@ -290,6 +311,8 @@ class CheckpointManager:
         """Where the checkpoints are; None is memory."""
         return self._folder.root
 
+    _storage_path = storage_path  # the name that older callers read
+
     # --- writing ---
 
     def create_checkpoint(
@@ -298,14 +321,12 @@ class CheckpointManager:
         """Write the state as the workflow's newest checkpoint."""
         data = self._to_json(state.data)
         state.checksum = codec.canonical_digest(data).hex()
-        body = {
-            "phase": state.phase,
-            "step": state.step,
+        body = {each.name: getattr(state, each.name) for each in fields(state)} | {
             "data": data,
-            "metadata": dataclasses.asdict(state.metadata),
+            "metadata": asdict(state.metadata),
             "created_at": state.created_at.isoformat(),
-            "checksum": state.checksum,
         }
+        del body["workflow_id"]  # it stands beside the state
         name, created_at = self.write(workflow_id, new_checkpoint_id(self._clock), body, ttl=ttl)
         return Checkpoint(
             checkpoint_id=name.checkpoint_id,
@@ -326,20 +347,16 @@ class CheckpointManager:
         fence: int | None = None,
     ) -> tuple[CheckpointName, datetime]:
         """Write plain JSON, or a run, as a checkpoint, and delete the oldest ones."""
-        files.check_identifier(workflow_id, "workflow id")
-        files.check_identifier(checkpoint_id, "checkpoint id")
         now = self._clock.now()
-        expires = self._expiry(ttl, now)
-        text = documents.seal_in_chunks(
-            KIND,
-            {
-                "checkpoint_id": checkpoint_id,
-                "workflow_id": workflow_id,
-                "created_at": now.isoformat(),
-                "expires_at": None if expires is None else _moment(expires).isoformat(),  # type: ignore[union-attr]
-            },
-            raw={"state": state if isinstance(state, documents.RunText) else codec.dump(state)},
-        )
+        expires_at = _moment(expires := self._expiry(ttl, now))
+        members: dict[str, Json] = {
+            "checkpoint_id": checkpoint_id,
+            "workflow_id": workflow_id,
+            "created_at": now.isoformat(),
+            "expires_at": expires_at and expires_at.isoformat(),
+        }
+        run = state if isinstance(state, documents.RunText) else codec.dump(state)
+        text = documents.seal_in_chunks(KIND, members, raw={"state": run})
         try:
             name = self._folder.write(
                 workflow_id, checkpoint_id, text, fence=fence, expires=expires
@@ -360,29 +377,36 @@ class CheckpointManager:
 
     def get_latest_checkpoint(self, workflow_id: str, validate: bool = True) -> Checkpoint | None:
         """Return the newest good checkpoint; damaged ones are set aside, and that is logged."""
-        now = self._clock.now().timestamp()
-        for name in reversed(self._folder.names(workflow_id)):
-            if name.expired(now):
-                continue
-            try:
+        for name in self._newest_first(workflow_id):
+            with self._setting_aside(workflow_id, name):
                 return self._read(workflow_id, name, verify=validate and self._verify)
-            except CheckpointNotFoundError:
-                continue  # another process deleted it in this moment
-            except ChecksumValidationError as error:
-                self._folder.set_aside(workflow_id, name, error.__cause__)  # type: ignore[arg-type]
         return None
 
     def good_bodies(self, workflow_id: str) -> Iterator[tuple[str, dict[str, Json]]]:
         """Yield the good checkpoints as (file, members), newest first, damaged ones set aside."""
-        for name in reversed(self._folder.names(workflow_id)):
-            try:
+        for name in self._newest_first(workflow_id, include_expired=True):
+            found = None
+            with self._setting_aside(workflow_id, name):
                 found = self.read_body(workflow_id, name)
-            except CheckpointNotFoundError:
-                continue
-            except DocumentCorruptError as error:
-                self._folder.set_aside(workflow_id, name, error)
-            else:
+            if found is not None:
                 yield found
+
+    def _newest_first(
+        self, workflow_id: str, *, include_expired: bool = False
+    ) -> list[CheckpointName]:
+        now = self._clock.now().timestamp()
+        names = reversed(self._folder.names(workflow_id))
+        return [name for name in names if include_expired or not name.expired(now)]
+
+    @contextmanager
+    def _setting_aside(self, workflow_id: str, name: CheckpointName) -> Iterator[None]:
+        """Read a checkpoint; one that is damaged is set aside, and one that is gone passed over."""
+        try:
+            yield
+        except CheckpointNotFoundError:
+            pass  # another process deleted it in this moment
+        except (ChecksumValidationError, DocumentCorruptError) as error:
+            self._folder.set_aside(workflow_id, name, error)
 
     def highest_fence(self, workflow_id: str) -> int:
         """Return the highest fencing number of a workflow's checkpoints; 0 if there are none."""
@@ -399,24 +423,21 @@ class CheckpointManager:
         """Read a checkpoint's document and check that it belongs to its name."""
         shown = f"checkpoint {name.checkpoint_id} of {workflow_id} ({name.file})"
         try:
-            text = self._folder.read(workflow_id, name)
+            text = self._folder.open(workflow_id, name)
         except (FileNotFoundError, KeyError) as error:
             raise CheckpointNotFoundError(f"{shown} is gone") from error
-        body = documents.unseal(text, KIND, shown, verify=verify)
-        if (
-            body.get("checkpoint_id") != name.checkpoint_id
-            or body.get("workflow_id") != workflow_id
+        body = documents.unseal(text, KIND, shown, verify=verify, lazy=True)
+        if (body.get("checkpoint_id"), body.get("workflow_id")) != (
+            name.checkpoint_id,
+            workflow_id,
         ):
             raise DocumentCorruptError(shown, "it is the file of another checkpoint")
         return shown, body
 
     def list_checkpoints(self, workflow_id: str, include_expired: bool = False) -> list[Checkpoint]:
-        """Return a workflow's checkpoints, newest first; damaged ones are left out and logged."""
-        now = self._clock.now().timestamp()
+        """Return a workflow's checkpoints, oldest first; damaged ones are left out and logged."""
         found = []
-        for name in reversed(self._folder.names(workflow_id)):
-            if name.expired(now) and not include_expired:
-                continue
+        for name in reversed(self._newest_first(workflow_id, include_expired=include_expired)):
             try:
                 found.append(self._read(workflow_id, name, verify=self._verify))
             except CheckpointError as error:
@@ -425,9 +446,7 @@ class CheckpointManager:
 
     def checkpoint_ids(self, workflow_id: str) -> list[str]:
         """Return the ids of a workflow's checkpoints, newest first, without reading them."""
-        now = self._clock.now().timestamp()
-        names = reversed(self._folder.names(workflow_id))
-        return [name.checkpoint_id for name in names if not name.expired(now)]
+        return [name.checkpoint_id for name in self._newest_first(workflow_id)]
 
     def validate_checkpoint(self, checkpoint_id: str) -> bool:
         """Return whether a checkpoint is exactly what was written."""
@@ -457,7 +476,7 @@ class CheckpointManager:
             for workflow in self._folder.workflows()
         )
 
-    def health_check(self) -> dict[str, Any]:
+    def health_check(self) -> dict[str, Json]:
         """Read every checkpoint and return what was found."""
         damaged, count = [], 0
         for workflow in self._folder.workflows():
@@ -496,13 +515,13 @@ class CheckpointManager:
 
     def _checkpoint(self, shown: str, body: dict[str, Json], name: CheckpointName) -> Checkpoint:
         try:
-            written = body["state"]
+            written = documents.whole(body["state"])
             state = WorkflowState(
                 workflow_id=body["workflow_id"],
                 phase=written.get("phase", "") or written.get("state", {}).get("phase", ""),
                 step=written.get("step", 0),
                 data=self._from_json(written["data"]) if "data" in written else written,
-                metadata=StateMetadata(**written.get("metadata", {})),
+                metadata=StateMetadata.from_json(written.get("metadata", {})),
                 created_at=datetime.fromisoformat(written.get("created_at", body["created_at"])),
                 checksum=written.get("checksum", ""),
             )
@@ -517,16 +536,16 @@ class CheckpointManager:
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise DocumentCorruptError(shown, f"it is not a workflow's state: {error}") from error
 
-    def _to_json(self, data: dict[str, Any]) -> Json:
+    def _to_json(self, data: object) -> Json:
         if self._serializer is not None:
             return self._serializer.dumps(data)
         written = codec.encode(data, "state.data").data
         return codec.parse(written, "state.data", depth=codec.DOCUMENT_DEPTH)
 
-    def _from_json(self, data: Json) -> dict[str, Any]:
+    def _from_json(self, data: Json) -> Any:
         if self._serializer is not None:
-            return self._serializer.loads(data)  # type: ignore[no-any-return]
-        return codec.decode_tree(data, "state.data")  # type: ignore[no-any-return]
+            return self._serializer.loads(data)
+        return codec.decode_tree(data, "state.data")
 
     def _expiry(self, ttl: float | timedelta | None, now: datetime) -> int | None:
         ttl = self._default_ttl if ttl is None else ttl
@@ -534,16 +553,21 @@ class CheckpointManager:
             return None
         seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
         if not 0 < seconds < _LONGEST_TTL:
-            raise errors.ConfigurationError(
+            raise ConfigurationError(
                 f"a checkpoint cannot expire after {seconds:g} seconds; give more than 0, or None"
                 " for never"
             )
         return math.ceil(now.timestamp() + seconds)  # a part of a second more, and never less
 
 
-def new_checkpoint_id(clock: Clock) -> str:
+def new_checkpoint_id(clock: Clock, prefix: str = "cp_") -> str:
     """Return an id that sorts by time and is never used twice."""
-    return f"cp_{clock.now():%Y%m%dT%H%M%S%f}_{secrets.token_hex(3)}"
+    return f"{prefix}{clock.now():%Y%m%dT%H%M%S%f}_{secrets.token_hex(3)}"
+
+
+def automatic_checkpoint_id(clock: Clock) -> str:
+    """Return the id of a checkpoint that nobody asked for; retention deletes these first."""
+    return new_checkpoint_id(clock, _AUTOMATIC)
 
 
 def _moment(expires: int | None) -> datetime | None:

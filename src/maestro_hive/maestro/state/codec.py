@@ -13,9 +13,9 @@ and no piece keeps other threads waiting for long.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from maestro_hive.kernel.errors import DecodeError, EncodeError
+from maestro_hive.kernel.errors import ConfigurationError, DecodeError, EncodeError
 from maestro_hive.maestro.state.codec_classes import (
     TAG,
     Model,
@@ -25,7 +25,7 @@ from maestro_hive.maestro.state.codec_classes import (
 )
 from maestro_hive.maestro.state.strict_json import (
     DOCUMENT_DEPTH,
-    FINITE,
+    LONG_TEXT,
     MAX_BYTES,
     MAX_DEPTH,
     SCALARS,
@@ -33,23 +33,26 @@ from maestro_hive.maestro.state.strict_json import (
     WHOLE_DEPTH,
     AtPathError,
     Json,
+    Value,
     Writer,
-    check,
     check_size,
     decode_error,
     dump,
     dump_canonical,
     is_plain,
     is_sorted,
-    item_step,
-    member,
     parse,
     parse_text,
-    scan_once,
     write,
+    write_long,
     write_sorted,
 )
-from maestro_hive.maestro.state.tree_codec import TreeDecoder, TreeEncoder, canonical_tree
+from maestro_hive.maestro.state.tree_codec import (
+    TreeChecker,
+    TreeDecoder,
+    TreeEncoder,
+    canonical_tree,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,6 +76,7 @@ __all__ = [
     "dump_canonical",
     "encode",
     "encode_call",
+    "encode_flat",
     "encoded",
     "parse",
     "register_codec",
@@ -118,9 +122,11 @@ class EncodedCall(NamedTuple):
 IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 #: Longer texts take too long for an event loop.
 _SHORT = 256 * 1024
+#: So many scalars are encoded on an event loop, whatever they are.
+_FEW = 64
 
 
-def is_small(values: Iterable[Any]) -> bool:
+def is_small(values: Iterable[Value]) -> bool:
     """Return whether values are immutable, and short enough to be encoded on an event loop."""
     for value in values:
         kind = type(value)
@@ -136,9 +142,40 @@ def encode(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> Enc
     """Return the bytes of ``value``; ``path`` names it in errors."""
     data = _plain_data(value, depth)
     if data is None:
-        tree, _ = _tree(value, path, depth)
-        data = _tree_data(tree, path)
+        tree, _ = tree_of(value, path, depth)
+        data = _tree_data(tree, value, path, depth)
     return Encoded(data, _sha256(_checked(data, path) if len(data) > MAX_BYTES else data).digest())
+
+
+def encode_flat(value: Value) -> Encoded | None:
+    """Return what ``encode`` does for a scalar or a few scalars in a container; None for all else.
+
+    By the shortest way: that is what most steps return. It never takes long, and a container comes
+    back as a shallow copy of it would be.
+    """
+    kind = type(value)
+    items: Iterable[Value] = value
+    if kind is dict:
+        if len(value) > _FEW or TAG in value or not TEXT.issuperset(map(type, value)):
+            return None
+        items = value.values()
+    elif kind is not list:
+        items = (value,)
+    elif len(value) > _FEW:
+        return None
+    if not SCALARS.issuperset(map(type, items)):
+        return None
+    size = 0
+    for each in items:
+        if type(each) is str:
+            size += len(each)
+    if size > _SHORT:
+        return None
+    try:
+        data = "".join((write if size < LONG_TEXT else write_long)(value, 0)).encode()
+    except ValueError:  # NaN, or no form at all
+        return None
+    return Encoded(data, _sha256(data).digest())
 
 
 def encoded(data: bytes) -> Encoded:
@@ -146,7 +183,9 @@ def encoded(data: bytes) -> Encoded:
     return Encoded(data, _sha256(data).digest())
 
 
-def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], path: str = "input") -> EncodedCall:
+def encode_call(
+    args: tuple[Value, ...], kwargs: dict[str, Value], path: str = "input"
+) -> EncodedCall:
     """Return the bytes of a call's arguments and the digest that identifies them."""
     if SCALARS.issuperset(map(type, args)) and SCALARS.issuperset(map(type, kwargs.values())):
         call = _call_with_scalars(args, kwargs)
@@ -155,15 +194,16 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], path: str = "inpu
     tree: Json = {"args": list(args), "kwargs": kwargs}
     data, has_pairs = _plain_data(tree, MAX_DEPTH), False
     if data is None:
-        tree, has_pairs = _tree(tree, path, MAX_DEPTH)
-        data = _tree_data(tree, path)
+        value = tree
+        tree, has_pairs = tree_of(value, path, MAX_DEPTH)
+        data = _tree_data(tree, value, path, MAX_DEPTH)
     digest = sha256 = _sha256(_checked(data, path)).digest()
     if has_pairs or not is_sorted(tree):
         digest = _sha256(dump_canonical(canonical_tree(tree) if has_pairs else tree)).digest()
     return EncodedCall(data, sha256, digest)
 
 
-def _call_with_scalars(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall | None:
+def _call_with_scalars(args: tuple[Value, ...], kwargs: dict[str, Value]) -> EncodedCall | None:
     """Return the most common kind of call by the shortest way; None if it cannot be written so."""
     try:
         written = "".join(write(args, 0)), "".join(write(kwargs, 0)) if kwargs else "{}"
@@ -191,8 +231,9 @@ def canonical_digest(value: object, path: str = "value", *, depth: int = MAX_DEP
     """Return the SHA-256 of a value's canonical form: the same for every order of its keys."""
     data = _plain_data(value, depth, write_sorted)
     if data is None:
-        tree, has_pairs = _tree(value, path, depth)
-        data = _tree_data(canonical_tree(tree) if has_pairs else tree, path, write_sorted)
+        tree, has_pairs = tree_of(value, path, depth)
+        tree = canonical_tree(tree) if has_pairs else tree
+        data = _tree_data(tree, value, path, depth, write_sorted)
     return _sha256(_checked(data, path)).digest()
 
 
@@ -202,7 +243,7 @@ def _checked(data: bytes, path: str) -> bytes:
     return data
 
 
-def _plain_data(value: Any, depth: int, write: Writer = write) -> bytes | None:
+def _plain_data(value: Value, depth: int, write: Writer = write) -> bytes | None:
     """Return the text of plain data; None if it is not, or has no text."""
     kind = type(value)
     try:
@@ -217,80 +258,58 @@ def _plain_data(value: Any, depth: int, write: Writer = write) -> bytes | None:
     return None
 
 
-def _tree(value: object, path: str, depth: int) -> tuple[Json, bool]:
+def tree_of(
+    value: object, path: str, depth: int, encoder: TreeEncoder | None = None
+) -> tuple[Json, bool]:
     """Return the tree of a value, and whether it has pairs."""
-    encoder = TreeEncoder()
+    encoder = encoder or TreeEncoder()
     try:
-        return encoder.encode(value, depth), encoder.has_pairs
+        return encoder.convert(value, depth), encoder.has_pairs
     except AtPathError as error:
         raise EncodeError(path + error.where(), error.reason) from error.__cause__
     except RecursionError:
         raise EncodeError(path, "nested too deep for the room left on the stack") from None
     except RuntimeError as error:  # a dictionary or set of another size than a moment ago
         raise EncodeError(path, f"it was changed while it was encoded: {error}") from None
+    except ConfigurationError:  # it is a ValueError too
+        raise
+    except ValueError as error:
+        raise no_text(value, path, depth, error) from None
 
 
-def _tree_data(tree: Json, path: str, write: Writer = write) -> bytes:
-    """Return the text of a tree, or name what in it has none."""
+def _tree_data(tree: Json, value: object, path: str, depth: int, write: Writer = write) -> bytes:
+    """Return the text of a value's tree, or name what in it has none."""
     try:
         return "".join(write(tree, 0)).encode()
     except RecursionError:
         raise EncodeError(path, "nested too deep for the room left on the stack") from None
-    except UnicodeEncodeError:
-        reason = "a text with half a surrogate pair has no form in UTF-8"
-        raise EncodeError(path + _path_to_culprit(tree), reason) from None
     except ValueError as error:
-        reason = f"an integer is too long: {error}"
-        raise EncodeError(path + _path_to_culprit(tree), reason) from None
+        raise no_text(value, path, depth, error) from None
 
 
-def _path_to_culprit(tree: Json) -> str:
-    """Return the path of the innermost value that cannot be written; searched only on failure."""
-    for step, value in _inside(tree):
-        try:
-            dump(value)
-        except ValueError:
-            return step + _path_to_culprit(value)
-    return ""
-
-
-def _inside(tree: Json) -> list[tuple[str, Json]]:
-    """Return what a value has inside, by the step that leads there; a tag is no step."""
-    if type(tree) is dict and TAG in tree:
-        pairs = tree["v"] if tree[TAG] in ("dict", "counter", "defaultdict", "ordereddict") else []
-        return [(item_step(key), value) for key, value in pairs] or _inside(tree["v"])
-    if type(tree) is dict:
-        return [(member(key), value) for key, value in tree.items()]
-    return [(f"[{at}]", value) for at, value in enumerate(tree)] if type(tree) is list else []
+def no_text(value: object, path: str, depth: int, error: ValueError) -> EncodeError:
+    """Return the error for a value with something that has no text, found only now."""
+    try:
+        tree_of(value, path, depth, TreeChecker())
+    except EncodeError as named:
+        return named
+    return EncodeError(path, f"it was changed while it was encoded: {error}")
 
 
 # --- decoding -------------------------------------------------------------------------------------
 
 
-def decode(data: bytes, path: str = "value") -> Any:
+def decode(data: bytes, path: str = "value") -> Value:
     """Return the value whose bytes are ``data``."""
     if len(data) > MAX_BYTES:
         check_size(data, path)
     try:
         text = str(data, "utf-8")
-        tree, has_tags = _scan(text), TAG in text or "\\" in text
-        has_tags = has_tags and may_have_tags(text)
-        is_flat = type(tree) is dict and FINITE.issuperset(map(type, tree.values()))
-        if not is_flat and type(tree) not in FINITE:
-            check(tree, _TAGGED_DEPTH if has_tags else MAX_DEPTH)
+        has_tags = (TAG in text or "\\" in text) and may_have_tags(text)
+        tree = parse_text(text, _TAGGED_DEPTH if has_tags else MAX_DEPTH)
     except (AtPathError, RecursionError, ValueError) as error:
         raise decode_error(error, path, MAX_DEPTH) from None
     return decode_tree(tree, path) if has_tags else tree
-
-
-def _scan(text: str) -> Json:
-    """Return the tree of a text as we write it; of any other, by the longer way."""
-    try:
-        tree, end = scan_once(text, 0)
-    except StopIteration:
-        tree, end = None, -1
-    is_ours = end == len(text) and ("\\" not in text or "\\u" not in text)
-    return tree if is_ours else parse_text(text, _TAGGED_DEPTH)
 
 
 def may_have_tags(text: str) -> bool:
@@ -298,10 +317,10 @@ def may_have_tags(text: str) -> bool:
     return (TAG in text and '"$"' in text) or ("\\" in text and "\\u0024" in text)
 
 
-def decode_tree(tree: Json, path: str = "value", *, depth: int = MAX_DEPTH) -> Any:
+def decode_tree(tree: Json, path: str = "value", *, depth: int = MAX_DEPTH) -> Value:
     """Return the value of a tree of plain JSON with tags; the tree is left as it is."""
     try:
-        return TreeDecoder().decode(tree, depth)
+        return TreeDecoder().convert(tree, depth)
     except UnknownClassAtPathError as error:
         raise UnknownClassError(path + error.where(), error.reason) from None
     except AtPathError as error:

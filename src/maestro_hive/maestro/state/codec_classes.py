@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import re
 import sys
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from maestro_hive.kernel.errors import ConfigurationError, DecodeError
-from maestro_hive.maestro.state.strict_json import AtPathError, Json
+from maestro_hive.maestro.state.strict_json import AtPathError, Json, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,8 +120,8 @@ class Codec(NamedTuple):
 
     name: str
     kind: type
-    encode: Callable[[Any], object]
-    decode: Callable[[Any], object]
+    encode: Callable[[Value], object]
+    decode: Callable[[Value], object]
 
 
 class Codecs:
@@ -207,7 +208,7 @@ def text_of(node: Node) -> str:
     return node["v"]
 
 
-def base64_of(data: Any) -> str:
+def base64_of(data: Value) -> str:
     """Return bytes as Base64."""
     if len(data) <= _BASE64_PIECE:
         return base64.b64encode(data).decode()
@@ -231,17 +232,17 @@ def bytes_of(node: Node) -> bytes:
 # --- pydantic models ------------------------------------------------------------------------------
 
 
-def encode_model(name: str, encoder: TreeEncoder, value: Any, room: int) -> Json:
+def encode_model(name: str, encoder: TreeEncoder, value: Value, room: int) -> Json:
     """Return the tree of a model, if it comes back from its fields as it is."""
     kind = type(value)
     fields = _model_fields(value)
-    node: Node = {TAG: "model", "t": name, "v": encoder.fields(fields, room)}
+    node: Node = {TAG: "model", "t": name, "v": encoder.members(fields, room)}
     try:
         back = _make_model(kind, fields)
     except ValueError as error:
         raise AtPathError(f"the model does not come back from its fields: {error}") from None
     if TAG in fields or (
-        _model_fields(back) != fields and encoder.fields(_model_fields(back), room) != node["v"]
+        _model_fields(back) != fields and encoder.members(_model_fields(back), room) != node["v"]
     ):
         raise AtPathError("the model comes back from its fields with other values")
     unset = sorted(kind.model_fields.keys() - value.model_fields_set)
@@ -254,11 +255,11 @@ def encode_model(name: str, encoder: TreeEncoder, value: Any, room: int) -> Json
         if name not in known or known[name] != item
     }
     if private:
-        node["private"] = encoder.fields(private, room)
+        node["private"] = encoder.members(private, room)
     return node
 
 
-def _model_fields(model: Any) -> dict[str, object]:
+def _model_fields(model: Value) -> dict[str, object]:
     """Return the fields by the names that the model is made with, and what it has besides."""
     fields: dict[str, object] = {}
     for name, info in type(model).model_fields.items():
@@ -268,14 +269,14 @@ def _model_fields(model: Any) -> dict[str, object]:
     return fields | (model.model_extra or {})
 
 
-def _make_model(kind: Any, fields: dict[str, Any]) -> Any:
+def _make_model(kind: Value, fields: dict[str, Value]) -> Value:
     """Return a pydantic model with these fields, validated."""
     if getattr(kind, "__pydantic_root_model__", False):
         return kind.model_validate(fields["root"])
     return kind.model_validate(fields)
 
 
-def decode_model(decoder: TreeDecoder, node: Node, room: int) -> Any:
+def decode_model(decoder: TreeDecoder, node: Node, room: int) -> Value:
     """Return the model that was encoded."""
     kind = decoder.class_of(node)
     if not issubclass(kind, Model):
@@ -292,15 +293,15 @@ def decode_model(decoder: TreeDecoder, node: Node, room: int) -> Any:
 # --- numpy ----------------------------------------------------------------------------------------
 
 
-def numpy_encoder(value: Any) -> Callable[[TreeEncoder, Any, int], Json] | None:
+def numpy_encoder(value: Value) -> Callable[[TreeEncoder, Value, int], Json] | None:
     """Return the encoder for an array or a number."""
-    numpy: Any = sys.modules["numpy"]
+    numpy: Value = sys.modules["numpy"]
     if type(value) is numpy.ndarray:
         return _encode_array
     return _encode_numpy_scalar if isinstance(value, numpy.generic) else None
 
 
-def _dtype(value: Any) -> str:
+def _dtype(value: Value) -> str:
     text: str = value.dtype.str
     if value.dtype.itemsize == 0 or _DTYPE.fullmatch(text) is None:
         raise AtPathError(f"a numpy value of type {value.dtype} has no form of its own")
@@ -311,32 +312,35 @@ def _dtype(value: Any) -> str:
 _DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,9}(\[[0-9]{0,9}[a-zA-Z]{1,2}\])?")
 
 
-def _encode_numpy_scalar(encoder: TreeEncoder, value: Any, room: int) -> Json:
+def _encode_numpy_scalar(encoder: TreeEncoder, value: Value, room: int) -> Json:
     dtype = _dtype(value)
     small = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
-    written = encoder.encode(value.item(), room + 1) if small else base64_of(value.tobytes())
+    written = encoder.convert(value.item(), room + 1) if small else base64_of(value.tobytes())
     return {TAG: "numpy", "t": dtype, "v": written}
 
 
-def _encode_array(_encoder: TreeEncoder, value: Any, _room: int) -> Json:
+def _encode_array(_encoder: TreeEncoder, value: Value, _room: int) -> Json:
     node = {TAG: "ndarray", "t": _dtype(value), "shape": list(value.shape)}
     return {**node, "v": base64_of(value.tobytes())}
 
 
-def _numpy_dtype(node: Node) -> tuple[Any, Any]:
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is None:
-        raise UnknownClassAtPathError("it is a value of numpy's; import numpy first")
+def _numpy_dtype(node: Node) -> tuple[Value, Value]:
+    try:  # by this name alone, and only if there is such a value
+        numpy: Value = import_module("numpy")
+    except ImportError as error:
+        raise UnknownClassAtPathError(
+            f"it is a value of numpy's ({error}); install numpy"
+        ) from error
     if type(node["t"]) is not str or _DTYPE.fullmatch(node["t"]) is None:
         raise AtPathError(f"{str(node['t'])[:40]!r} is not a type of numpy's")
     return numpy, numpy.dtype(node["t"])
 
 
-def decode_numpy_scalar(decoder: TreeDecoder, node: Node, room: int) -> Any:
+def decode_numpy_scalar(decoder: TreeDecoder, node: Node, room: int) -> Value:
     """Return the number that was encoded."""
     numpy, dtype = _numpy_dtype(node)
     if dtype.kind in "biuf" and dtype.itemsize <= 8:
-        value = decoder.decode(node["v"], room + 1)
+        value = decoder.convert(node["v"], room + 1)
         if type(value) is not {"b": bool, "f": float}.get(dtype.kind, int):
             raise AtPathError(f"{str(value)[:40]} is not of the type {dtype}")
         return dtype.type(value)
@@ -344,7 +348,7 @@ def decode_numpy_scalar(decoder: TreeDecoder, node: Node, room: int) -> Any:
     return value
 
 
-def decode_array(_decoder: TreeDecoder, node: Node, _room: int) -> Any:
+def decode_array(_decoder: TreeDecoder, node: Node, _room: int) -> Value:
     """Return the array that was encoded."""
     numpy, dtype = _numpy_dtype(node)
     shape, data = node["shape"], bytearray(bytes_of(node))

@@ -8,12 +8,9 @@ without building anything in between.
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple
 
 from maestro_hive.maestro.state.codec import MAX_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Shorter runs than this are not worth a copy instruction.
 _ANCHOR = 48
@@ -22,6 +19,8 @@ _PROBES = (0, 16, 64, 256, 1024, 4096)
 _WINDOWS = (1 << 12, 1 << 20)
 #: How many bytes are searched in vain at most, as a multiple of the text: then the rest is new.
 _EFFORT = 8
+#: Blocks up to this size are compared as numbers, which shows where they differ.
+_NUMBER_BYTES = 512
 
 
 class Copy(NamedTuple):
@@ -42,7 +41,7 @@ def difference(old: bytes, new: bytes) -> list[Instruction]:
     at_old = at_new = literal = 0
     search = _Search(old, old_end, new, new_end)
     while at_new < new_end:
-        length = _common_prefix(old, at_old, old_end, new, at_new, new_end)
+        length = _same_bytes(old, at_old, new, at_new, min(old_end - at_old, new_end - at_new))
         length = _whole_characters(new, at_new, length)
         if length >= _ANCHOR or (length and at_new == literal == 0):
             _add_literal(found, new, literal, at_new)
@@ -84,6 +83,8 @@ class _Search:
 
     def next_equal(self, at_old: int, at_new: int) -> tuple[int, int] | None:
         """Return the next positions of an equal part, trying a few distances."""
+        if at_new + _ANCHOR > self._new_end:
+            return None
         for window, ahead in product(_WINDOWS, _PROBES):
             end = min(self._old_end, at_old + window)
             start = self._character(at_new + ahead)
@@ -104,40 +105,34 @@ class _Search:
         return at
 
 
-def _common_prefix(old: bytes, i: int, i_end: int, new: bytes, j: int, j_end: int) -> int:
-    """Return how long old[i:i_end] and new[j:j_end] are equal from their start."""
-    return _same_bytes(
-        min(i_end - i, j_end - j),
-        lambda start, end: old[i + start : i + end] == new[j + start : j + end],
-    )
-
-
 def _common_suffix(old: bytes, new: bytes) -> int:
     i, j = len(old), len(new)
-    same = _same_bytes(
-        min(i, j), lambda start, end: old[i - end : i - start] == new[j - end : j - start]
-    )
+    same = _same_bytes(old, i, new, j, min(i, j), back=True)
     while same and new[j - same] & 0xC0 == 0x80:
         same -= 1
     return same
 
 
-def _same_bytes(limit: int, are_equal: Callable[[int, int], bool]) -> int:
-    """Return how many bytes are equal, compared by blocks that grow.
+def _same_bytes(old: bytes, i: int, new: bytes, j: int, limit: int, *, back: bool = False) -> int:
+    """Return how many bytes after two places are equal, or before them, ``limit`` at most.
 
-    Slices are copied, and still faster than views: these are compared item by item.
+    They are compared by blocks that grow. Slices are copied, and still faster than views: these are
+    compared item by item.
     """
     same, block = 0, 64
+    order: Literal["little", "big"] = "little" if back else "big"
     while same < limit:
         size = min(block, limit - same)
-        if are_equal(same, same + size):
+        at = -same - size if back else same
+        one, two = old[i + at : i + at + size], new[j + at : j + at + size]
+        if one == two:
             same += size
             block = min(block * 4, 1 << 16)
-        elif size == 1:
-            break
+        elif size <= _NUMBER_BYTES:
+            different = int.from_bytes(one, order) ^ int.from_bytes(two, order)
+            return same + size - (different.bit_length() + 7) // 8
         else:
-            block = max(1, size // 4)
-            limit = min(limit, same + size)
+            block, limit = size // 8, same + size
     return same
 
 

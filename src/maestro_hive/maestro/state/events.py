@@ -9,21 +9,31 @@ its text. ``maestro events``, ``maestro show`` and ``hive.events`` need no chang
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
+from maestro_hive.kernel.errors import CorruptionError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.projections import (
+    Facts,
+    RunState,
+    StepState,
+    facts_of,
+    readable,
+)
 from maestro_hive.maestro.state.records import Entry, EntryKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 #: Longer texts of errors are cut; the journal has all of them.
 _LONGEST_LINE = 400
 
-Facts = Mapping[str, Any]
 EventT = TypeVar("EventT", bound="RunEvent")
 
 # --- declaring events -----------------------------------------------------------------------------
@@ -37,12 +47,12 @@ class Source(NamedTuple):
     reader: EventReader
 
 
-def _read(read: Callable[[Source], Any], default: Any = dataclasses.MISSING) -> Any:
+def _read(read: Callable[[Source], object], default: object = dataclasses.MISSING) -> Any:
     """Declare how a field is read; without it, it is the fact of its own name."""
     return dataclasses.field(default=default, metadata={"read": read})
 
 
-def _fact(*path: str, default: Any = dataclasses.MISSING) -> Any:
+def _fact(*path: str, default: object = dataclasses.MISSING) -> Any:
     """Declare a field that is the first of these facts there is; ``a.b`` is a part of ``a``."""
 
     def read(source: Source) -> object:
@@ -57,7 +67,7 @@ def _fact(*path: str, default: Any = dataclasses.MISSING) -> Any:
 
 
 #: How a fact is read for a field of each type; None is what is not there.
-_CONVERT: dict[str, Callable[[Any], object]] = {
+_CONVERT: dict[str, Callable[[object], object]] = {
     "str": lambda value: "" if value is None else str(value),
     "str | None": lambda value: str(value) if value else None,
     "bool": bool,
@@ -84,9 +94,9 @@ def _event(kind: EntryKind | None = None, text: str = "") -> Callable[[type[Even
     return make
 
 
-def _reader_of(field: dataclasses.Field[Any]) -> Callable[[Source], object]:
+def _reader_of(field: dataclasses.Field[object]) -> Callable[[Source], object]:
     name, read = field.name, field.metadata.get("read")
-    convert: Callable[[Any], object] = _CONVERT.get(str(field.type), lambda value: value)
+    convert: Callable[[object], object] = _CONVERT.get(str(field.type), lambda value: value)
     if read is None:
         return lambda source: convert(source.facts.get(name))
     return lambda source: convert(read(source))
@@ -106,7 +116,7 @@ class RunEvent:
     @classmethod
     def read(cls, source: Source) -> RunEvent:
         """Make the event of an entry."""
-        fields: dict[str, Any] = {name: read(source) for name, read in cls.readers}
+        fields: dict[str, codec.Json] = {name: read(source) for name, read in cls.readers}
         return cls(**fields)
 
     def __str__(self) -> str:
@@ -115,17 +125,22 @@ class RunEvent:
 
 @_event()
 class AttemptEvent(RunEvent):
-    """An event of an attempt has the number and name of its step, and its persona."""
+    """An event of an attempt has the number and name of its step, and its persona.
+
+    ``label`` tells it from other steps of its name: ``name#2`` is the second one that was started.
+    """
 
     step: int = _read(lambda source: source.entry.step)
-    name: str = _read(lambda source: source.reader.step(source.entry.step).name)
-    persona: str = _read(lambda source: source.reader.step(source.entry.step).persona)
+    name: str = _read(lambda source: source.reader.name(source.entry))
+    label: str = _read(lambda source: source.reader.label(source.entry), default="")
+    persona: str = _read(lambda source: source.reader.persona(source.entry))
     attempt: int = _read(lambda source: source.entry.attempt)
 
     @property
     def which(self) -> str:
-        """Name the attempt: ``step implement (developer) attempt 2``."""
-        return f"{_step(self.name or self.step, self.persona)} attempt {self.attempt}"
+        """Name the attempt: ``step implement#3 (developer) attempt 2``."""
+        named = self.label or self.name or self.step
+        return f"{_step(named, self.persona)} attempt {self.attempt}"
 
 
 @_event()
@@ -139,8 +154,18 @@ class PersonaEvent(RunEvent):
 class RoundEvent(RunEvent):
     """An event of a failed round of level 2: of its step, and why it failed."""
 
-    persona: str = _read(lambda source: source.reader.round_of(source).persona)
-    name: str = _read(lambda source: source.reader.round_of(source).name)
+    persona: str = _read(
+        lambda source: (
+            source.reader.round(source.entry).get("persona")
+            or source.reader.persona(source.entry)
+            or _part(source.facts, "report").get("failed_persona")
+        )
+    )
+    name: str = _read(
+        lambda source: (
+            source.reader.round(source.entry).get("name") or source.reader.name(source.entry)
+        )
+    )
     message: str = _fact("report.details")
     category: str = _fact("report.error_category")
 
@@ -191,7 +216,7 @@ class RunEnded(RunEvent):
 
 @_event(EntryKind.WAIT_STARTED)
 class WaitStarted(RunEvent):
-    """The workflow waits: for time (``what`` is sleep) or for an answer; ``until`` at most."""
+    """The workflow waits for time (``what`` is sleep) or an answer, or has a timeout; ``until``."""
 
     name: str
     what: str
@@ -201,6 +226,8 @@ class WaitStarted(RunEvent):
         until = f"until {self.until:%Y-%m-%d %H:%M:%S} UTC" if self.until else "without a limit"
         if self.what == "sleep":
             return f"sleeping {until}"
+        if self.what == "timeout":
+            return f"a block with a timeout started, {until}"
         return f"waiting for an answer to {self.name}, {until}"
 
 
@@ -224,15 +251,132 @@ class ChildStarted(RunEvent):
     workflow: str
 
 
-@_event(EntryKind.RETRIED)
-class Retried(RunEvent):
-    """A retry was requested: of one step, or of all that failed (``step`` is None)."""
+@_event(EntryKind.CHILD_ENDED, "child run {0.child} ended: {0.status} (workflow {0.workflow})")
+class ChildEnded(RunEvent):
+    """A child of the workflow ended; ``cancelled`` by the workflow itself, or not."""
 
-    step: int | None = _read(lambda source: source.reader.retried(source).number or None)
-    name: str | None = _read(lambda source: source.reader.retried(source).name)
-    forget: bool
+    child: str = _fact("run_id")
+    workflow: str
+    status: str
+    cancelled: bool
+
+
+@_event(EntryKind.VALUE_RECORDED, "{0.name} recorded")
+class ValueRecorded(RunEvent):
+    """The workflow got the time, or something random."""
+
+    name: str
+
+
+@_event(EntryKind.CANCEL_REQUESTED)
+class CancelRequested(RunEvent):
+    """The run is cancelled: its workflow gets that now, and may clean up."""
+
+    reason: str | None
+    until: datetime | None = _read(lambda source: deadline(source.entry, source.facts))
 
     def __str__(self) -> str:
+        until = f"; it may clean up until {self.until:%Y-%m-%d %H:%M:%S} UTC" if self.until else ""
+        return f"cancelling{f': {self.reason}' if self.reason else ''}{until}"
+
+
+@_event(EntryKind.REPLAY_DIFFERED)
+class ReplayDiffered(RunEvent):
+    """A resumed workflow went another way: its code has changed, or it is not deterministic."""
+
+    missing: tuple[str, ...] = _read(lambda source: tuple(source.facts.get("missing", ())))
+    new: tuple[str, ...] = _read(lambda source: tuple(source.facts.get("new", ())))
+
+    def __str__(self) -> str:
+        missing = (
+            f"; recorded and not called again: {_counted(self.missing)}" if self.missing else ""
+        )
+        new = f"; new among recorded calls: {_counted(self.new)}" if self.new else ""
+        return f"the resumed workflow went another way{missing}{new}"
+
+
+def _counted(names: tuple[str, ...]) -> str:
+    """Return names as a list, each once, with how often it is there."""
+    found = Counter(names).items()
+    return ", ".join(f"{name} ({times} times)" if times > 1 else name for name, times in found)
+
+
+@_event(EntryKind.RUN_SUSPENDED)
+class RunSuspended(RunEvent):
+    """The run was suspended, and no process executes it: a breaker, a budget, or a person is asked."""
+
+    error_type: str = _fact("error.type")
+    message: str = _fact("error.message")
+
+    def __str__(self) -> str:
+        return f"run suspended: {_error(self.error_type, self.message)}"
+
+
+@_event(EntryKind.RUN_RESUMED)
+class RunResumed(RunEvent):
+    """A run that had spent something was resumed: what its completed steps spent was saved."""
+
+    saved_tokens: int = _fact("saved_tokens", default=0)
+    saved_usd: float = _fact("saved_usd", default=0.0)
+
+    def __str__(self) -> str:
+        usd = f" and {self.saved_usd:.4f} USD" if self.saved_usd else ""
+        return f"run resumed, which saved {self.saved_tokens:,} tokens{usd}"
+
+
+@_event(EntryKind.BUDGET_WARNED)
+class BudgetWarned(AttemptEvent):
+    """What an attempt spent used up a part of a budget, for the first time.
+
+    ``unit`` is tokens, or usd: then ``used`` and ``limit`` are millionths of a US dollar.
+    """
+
+    account: str
+    percent: int
+    unit: str
+    used: int
+    limit: int
+
+    def __str__(self) -> str:
+        scope, _, name = self.account.partition(":")
+        if self.unit == "tokens":
+            amounts = f"{self.used:,} of {self.limit:,} tokens"
+        else:
+            amounts = f"{self.used / 1e6:,.4f} of {self.limit / 1e6:,.4f} USD"
+        return f"{self.percent} % of the budget of {scope} {name} is used up: {amounts}"
+
+
+@_event(EntryKind.ARGUMENTS_ADDED)
+class ArgumentsAdded(RunEvent):
+    """A step has arguments with defaults that it had not when its results were recorded."""
+
+    name: str
+    persona: str
+    arguments: tuple[str, ...] = _read(lambda source: tuple(source.facts.get("defaults", ())))
+
+    def __str__(self) -> str:
+        return f"{self.name} has more arguments than before: {', '.join(self.arguments)}"
+
+
+@_event(EntryKind.RETRIED)
+class Retried(RunEvent):
+    """A retry was requested: of one step, or of all that failed (``step`` is None).
+
+    ``resolved``: the step was ambiguous, and a person said (``by``) that it runs again.
+    """
+
+    step: int | None = _read(
+        lambda source: getattr(source.reader.step(source.entry), "number", None)
+    )
+    name: str | None = _read(lambda source: source.reader.name(source.entry))
+    forget: bool
+    resolved: bool
+    by: str | None
+
+    def __str__(self) -> str:
+        if self.resolved:
+            who = f" by {self.by}" if self.by else ""
+            return f"step {self.name or self.step} resolved{who}: it is executed again"
         what = f"step {self.name or self.step}" if self.step else "all failed steps"
         return f"retry of {what} requested{', its result forgotten' if self.forget else ''}"
 
@@ -272,9 +416,7 @@ def _field_names(data: bytes | None) -> tuple[str, ...]:
 class StepStarted(AttemptEvent):
     """An attempt at a step started; ``interrupted`` if the end of the previous one is missing."""
 
-    interrupted: bool = _read(
-        lambda source: source.reader.is_open(source.entry.step), default=False
-    )
+    interrupted: bool = _read(lambda source: source.reader.was_open, default=False)
 
     def __str__(self) -> str:
         died = "; the process of the previous attempt died" if self.interrupted else ""
@@ -293,11 +435,68 @@ class StepFailed(AttemptEvent):
     retry_in: float | None = _read(lambda source: _wait_seconds(source.facts))
     final: bool
     healed: bool
+    #: What tells this failure from others, if it was diagnosed.
+    fingerprint: str | None = _fact("diagnosis.fingerprint", default=None)
 
     def __str__(self) -> str:
         repaired = "; repaired" if self.healed else ""
         then = _retrying(self.retry_in) if self.status == "retrying" else "; gave up"
         return f"{self.which} failed: {_error(self.error_type, self.message)}{repaired}{then}"
+
+
+@_event(EntryKind.REPAIR_TRIED)
+class RepairTried(AttemptEvent):
+    """A healer was asked about the failure of an attempt; ``fix`` says what it does about it.
+
+    ``status`` is FIXED if the cause is repaired, AWAITING_REVIEW if the next attempt gets feedback
+    alone, IN_PROGRESS while files are changed, and FAILED if there is no repair.
+    """
+
+    status: str
+    fingerprint: str
+    failure_type: str = _fact("type")
+    healer: str | None
+    fix: str | None
+    feedback: str | None
+    wait: float | None = _read(lambda source: _wait_seconds(source.facts))
+    files: tuple[str, ...] = _read(lambda source: tuple(source.facts.get("files") or ()))
+    error: str | None
+
+    def __str__(self) -> str:
+        by = f" by {self.healer}" if self.healer else ""
+        about = f": {self.fix}" if self.fix else ""
+        match self.status:
+            case "FIXED":
+                said = f"repaired{by}{about}"
+            case "IN_PROGRESS":
+                said = f"changing {', '.join(self.files)}{by}"
+            case _ if self.healer:
+                said = f"diagnosed{by}{about}"
+            case _:
+                said = "has no repair"
+        trouble = f" ({self.error})" if self.error else ""
+        return f"{self.which} {said}{trouble}"
+
+
+@_event(EntryKind.REPAIR_JUDGED)
+class RepairJudged(AttemptEvent):
+    """It is known whether the repair of a failed attempt worked; ``verdict`` is worked or failed.
+
+    Or interrupted: its process died while it changed files, which are restored, and it is made again.
+    """
+
+    verdict: str
+    fingerprint: str
+    healer: str
+    reason: str | None
+    #: Files that were restored, and those that others had changed meanwhile.
+    restored: tuple[str, ...] = _read(lambda source: tuple(source.facts.get("restored") or ()))
+    left: tuple[str, ...] = _read(lambda source: tuple(source.facts.get("left") or ()))
+
+    def __str__(self) -> str:
+        because = f": {self.reason}" if self.reason else ""
+        files = f"; restored {', '.join(self.restored)}" if self.restored else ""
+        return f"{self.which} repair by {self.healer} {self.verdict}{because}{files}"
 
 
 @_event()
@@ -311,9 +510,48 @@ class StepStopped(AttemptEvent):
         return f"{self.which} {self.status}{f': {self.message}' if self.message else ''}"
 
 
-@_event(EntryKind.STEP_COMPLETED, "{0.which} completed")
+@_event(EntryKind.STEP_COMPLETED)
 class StepCompleted(AttemptEvent):
-    """An attempt succeeded: the step is completed, and never runs again."""
+    """An attempt succeeded: the step is completed, and never runs again.
+
+    ``resolved``: it was ambiguous, and a person said so (``by``).
+    """
+
+    resolved: bool
+    by: str | None
+
+    def __str__(self) -> str:
+        if not self.resolved:
+            return f"{self.which} completed"
+        return f"{self.which} resolved{f' by {self.by}' if self.by else ''}: it was completed"
+
+
+@_event(EntryKind.STEP_FAILED)
+class StepGaveUp(RunEvent):
+    """A step failed for good, and the workflow got its error; or None, where it is to be skipped."""
+
+    name: str
+    label: str = _read(lambda source: source.reader.label(source.entry), default="")
+    error_type: str | None = _fact("error.type", default=None)
+    message: str | None = _fact("error.message", default=None)
+    skipped: bool
+
+    def __str__(self) -> str:
+        named = self.label or self.name
+        if self.skipped:
+            return f"step {named} failed for good, and is skipped"
+        return f"step {named} failed for good: {_error(self.error_type or '', self.message or '')}"
+
+
+@_event(EntryKind.STEP_CANCELLED)
+class StepCancelled(RunEvent):
+    """The workflow itself cancelled a step, which is not executed again."""
+
+    name: str
+    label: str = _read(lambda source: source.reader.label(source.entry), default="")
+
+    def __str__(self) -> str:
+        return f"step {self.label or self.name} cancelled by the workflow"
 
 
 @_event(EntryKind.PROGRESS_SAVED, "{0.which} saved progress")
@@ -328,6 +566,8 @@ class Spent(AttemptEvent):
     persona: str
     tokens: int
     usd: float
+    model: str = _fact("model", default="")
+    cached: int = _fact("cached", default=0)
 
     def __str__(self) -> str:
         usd = f" and {self.usd:.4f} USD" if self.usd else ""
@@ -338,7 +578,7 @@ class Spent(AttemptEvent):
 class RoundFailed(RoundEvent):
     """A round of level 2 failed; the next one is in ``retry_in`` seconds, if there is one."""
 
-    round: int = _read(lambda source: source.reader.round_of(source).number)
+    round: int = _fact("round", default=1)
     retry_in: float | None = _read(lambda source: _wait_seconds(source.facts))
 
     def __str__(self) -> str:
@@ -397,14 +637,6 @@ EVENT_TYPES: tuple[type[RunEvent], ...] = (*EVENTS.values(), StepStopped)
 # --- reading --------------------------------------------------------------------------------------
 
 
-class _Step(NamedTuple):
-    """A step, or a failed round of one: ``number`` is the step's or the round's."""
-
-    number: int
-    name: str = ""
-    persona: str = ""
-
-
 class EventReader:
     """Makes the events of one run from its entries, which it is given from the first one on.
 
@@ -416,106 +648,70 @@ class EventReader:
     ) -> None:
         self.run_id: str = run_id
         self.load: Callable[[Entry], bytes | None] = load
-        self._reset()
-
-    def _reset(self) -> None:
-        self._steps: dict[int, _Step] = {}
-        self._by_identity: dict[bytes | None, _Step] = {}
-        #: Steps with an attempt whose end has not been read.
-        self._open: set[int] = set()
-        #: The latest failed round of each step.
-        self._rounds: dict[bytes | None, _Step] = {}
+        #: Whether the end of the step's previous attempt has not been read.
+        self.was_open: bool = False
+        self._state = RunState()
+        #: The labels of the steps so far, as ``labels`` of ``projections`` gives them.
+        self._labels: dict[int, str] = {}
+        self._named: dict[str, int] = {}
 
     def read(self, entry: Entry) -> RunEvent | None:
         """Return the event of an entry; None for a kind that this version does not know."""
         kind = EVENTS.get(entry.kind)
         if kind is None:
             return None
-        facts = facts_of(entry)
-        if kind is StepFailed and not facts.get("counts", True):
-            kind = StepStopped
-        self._before(entry, facts)
-        event = kind.read(Source(entry, facts, self))
-        self._after(entry)
-        return event
+        with readable(self.run_id):
+            facts = facts_of(entry)
+            if kind is StepFailed and not facts.get("counts", True):
+                kind = StepStopped
+            step = self.step(entry)
+            self.was_open = step is not None and step.open_attempt > 0
+            self.skip([entry])
+            return kind.read(Source(entry, facts, self))
 
     def skip(self, entries: Sequence[Entry]) -> None:
         """Take note of entries whose events are not wanted."""
+        with contextlib.suppress(CorruptionError):  # it has an event all the same
+            self._state.add_all(entries, lambda _: None)
         for entry in entries:
-            if entry.kind in _NOTED:
-                self._before(entry, facts_of(entry))
-                self._after(entry)
+            if entry.kind == EntryKind.RESTORED:
+                self._labels, self._named = {}, {}
+            elif entry.kind == EntryKind.ATTEMPT_STARTED and entry.step not in self._labels:
+                self._add_label(entry.step)
 
-    def _before(self, entry: Entry, facts: Facts) -> None:
-        """Note what the event of this entry may need: the step, or the round."""
-        match entry.kind:
-            case EntryKind.ATTEMPT_STARTED if entry.step not in self._steps:
-                step = _Step(entry.step, _text(facts, "name"), _text(facts, "persona"))
-                self._steps[entry.step] = step
-                if entry.identity is not None:
-                    self._by_identity[entry.identity] = step
-            case EntryKind.ROUND_FAILED:
-                step = self._by_identity.get(entry.identity, _NO_STEP)
-                earlier = self._rounds.get(entry.identity, _NO_STEP)
-                self._rounds[entry.identity] = _Step(
-                    facts.get("round") or earlier.number + 1,
-                    _text(facts, "name") or step.name,
-                    _text(facts, "persona") or step.persona,
-                )
-            case EntryKind.RESTORED:
-                self._reset()
-            case _:
-                pass
-
-    def _after(self, entry: Entry) -> None:
-        """Note what later events may need: the attempts and rounds that are open."""
-        match entry.kind:
-            case EntryKind.ATTEMPT_STARTED:
-                self._open.add(entry.step)
-            case EntryKind.ATTEMPT_FAILED | EntryKind.STEP_COMPLETED:
-                self._open.discard(entry.step)
-            case EntryKind.RETRIED if entry.identity is None:
-                self._rounds.clear()
-                self._open.clear()
-            case EntryKind.RETRIED:
-                self._rounds.pop(entry.identity, None)
-                self._open.discard(self._by_identity.get(entry.identity, _NO_STEP).number)
-            case _:
-                pass
+    def _add_label(self, number: int) -> None:
+        step = self._state.steps.get(number)
+        if step is not None:  # it may be of before the run was restored
+            count = self._named[step.name] = self._named.get(step.name, 0) + 1
+            self._labels[number] = step.name if count == 1 else f"{step.name}#{count}"
 
     # --- for the fields of events ---
 
-    def step(self, number: int) -> _Step:
-        """Return a step by its number."""
-        return self._steps.get(number, _NO_STEP)
+    def step(self, entry: Entry) -> StepState | None:
+        """Return the step that an entry refers to, by its number or by its identity."""
+        if entry.step or entry.identity is None:
+            return self._state.steps.get(entry.step)
+        return self._state.by_identity.get(entry.identity)
 
-    def is_open(self, step: int) -> bool:
-        """Return whether the end of the step's latest attempt has not been read."""
-        return step in self._open
+    def name(self, entry: Entry) -> str:
+        """Return the name of that step."""
+        step = self.step(entry)
+        return step.name if step else ""
 
-    def retried(self, source: Source) -> _Step:
-        """Return the step that an entry refers to by its identity."""
-        return self._by_identity.get(source.entry.identity, _NO_STEP)
+    def label(self, entry: Entry) -> str:
+        """Return what tells that step from others of its name."""
+        step = self.step(entry)
+        return self._labels.get(step.number, "") if step else ""
 
-    def round_of(self, source: Source) -> _Step:
-        """Return the latest failed round of the step that an entry refers to."""
-        found = self._rounds.get(source.entry.identity, _NO_STEP)
-        persona = found.persona or _text(_part(source.facts, "report"), "failed_persona")
-        return found._replace(persona=persona)
+    def persona(self, entry: Entry) -> str:
+        """Return the persona of that step."""
+        step = self.step(entry)
+        return step.persona if step else ""
 
-
-_NO_STEP = _Step(0)
-#: The kinds of which ``EventReader`` takes note for later events.
-_NOTED = frozenset(
-    {
-        EntryKind.ATTEMPT_STARTED,
-        EntryKind.ATTEMPT_FAILED,
-        EntryKind.STEP_COMPLETED,
-        EntryKind.ROUND_FAILED,
-        EntryKind.RETRIED,
-        EntryKind.RESTORED,
-    }
-)
+    def round(self, entry: Entry) -> Facts:
+        """Return the facts of the latest failed round of that step."""
+        rounds = self._state.rounds.get(entry.identity or b"")
+        return facts_of(rounds[-1]) if rounds else {}
 
 
 def latest_events(
@@ -531,21 +727,16 @@ def latest_events(
 # --- showing --------------------------------------------------------------------------------------
 
 
-def to_dict(event: RunEvent) -> dict[str, Any]:
+def to_dict(event: RunEvent) -> dict[str, codec.Json]:
     """Return an event as JSON: its name under ``event``, as ``step_started``; times as ISO 8601."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     fields = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
-    return {"event": name, **{key: _plain(value) for key, value in fields.items()}}
-
-
-def _plain(value: object) -> object:
-    match value:
-        case datetime():
-            return value.isoformat()
-        case tuple():
-            return list(value)
-        case _:
-            return value
+    for key, value in fields.items():
+        if isinstance(value, datetime):
+            fields[key] = value.isoformat()
+        elif isinstance(value, tuple):
+            fields[key] = list(value)
+    return {"event": name, **fields}
 
 
 def describe(event: RunEvent) -> str:
@@ -567,11 +758,6 @@ def _retrying(seconds: float | None) -> str:
 
 
 # --- facts ----------------------------------------------------------------------------------------
-
-
-def _text(facts: Facts, name: str) -> str:
-    value = facts.get(name)
-    return "" if value is None else str(value)
 
 
 def _part(facts: Facts, name: str) -> Facts:

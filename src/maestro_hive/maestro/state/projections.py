@@ -7,22 +7,31 @@ made in ``views`` when it is asked for.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from maestro_hive.kernel.errors import CorruptionError, MaestroError
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.codec import Json
 from maestro_hive.maestro.state.records import Entry, EntryKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     Load = Callable[[Entry], bytes | None]
 
+#: What an entry records besides its value: JSON, to be read only.
+Facts = Mapping[str, Json]
+RepairKey = tuple[int, str]
+
 #: The fields of a run that may be set by name, and their initial values.
-FIELDS: dict[str, Callable[[], Any]] = {
+FIELDS: dict[str, Callable[[], Json]] = {
     "phase": lambda: "initializing",
     "step": int,
     "status": lambda: "pending",
@@ -36,14 +45,14 @@ FIELDS: dict[str, Callable[[], Any]] = {
 
 
 @lru_cache(maxsize=4096)
-def _parsed(facts: bytes) -> Mapping[str, Any]:
+def _parsed(facts: bytes) -> Facts:
     parsed = codec.parse(facts, "facts")
     if not isinstance(parsed, dict):
         raise TypeError("its facts are not an object")
     return parsed
 
 
-def facts_of(entry: Entry) -> Mapping[str, Any]:
+def facts_of(entry: Entry) -> Facts:
     """Return an entry's facts, to be read only: equal ones are parsed once."""
     return _parsed(entry.facts) if entry.facts else {}
 
@@ -81,8 +90,11 @@ class StepState:
     progress: Entry | None = None
     #: Tokens by attempt, where any were spent.
     tokens: dict[int, int] | None = None
+    usd: float = 0.0
     #: The log, unless it is the first start alone: most steps need no list for it.
     _log: list[Entry] | None = None
+    #: What was tried to repair its failures, and the verdicts; None if nothing was.
+    repairs: list[Entry] | None = None
 
     @property
     def log(self) -> list[Entry]:
@@ -94,6 +106,13 @@ class StepState:
         if self._log is None:
             self._log = [self.started]
         self._log.append(entry)
+
+    def copied(self) -> StepState:
+        """Return a copy, to which nothing is added."""
+        copied = copy.copy(self)
+        copied._log = None if self._log is None else self._log.copy()  # noqa: SLF001 - its own
+        copied.repairs = None if self.repairs is None else self.repairs.copy()
+        return copied
 
     @property
     def interruptions(self) -> int:
@@ -120,7 +139,7 @@ class StepState:
         self.starts = self.failures = self.stops = self.open_attempt = 0
         self._log = []
         if forget:
-            self.completed = self.last_failure = self.progress = None
+            self.completed = self.last_failure = self.progress = self.repairs = None
 
 
 @dataclass(slots=True)
@@ -133,12 +152,14 @@ class RunState:
     phase: str = "initializing"
     step: int = 0
     status: str = "pending"
-    persona_states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: The entry that last set each field by hand.
+    field_seqs: dict[str, int] = field(default_factory=dict)
+    persona_states: dict[str, dict[str, Json]] = field(default_factory=dict)
     #: The entry that last set the state of each persona.
     persona_seqs: dict[str, int] = field(default_factory=dict)
     retry_counts: dict[str, int] = field(default_factory=dict)
-    artifacts: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, Json] = field(default_factory=dict)
+    metrics: dict[str, Json] = field(default_factory=dict)
     # Dictionaries, so that the ten-thousandth task costs what the first did.
     completed_tasks: dict[str, Entry | None] = field(default_factory=dict)
     pending_tasks: dict[str, None] = field(default_factory=dict)
@@ -155,6 +176,8 @@ class RunState:
     histories: dict[str, list[Entry]] = field(default_factory=dict)
     #: Tokens and US dollars by persona.
     spent: dict[str, tuple[int, float]] = field(default_factory=dict)
+    #: What its completed steps had spent when it was resumed, summed over all times it was.
+    saved: tuple[int, float] = (0, 0.0)
     #: The failed rounds of each step, and its escalation; by identity.
     rounds: dict[bytes, list[Entry]] = field(default_factory=dict)
     escalated: dict[bytes, Entry] = field(default_factory=dict)
@@ -167,17 +190,39 @@ class RunState:
     #: The waits for an answer that has not come.
     questions: dict[bytes, Entry] = field(default_factory=dict)
     children: dict[bytes, Entry] = field(default_factory=dict)
+    #: How steps and children ended for the workflow, other than completed steps; by identity.
+    outcomes: dict[bytes, Entry] = field(default_factory=dict)
+    #: The times and random values that the workflow got; by identity.
+    values: dict[bytes, Entry] = field(default_factory=dict)
+    #: The arguments that changed code added to steps, with their defaults.
+    arguments_added: list[Entry] = field(default_factory=list)
+    #: The request to cancel the run.
+    cancel_requested: Entry | None = None
+    #: The steps with repairs that have no verdict.
+    unjudged: set[int] = field(default_factory=set)
     #: The fencing number that the run's files had reached when this journal was started.
     fence_floor: int = 0
+    #: The number of the entry since which entries count; 0 if all do.
+    restored_seq: int = 0
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Json]:
         """Return the fields that were set, by name, as new containers."""
         # The tasks are dictionaries here, and lists as fields; all else is of its own type.
         fields = {name: type(make())(getattr(self, name)) for name, make in FIELDS.items()}
         personas = self.persona_states.items()
         return {**fields, "persona_states": {name: dict(state) for name, state in personas}}
 
-    def set_fields(self, fields: dict[str, Any]) -> None:
+    def without_steps(self) -> RunState:
+        """Return what the fields of a run follow from, as of now: a copy that is made in no time."""
+        copied = copy.copy(self)
+        copied.steps, copied.by_identity = {}, {}
+        for name in _COPIED:
+            setattr(copied, name, getattr(self, name).copy())
+        copied.histories = {persona: items.copy() for persona, items in self.histories.items()}
+        copied.latest = {persona: step.copied() for persona, step in self.latest.items()}
+        return copied
+
+    def set_fields(self, fields: dict[str, Json]) -> None:
         """Replace fields by name; names that this version does not know are ignored."""
         for name, value in fields.items():
             if name not in FIELDS:
@@ -195,26 +240,8 @@ class RunState:
             else:
                 setattr(self, name, value)
 
-    def add(self, entry: Entry, load: Load) -> None:
-        """Fold one more entry: what recording does, so in as few calls as possible."""
-        handler = _HANDLERS.get(entry.kind)
-        try:
-            if handler is not None:
-                handler(self, entry)
-            else:
-                _add_value(self, entry, load)
-        except MaestroError:
-            raise  # some are a ValueError too
-        except _WRONG_ENTRY as error:
-            raise _corrupt(entry, error) from error
-        at = entry.at
-        self.seq = entry.seq
-        self.updated_at = at
-        if at < self.created_at or not self.created_at:
-            self.created_at = at
-
     def add_all(self, entries: Sequence[Entry], load: Load) -> None:
-        """Fold entries in order, in one loop: a long run has hundreds of thousands."""
+        """Fold entries in order, in one loop: opening folds many, recording one after the other."""
         if not entries:
             return
         find, steps, latest, unfinished = _HANDLERS.get, self.steps, self.latest, self.unfinished
@@ -247,11 +274,30 @@ class RunState:
             self.created_at = first
 
 
+#: The containers that ``without_steps`` copies.
+_COPIED = (
+    *("persona_states", "persona_seqs", "retry_counts", "artifacts", "metrics", "completed_tasks"),
+    *("pending_tasks", "unfinished", "restarts", "memories", "spent", "questions"),
+)
 _AT = attrgetter("at")
 _STEP_COMPLETED = EntryKind.STEP_COMPLETED.value
 _RESTORED = EntryKind.RESTORED.value
-#: What an entry raises that no version of this program wrote.
-_WRONG_ENTRY = (KeyError, TypeError, ValueError, AttributeError)
+#: What reading an entry raises that no version of this program wrote.
+_WRONG_ENTRY = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+@contextmanager
+def readable(run_id: str) -> Iterator[None]:
+    """Read a run; if its entries are not what this program writes, the error names the run."""
+    try:
+        yield
+    except MaestroError:
+        raise  # some are a ValueError too
+    except _WRONG_ENTRY as error:
+        raise CorruptionError(
+            f"run {run_id!r} cannot be read: {type(error).__name__}: {error}; 'maestro purge"
+            f" {run_id}' deletes it, and other runs are not affected"
+        ) from error
 
 
 def _corrupt(entry: Entry, error: Exception) -> CorruptionError:
@@ -316,16 +362,6 @@ def _attempt_failed(state: RunState, entry: Entry) -> None:
     state.latest[step.persona] = step
 
 
-def _step_completed(state: RunState, entry: Entry) -> None:
-    step = state.steps[entry.step]
-    if step.completed is None:
-        state.unfinished[step.name] -= 1
-    step.open_attempt = 0
-    step.completed = entry
-    step.seq = entry.seq
-    state.latest[step.persona] = step
-
-
 def _progress_saved(state: RunState, entry: Entry) -> None:
     step = state.steps[entry.step]
     step.progress = entry
@@ -333,8 +369,14 @@ def _progress_saved(state: RunState, entry: Entry) -> None:
     state.latest[step.persona] = step
 
 
-def _escalated(state: RunState, entry: Entry) -> None:
-    state.escalated[_identity(entry)] = entry
+def _repair(state: RunState, entry: Entry) -> None:
+    step = state.steps[entry.step]
+    step.repairs = [*(step.repairs or ()), entry]
+    step.seq = entry.seq
+    if pending_repairs(step):
+        state.unjudged.add(step.number)
+    else:
+        state.unjudged.discard(step.number)
 
 
 def _identity(entry: Entry) -> bytes:
@@ -345,20 +387,76 @@ def _identity(entry: Entry) -> bytes:
 
 def _retried(state: RunState, entry: Entry) -> None:
     facts = facts_of(entry)
-    forget, identity = bool(facts.get("forget")), entry.identity
+    identity = entry.identity
     if identity is None:
-        for step in state.steps.values():
-            _start_over(state, step, entry, forget=forget)
-        state.rounds.clear()
-        state.escalated.clear()
-        _ask_again(state)
+        _retry_run(state, entry, {bytes.fromhex(each) for each in facts.get("only", ())})
     else:
         if identity in state.by_identity:
-            _start_over(state, state.by_identity[identity], entry, forget=forget)
+            _start_over(state, state.by_identity[identity], entry, forget=bool(facts.get("forget")))
         state.rounds.pop(identity, None)
         state.escalated.pop(identity, None)
+        failed = state.outcomes.pop(identity, None)
+        if not facts.get("resolved"):  # of a run that goes on, nothing else changes
+            _forget_cancelled(state, after=0 if failed is None else failed.seq)
     if identity is None or facts.get("run"):
+        state.cancel_requested = None
         _reopen(state)
+
+
+def _retry_run(state: RunState, entry: Entry, only: set[bytes]) -> None:
+    """Clear the failures that a run failed by, and those beside them; all, if they are not known.
+
+    The workflow caught others, and went on: it shall take the same branches again.
+    """
+    after = _last_success_before(state, only)
+    failed = [
+        identity
+        for identity, outcome in state.outcomes.items()
+        if outcome.seq > after and outcome_status(outcome) != "success"
+    ]
+    for identity in failed:
+        del state.outcomes[identity]
+    _forget_cancelled(state, after=after)
+    for step in state.steps.values():
+        if step.identity not in state.outcomes:
+            _start_over(state, step, entry, forget=bool(facts_of(entry).get("forget")))
+    for recorded in (state.rounds, state.escalated):
+        for identity in [each for each in recorded if each not in state.outcomes]:
+            del recorded[identity]
+    _ask_again(state, late=not only)
+
+
+def _last_success_before(state: RunState, failed: set[bytes]) -> int:
+    """Return the number of the last entry that a workflow went on with before these failures."""
+    first = min((state.outcomes[each].seq for each in failed if each in state.outcomes), default=0)
+    completed = (step.completed.seq for step in state.steps.values() if step.completed)
+    children = (each.seq for each in state.outcomes.values() if outcome_status(each) == "success")
+    return max((seq for seq in (*completed, *children) if seq < first), default=0)
+
+
+def _forget_cancelled(state: RunState, *, after: int) -> None:
+    """Forget what was cancelled because of a failure: it is executed again."""
+    steps = [
+        each
+        for each, outcome in state.outcomes.items()
+        if outcome.seq > after and outcome_status(outcome) == "cancelled"
+    ]
+    for identity in steps:
+        del state.outcomes[identity]
+    waits = [
+        each
+        for each, ended in state.answers.items()
+        if ended.seq > after and facts_of(ended)["how"] == "cancelled"
+    ]
+    for identity in waits:
+        del state.answers[identity]
+
+
+def outcome_status(entry: Entry) -> str:
+    """Return how a step or child ended for its workflow: success, failed or cancelled."""
+    if entry.kind == EntryKind.CHILD_ENDED:
+        return str(facts_of(entry).get("status", "failed"))
+    return "failed" if entry.kind == EntryKind.STEP_FAILED else "cancelled"
 
 
 def _start_over(state: RunState, step: StepState, entry: Entry, *, forget: bool) -> None:
@@ -378,10 +476,6 @@ def _reopen(state: RunState) -> None:
 # --- personas -------------------------------------------------------------------------------------
 
 
-def _memory_saved(state: RunState, entry: Entry) -> None:
-    state.memories[_persona(entry)] = entry
-
-
 def _spent(state: RunState, entry: Entry) -> None:
     facts = facts_of(entry)
     persona = _persona(entry)
@@ -392,7 +486,13 @@ def _spent(state: RunState, entry: Entry) -> None:
     if step is not None:
         step.tokens = step.tokens or {}
         step.tokens[entry.attempt] = step.tokens.get(entry.attempt, 0) + more
+        step.usd += facts.get("usd", 0.0)
         step.seq = entry.seq
+
+
+def _resumed(state: RunState, entry: Entry) -> None:
+    facts, (tokens, usd) = facts_of(entry), state.saved
+    state.saved = (tokens + facts.get("saved_tokens", 0), usd + facts.get("saved_usd", 0.0))
 
 
 def _persona(entry: Entry) -> str:
@@ -405,14 +505,6 @@ def _retry_counted(state: RunState, entry: Entry) -> None:
 
 
 # --- workflows ------------------------------------------------------------------------------------
-
-
-def _run_started(state: RunState, entry: Entry) -> None:
-    state.started = entry
-
-
-def _run_ended(state: RunState, entry: Entry) -> None:
-    state.ended = entry
 
 
 def _wait_started(state: RunState, entry: Entry) -> None:
@@ -429,39 +521,42 @@ def _wait_ended(state: RunState, entry: Entry) -> None:
     state.questions.pop(identity, None)
 
 
-def _ask_again(state: RunState) -> None:
-    """Drop the questions that timed out or are open: they are asked again, with all their time."""
-    late = [
-        identity for identity, entry in state.answers.items() if facts_of(entry)["how"] == "timeout"
+def _ask_again(state: RunState, *, late: bool) -> None:
+    """Drop open questions, and ``late`` ones: they are asked again, with all their time."""
+    over = [
+        identity
+        for identity, entry in state.answers.items()
+        if late and facts_of(entry)["how"] == "timeout"
     ]
-    for identity in (*late, *state.questions):
-        del state.waits[identity]
+    for identity in (*over, *state.questions):
+        state.waits.pop(identity, None)
         state.answers.pop(identity, None)
     state.questions.clear()
 
 
-def _child_started(state: RunState, entry: Entry) -> None:
-    state.children[_identity(entry)] = entry
+def _outcome(state: RunState, entry: Entry) -> None:
+    state.outcomes[_identity(entry)] = entry
 
 
 # --- fields and tasks -----------------------------------------------------------------------------
 
 
-def _fields_set(state: RunState, entry: Entry, value: Any) -> None:
+def _fields_set(state: RunState, entry: Entry, value: Json) -> None:
     fields = value or {}
     state.set_fields(fields)
+    state.field_seqs.update(dict.fromkeys(fields, entry.seq))
     for persona in fields.get("persona_states", {}):
         state.persona_seqs[persona] = entry.seq
 
 
-def _task_completed(state: RunState, entry: Entry, value: Any) -> None:
+def _task_completed(state: RunState, entry: Entry, value: Json) -> None:
     task = facts_of(entry)["task"]
     state.pending_tasks.pop(task, None)
     state.completed_tasks[task] = entry
     state.artifacts.update(value or {})
 
 
-def _persona_set(state: RunState, entry: Entry, value: Any) -> None:
+def _persona_set(state: RunState, entry: Entry, value: Json) -> None:
     persona = facts_of(entry)["persona"]
     state.persona_states.setdefault(persona, {}).update(value or {})
     state.persona_seqs[persona] = entry.seq
@@ -473,6 +568,7 @@ def _restored(state: RunState, entry: Entry) -> None:
         state.created_at,
         state.updated_at,
         fence_floor=max(state.fence_floor, facts_of(entry).get("fence", 0)),
+        restored_seq=entry.seq,
     )
     for name in RunState.__slots__:
         setattr(state, name, getattr(fresh, name))
@@ -483,37 +579,45 @@ def _restored(state: RunState, entry: Entry) -> None:
 _HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {
     EntryKind.ATTEMPT_STARTED: _attempt_started,
     EntryKind.ATTEMPT_FAILED: _attempt_failed,
-    EntryKind.STEP_COMPLETED: _step_completed,
     EntryKind.PROGRESS_SAVED: _progress_saved,
-    EntryKind.MEMORY_SAVED: _memory_saved,
+    EntryKind.MEMORY_SAVED: lambda state, entry: state.memories.update({_persona(entry): entry}),
     EntryKind.HISTORY_APPENDED: lambda state, entry: state.histories.setdefault(
         _persona(entry), []
     ).append(entry),
     EntryKind.SPENT: _spent,
+    EntryKind.RUN_RESUMED: _resumed,
     EntryKind.ROUND_FAILED: lambda state, entry: state.rounds.setdefault(
         _identity(entry), []
     ).append(entry),
-    EntryKind.ESCALATED: _escalated,
+    EntryKind.ESCALATED: lambda state, entry: state.escalated.update({_identity(entry): entry}),
     EntryKind.TASK_PENDING: lambda state, entry: state.pending_tasks.update(
         {facts_of(entry)["task"]: None}
     ),
     EntryKind.RETRY_COUNTED: _retry_counted,
     EntryKind.RESTORED: _restored,
     EntryKind.RETRIED: _retried,
-    EntryKind.RUN_STARTED: _run_started,
-    EntryKind.RUN_ENDED: _run_ended,
+    EntryKind.RUN_STARTED: lambda state, entry: setattr(state, "started", entry),
+    EntryKind.RUN_ENDED: lambda state, entry: setattr(state, "ended", entry),
     EntryKind.WAIT_STARTED: _wait_started,
     EntryKind.WAIT_ENDED: _wait_ended,
-    EntryKind.CHILD_STARTED: _child_started,
+    EntryKind.CHILD_STARTED: lambda state, entry: state.children.update({_identity(entry): entry}),
+    EntryKind.CHILD_ENDED: _outcome,
+    EntryKind.STEP_FAILED: _outcome,
+    EntryKind.STEP_CANCELLED: _outcome,
+    EntryKind.VALUE_RECORDED: lambda state, entry: state.values.update({_identity(entry): entry}),
+    EntryKind.CANCEL_REQUESTED: lambda state, entry: setattr(state, "cancel_requested", entry),
+    EntryKind.ARGUMENTS_ADDED: lambda state, entry: state.arguments_added.append(entry),
+    EntryKind.REPAIR_TRIED: _repair,
+    EntryKind.REPAIR_JUDGED: _repair,
 }
 #: The kinds whose value is part of the state, and is loaded for it.
-_VALUE_HANDLERS: dict[int, Callable[[RunState, Entry, Any], None]] = {
+_VALUE_HANDLERS: dict[int, Callable[[RunState, Entry, Json], None]] = {
     EntryKind.FIELDS_SET: _fields_set,
     EntryKind.TASK_COMPLETED: _task_completed,
     EntryKind.PERSONA_SET: _persona_set,
 }
 #: The kinds that are folded; any other is of a newer version, and ignored.
-FOLDED: frozenset[int] = frozenset({*_HANDLERS, *_VALUE_HANDLERS})
+FOLDED: frozenset[int] = frozenset({_STEP_COMPLETED, *_HANDLERS, *_VALUE_HANDLERS})
 
 
 def _add_value(state: RunState, entry: Entry, load: Load) -> None:
@@ -540,7 +644,84 @@ def status_of(step: StepState) -> str:
 
 def was_healed(step: StepState) -> bool:
     """Return whether something was repaired between its attempts."""
-    return step.failures > 0 and any(facts_of(entry).get("healed") for entry in step.log)
+    if step.failures == 0:
+        return False
+    if step.repairs and any(is_fixed(entry) for entry in repairs_of(step)):
+        return True
+    return any(facts_of(entry).get("healed") for entry in step.log)
+
+
+# --- repairs --------------------------------------------------------------------------------------
+
+
+def is_fixed(tried: Entry) -> bool:
+    """Return whether the cause of a failure was repaired."""
+    return facts_of(tried).get("status") == "FIXED"
+
+
+def repairs_of(step: StepState) -> list[Entry]:
+    """Return what came of healing the failures since it was started or retried, in order."""
+    if not step.repairs:
+        return []
+    failed = {each.attempt for each in step.log if each.kind == EntryKind.ATTEMPT_FAILED}
+    return [each for each in ended_repairs(step).values() if each.attempt in failed]
+
+
+def ended_repairs(step: StepState) -> dict[int, Entry]:
+    """Return what came of healing each failed attempt, by its number."""
+    return {
+        each.attempt: each
+        for each in step.repairs or ()
+        if each.kind == EntryKind.REPAIR_TRIED and facts_of(each).get("status") != "IN_PROGRESS"
+    }
+
+
+def changed_files(step: StepState) -> dict[RepairKey, Entry]:
+    """Return the entries that have what files were before a repair changed them."""
+    return {
+        key_of(each): each
+        for each in step.repairs or ()
+        if each.kind == EntryKind.REPAIR_TRIED and facts_of(each).get("status") == "IN_PROGRESS"
+    }
+
+
+def judged_repairs(step: StepState) -> dict[RepairKey, Entry]:
+    """Return the verdicts about repairs; one that was interrupted is made again, and has none."""
+    return {
+        key_of(each): each
+        for each in step.repairs or ()
+        if each.kind == EntryKind.REPAIR_JUDGED and facts_of(each).get("verdict") != "interrupted"
+    }
+
+
+def interrupted_repairs(step: StepState) -> list[Entry]:
+    """Return what was about to change files when its process died, and was not restored since."""
+    known = {key_of(each) for each in ended_repairs(step).values()} | judged_repairs(step).keys()
+    restored = {
+        key_of(each): each.seq
+        for each in step.repairs or ()
+        if each.kind == EntryKind.REPAIR_JUDGED and facts_of(each).get("verdict") == "interrupted"
+    }
+    return [
+        each
+        for key, each in changed_files(step).items()
+        if key not in known and restored.get(key, 0) < each.seq
+    ]
+
+
+def pending_repairs(step: StepState) -> list[Entry]:
+    """Return the repairs that have no verdict yet."""
+    judged = judged_repairs(step)
+    return [
+        each
+        for each in ended_repairs(step).values()
+        if "healer" in facts_of(each) and key_of(each) not in judged
+    ]
+
+
+def key_of(repair: Entry) -> RepairKey:
+    """Return what tells a repair from others of its step: the failed attempt, and the healer."""
+    return repair.attempt, str(facts_of(repair).get("healer", ""))
 
 
 def labels(state: RunState) -> dict[int, str]:
@@ -553,36 +734,59 @@ def labels(state: RunState) -> dict[int, str]:
     return found
 
 
+class StepLabels:
+    """The labels of a run's steps while it goes on: each step is looked at once."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, str] = {}
+        self._seen: dict[str, int] = {}
+        self._first: int | None = None
+
+    def known(self, number: int) -> str | None:
+        """Return the label of a step, if it was asked for before, or that of a later one."""
+        return self._found.get(number)
+
+    def of(self, state: RunState, number: int) -> str | None:
+        """Return the label of a step, as ``labels`` gives it; None if there is no such step."""
+        first = next(iter(state.steps), None)
+        if first != self._first:  # the run was restored: its steps are others
+            self._found, self._seen, self._first = {}, {}, first
+        new = list(takewhile(lambda each: each not in self._found, reversed(state.steps)))
+        for each in reversed(new):
+            name = state.steps[each].name
+            count = self._seen[name] = self._seen.get(name, 0) + 1
+            self._found[each] = name if count == 1 else f"{name}#{count}"
+        return self._found.get(number)
+
+
 def find_step(state: RunState, wanted: str | int) -> StepState | None:
     """Return a step by its number, its name (the first of that name), or ``name#2``."""
     text = str(wanted)
     if text.isdecimal() and len(text) < 19 and int(text) in state.steps:
         return state.steps[int(text)]
-    seen: dict[str, int] = {}
-    for step in state.steps.values():
-        count = seen[step.name] = seen.get(step.name, 0) + 1
-        if (count == 1 and text == step.name) or text == f"{step.name}#{count}":
-            return step
-    return None
+    found = (n for n, label in labels(state).items() if text in (label, f"{label}#1"))
+    return state.steps.get(next(found, 0))
 
 
 def feedback_of(step: StepState) -> list[str]:
     """Return how earlier attempts failed, a sentence for each: the next attempt is given them."""
+    repairs = ended_repairs(step) if step.repairs else {}
     if not step.failures:  # after a retry the last failure is still of use
-        return [_sentence(step.last_failure)] if step.last_failure else []
+        return [_sentence(step.last_failure, repairs)] if step.last_failure else []
     return [
-        _sentence(entry)
+        _sentence(entry, repairs)
         for entry in step.log
         if entry.kind == EntryKind.ATTEMPT_FAILED and facts_of(entry).get("counts", True)
     ]
 
 
-def _sentence(entry: Entry) -> str:
-    facts = facts_of(entry)
-    return feedback_sentence(entry.attempt, facts.get("error", {}), facts.get("feedback"))
+def _sentence(entry: Entry, repairs: Mapping[int, Entry]) -> str:
+    facts, tried = facts_of(entry), repairs.get(entry.attempt)
+    feedback = facts.get("feedback") if tried is None else facts_of(tried).get("feedback")
+    return feedback_sentence(entry.attempt, facts.get("error", {}), feedback)
 
 
-def feedback_sentence(attempt: int, error: Mapping[str, Any], healer: str | None) -> str:
+def feedback_sentence(attempt: int, error: Facts, healer: str | None) -> str:
     """Return how an attempt failed, and what a healer had to say about it."""
     what = f"{error.get('category') or 'UNKNOWN'}: {error.get('message', 'no message')}"
     sentence = f"Attempt {attempt} failed: {what}"

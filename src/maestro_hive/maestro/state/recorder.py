@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Generator
     from concurrent.futures import ThreadPoolExecutor
 
-    from maestro_hive.maestro.state.records import NewEntry
+    from maestro_hive.maestro.state.records import Entry, NewEntry
 
 #: Writing more than this takes too long for an event loop.
 _LARGE_BYTES = 256 * 1024
@@ -43,7 +43,7 @@ _PAUSE_EVERY = 0.001
 #: The thread cannot: what it measures includes its waiting for a busy loop.
 _MEASURE_EVERY = 32
 
-_Outcomes = Sequence[int | Exception]
+_Outcomes = Sequence["list[Entry] | Exception"]
 
 
 def recorder_for(store: Store) -> Recorder:
@@ -64,7 +64,7 @@ class _Waiting(NamedTuple):
     sync: bool
     large: bool
     task: asyncio.Task[Any] | None
-    done: asyncio.Future[int]
+    done: asyncio.Future[list[Entry]]
 
 
 class Recorder:
@@ -104,22 +104,28 @@ class Recorder:
         sync: bool = True,
         guard: DocumentGuard | None = None,
         release: bool = False,
-    ) -> Awaitable[int]:
-        """Record entries; await the last one's number before reporting what they record.
+    ) -> Awaitable[list[Entry]]:
+        """Record entries; await them, as they are recorded, before reporting what they record.
 
         Awaiting raises ``FencedError`` or ``StaleDocumentError`` if the store refused them.
         """
         # Read now: an error in there is this caller's, not that of the whole batch.
-        if type(entries) is not tuple:
-            entries = tuple(entries)
-        append = Append(run, entries, status, guard, release)
+        append = Append(run, tuple(entries), status, guard, release)
+        try:
+            written = self.write(append, sync=sync)
+        except Exception as error:  # noqa: BLE001 - whatever it is, who awaits must get it
+            return _Written(error)
+        return _Written(written) if isinstance(written, list) else written
+
+    def write(self, append: Append, *, sync: bool) -> list[Entry] | Awaitable[list[Entry]]:
+        """Do the same as ``append``; return what is written at once without having it awaited."""
         task = asyncio.current_task()
         if not self._scheduled:
             self._schedule(task)
         elif task is not self._first:
             self._crowded = True
         store = self.store
-        large = _is_large(entries)
+        large = _is_large(append.entries)
         if (
             self._alone
             and not self._crowded
@@ -131,13 +137,13 @@ class Recorder:
                 (outcome,) = store.append((append,), sync=sync, busy_timeout=_BUSY_TIMEOUT)
             except StoreBusyError:
                 pass  # another process writes: a thread waits for it
-            except Exception as error:  # noqa: BLE001 - whatever it is, who awaits must get it
-                return _Written(error, pause=False)
             else:
-                pause = sync and (now := monotonic()) - self._paused >= _PAUSE_EVERY
-                if pause:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                if sync and (now := monotonic()) - self._paused >= _PAUSE_EVERY:
                     self._paused = now
-                return _Written(outcome, pause=pause)
+                    return _Written(outcome, pause=True)
+                return outcome
         waiting = _Waiting(append, sync, large, task, self.loop.create_future())
         self._waiting.append(waiting)
         return waiting.done
@@ -228,11 +234,11 @@ class _Written:
 
     __slots__ = ("_outcome", "_pause")
 
-    def __init__(self, outcome: int | Exception, *, pause: bool) -> None:
+    def __init__(self, outcome: list[Entry] | Exception, *, pause: bool = False) -> None:
         self._outcome = outcome
         self._pause = pause
 
-    def __await__(self) -> Generator[None, None, int]:
+    def __await__(self) -> Generator[None, None, list[Entry]]:
         if self._pause:
             yield
         if isinstance(self._outcome, Exception):

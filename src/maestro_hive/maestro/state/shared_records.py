@@ -1,86 +1,80 @@
-"""Documents with a type: breakers and budgets, each in a namespace of its own.
+"""Documents of one type: each type in a namespace of its own, with one copy of each record.
 
-There is one copy of each: what ``StateManager`` shows in the namespace ``circuit_breakers`` is the
-document that the breaker itself reads and writes.
+What ``StateManager`` shows in the namespace ``circuit_breakers`` is the document that the breaker
+itself reads and writes.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from maestro_hive.kernel.errors import DocumentCorruptError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.records import Breaker, Budget
+from maestro_hive.maestro.state.records import Breaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from maestro_hive.maestro.state.codec import Json
     from maestro_hive.maestro.state.store import Reader, Store
 
-RecordT = TypeVar("RecordT", bound=Breaker | Budget)
-
-BREAKERS = "circuit_breakers"
-BUDGETS = "budgets"
+RecordT = TypeVar("RecordT")
 
 
-class SharedReader(Generic[RecordT]):
-    """All records of one type in a store, by name, to be read."""
+class _UnchangedError(Exception):
+    """Raised inside a transaction that has nothing to write."""
 
-    def __init__(self, reader: Reader, namespace: str, kind: type[RecordT]) -> None:
-        self._reader = reader
-        self._namespace = namespace
-        self._kind = kind
 
-    def get(self, name: str) -> RecordT | None:
-        """Return the record of that name."""
-        document = self._reader.document(self._namespace, name)
-        return self._read(document.value, name) if document else None
+@dataclass(frozen=True, slots=True)
+class SharedRecords(Generic[RecordT]):
+    """The records of one type, by name, in any store."""
 
-    def all(self) -> dict[str, RecordT]:
-        """Return every record, by name."""
-        found = self._reader.documents(self._namespace)
-        return {document.key: self._read(document.value, document.key) for document in found}
+    namespace: str
+    to_json: Callable[[RecordT], Json]
+    #: Raises KeyError, TypeError or ValueError for what is no record of the type.
+    from_json: Callable[[Json], RecordT]
 
-    def _read(self, value: bytes, name: str) -> RecordT:
-        where = f"{self._namespace}/{name}"
-        fields = codec.decode(value, where)
+    def all(self, reader: Reader) -> dict[str, RecordT]:
+        """Return every record of a store, by name."""
+        found = reader.documents(self.namespace)
+        return {document.key: self.decode(document.value, document.key) for document in found}
+
+    def decode(self, value: bytes, name: str) -> RecordT:
+        """Return the record in a document, or raise an error that names it."""
+        where = f"{self.namespace}/{name}"
         try:
-            return self._kind(**fields)
-        except TypeError as error:
-            raise DocumentCorruptError(where, str(error)) from error
+            return self.from_json(codec.decode(value, where))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DocumentCorruptError(where, f"it is no such record ({error})") from error
 
+    def update(
+        self, store: Store, name: str, change: Callable[[RecordT | None], RecordT]
+    ) -> RecordT:
+        """Replace a record by the result of ``change``, atomically over all processes; return it.
 
-class SharedRecords(SharedReader[RecordT]):
-    """All records of one type in a store, by name."""
-
-    def __init__(self, store: Store, namespace: str, kind: type[RecordT]) -> None:
-        super().__init__(store, namespace, kind)
-        self._store = store
-
-    def update(self, name: str, change: Callable[[RecordT | None], RecordT]) -> RecordT:
-        """Replace a record by the result of ``change``, atomically over all processes."""
+        Nothing is written where that is the very record that ``change`` was given.
+        """
         made: list[RecordT] = []
 
-        def encoded(before: bytes | None) -> codec.Encoded:
-            after = change(self._read(before, name) if before is not None else None)
-            made[:] = [after]
-            return codec.encode(dataclasses.asdict(after), f"{self._namespace}/{name}")
+        def changed(value: bytes | None) -> codec.Encoded:
+            before = None if value is None else self.decode(value, name)
+            made[:] = [change(before)]
+            if made[0] is before:
+                raise _UnchangedError
+            return codec.encode(self.to_json(made[0]), f"{self.namespace}/{name}")
 
-        self._store.update_document(self._namespace, name, encoded)
+        with suppress(_UnchangedError):
+            store.update_document(self.namespace, name, changed)
         return made[0]
 
 
-def read_breakers(reader: Reader) -> SharedReader[Breaker]:
-    """Return the circuit breakers, to be read."""
-    return SharedReader(reader, BREAKERS, Breaker)
+def _breaker(fields: Json) -> Breaker:
+    record = Breaker(**fields)
+    if record.state not in {"closed", "open", "half_open"}:
+        raise ValueError(f"{record.state!r} is no state of a breaker")
+    return record
 
 
-def breakers(store: Store) -> SharedRecords[Breaker]:
-    """Return the circuit breakers that all users of this store share."""
-    return SharedRecords(store, BREAKERS, Breaker)
-
-
-def budgets(store: Store) -> SharedRecords[Budget]:
-    """Return the budgets."""
-    return SharedRecords(store, BUDGETS, Budget)
+BREAKERS = SharedRecords("circuit_breakers", asdict, _breaker)

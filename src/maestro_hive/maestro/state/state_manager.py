@@ -10,7 +10,8 @@ import copy
 import fnmatch
 import itertools
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import RunState, fold
 from maestro_hive.maestro.state.records import DocumentChanged, EntriesAppended
-from maestro_hive.maestro.state.shared_records import BREAKERS, BUDGETS
+from maestro_hive.maestro.state.shared_records import BREAKERS
 from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.maestro.state.views import ViewCache, show_run
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """One change, as subscribers see it; ``change_type`` is create, update or delete."""
+    """One change, as subscribers see it; ``change_type`` is set, delete or clear."""
 
     key: str
     old_value: Any
@@ -73,7 +74,7 @@ class _Watched:
     number: int
     state: RunState
     cache: ViewCache = field(default_factory=ViewCache)
-    shown: dict[str, Any] = field(default_factory=dict)
+    shown: dict[str, object] = field(default_factory=dict)
 
 
 class RunWatch:
@@ -84,15 +85,13 @@ class RunWatch:
         self._runs: dict[str, _Watched] = {}
         self._mutex = threading.Lock()
 
-    def view(self, run_id: str) -> dict[str, Any] | None:
+    def view(self, run_id: str) -> dict[str, object] | None:
         """Return a run in its current state, as a new object; None if there is none."""
         record = self._store.run(run_id)
-        if record is None:
-            return None
         with self._mutex:
-            return copy.deepcopy(self._up_to_date(record).shown)
+            return copy.deepcopy(self._up_to_date(record).shown) if record else None
 
-    def change(self, event: EntriesAppended) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    def change(self, event: EntriesAppended) -> tuple[object, object]:
         """Return a run before and after its latest entries; not to be changed."""
         record = self._store.run(event.run_id)
         if record is None:
@@ -107,13 +106,12 @@ class RunWatch:
             state = RunState(created_at=to_micros(record.created_at))
             watched = self._runs[record.name] = _Watched(record.id, state)
         new = self._store.entries(record.id, after=watched.state.seq)
-        for entry in new:
-            watched.state.add(entry, self._store.load)
+        watched.state.add_all(new, self._store.load)
         if new or not watched.shown:
             watched.shown = show_run(watched.state, record.name, self._store.load, watched.cache)
         return watched
 
-    def _before(self, record: RunRecord, event: EntriesAppended) -> dict[str, Any] | None:
+    def _before(self, record: RunRecord, event: EntriesAppended) -> dict[str, object] | None:
         if event.first == 1:
             return None
         watched = self._runs.get(record.name)
@@ -127,13 +125,14 @@ class RunWatch:
 
 
 WORKFLOWS = "workflows"
+DEFAULT_NAMESPACE = "default"
 #: Namespaces that start with it are the journal's own: neither shown nor cleared here.
 _INTERNAL = "$"
 #: Namespaces that show what is in the journal, and what sets them.
 _READ_ONLY = {
     WORKFLOWS: "StatePersistence",
-    BREAKERS: "CircuitBreaker",
-    BUDGETS: "the budget itself",
+    BREAKERS.namespace: "CircuitBreaker",
+    "budgets": "the budget itself",
     "escalations": "the escalation itself",
 }
 _KIND = "state_manager_checkpoint"
@@ -244,8 +243,8 @@ class StateManager(metaclass=_OnePerFolder):
 
     def get_state(self, key: str, namespace: str = "default", default: Any = None) -> Any:
         """Return the value under ``key``; a new object each time, which the caller may change."""
-        _check_text("key", key)
-        _check_text("namespace", namespace)
+        check_text("key", key)
+        check_text("namespace", namespace)
         if namespace == WORKFLOWS:
             view = self._runs.view(key)
             return default if view is None else view
@@ -253,7 +252,7 @@ class StateManager(metaclass=_OnePerFolder):
         return default if document is None else codec.decode(document.value, f"{namespace}/{key}")
 
     def set_state(
-        self, key: str, value: Any, namespace: str = "default", notify: bool = True
+        self, key: str, value: object, namespace: str = "default", notify: bool = True
     ) -> None:
         """Put ``value`` under ``key``."""
         self._check_name(key, namespace)
@@ -261,10 +260,12 @@ class StateManager(metaclass=_OnePerFolder):
         with _silenced(silent=not notify):
             self._store.update_document(namespace, key, lambda _: encoded)
 
-    def update_state(self, key: str, fn: Callable[[Any], Any], namespace: str = "default") -> Any:
+    def update_state(
+        self, key: str, fn: Callable[[Any], object], namespace: str = "default"
+    ) -> Any:
         """Replace a value by the result of ``fn`` (called with None at first), atomically."""
         self._check_name(key, namespace)
-        made: list[Any] = []
+        made: list[object] = []
 
         def change(before: bytes | None) -> codec.Encoded:
             value = None if before is None else codec.decode(before, f"{namespace}/{key}")
@@ -288,11 +289,8 @@ class StateManager(metaclass=_OnePerFolder):
 
     def get_all_state(self, namespace: str | None = None) -> dict[str, Any]:
         """Return a namespace as a dictionary, or all namespaces as a dictionary of those."""
-        if namespace is not None:
-            return self._one_namespace(namespace)
-        return {name: self._one_namespace(name) for name in self.get_namespaces()}
-
-    def _one_namespace(self, namespace: str) -> dict[str, Any]:
+        if namespace is None:
+            return {name: self.get_all_state(name) for name in self.get_namespaces()}
         if namespace == WORKFLOWS:
             return {run.name: self.get_state(run.name, WORKFLOWS) for run in self._store.runs()}
         return {
@@ -301,9 +299,9 @@ class StateManager(metaclass=_OnePerFolder):
         }
 
     def get_namespaces(self) -> list[str]:
-        """Return the namespaces that have something in them."""
-        names = {document.namespace for document in self._store.documents()}
-        names = {name for name in names if not name.startswith(_INTERNAL)}
+        """Return the namespaces: ``default``, and those that have something in them."""
+        found = {document.namespace for document in self._store.documents()}
+        names = {name for name in found if not name.startswith(_INTERNAL)} | {DEFAULT_NAMESPACE}
         if self._store.runs(limit=1):
             names.add(WORKFLOWS)
         return sorted(names)
@@ -312,11 +310,14 @@ class StateManager(metaclass=_OnePerFolder):
         """Remove every value of a namespace, or of all that can be set here."""
         if namespace is not None:
             self._check_name("*", namespace)
-            self._store.delete_documents(namespace)
-            return
-        for name in self.get_namespaces():
-            if name not in _READ_ONLY:
-                self._store.delete_documents(name)
+        names = self.get_namespaces() if namespace is None else [namespace]
+        token = _clearing.set(True)
+        try:
+            for name in names:
+                if name not in _READ_ONLY:
+                    self._store.delete_documents(name)
+        finally:
+            _clearing.reset(token)
 
     # --- subscriptions ---
 
@@ -343,7 +344,7 @@ class StateManager(metaclass=_OnePerFolder):
         return remove is not None
 
     def _on_notification(self, event: Notification) -> None:
-        if not self._hooks or _silence.on:
+        if not self._hooks or _silent.get():
             return
         if isinstance(event, DocumentChanged):
             if event.before is None and event.after is None:
@@ -355,23 +356,31 @@ class StateManager(metaclass=_OnePerFolder):
             self._emit(event.run_id, WORKFLOWS, *self._runs.change(event))
 
     def _emit(self, key: str, namespace: str, before: object, after: object) -> None:
-        kind = "create" if before is None else "delete" if after is None else "update"
+        gone = "clear" if _clearing.get() else "delete"
+        kind = gone if after is None else "set"
         now = self._store.clock.now()
         self._hooks.emit(StateChange(key, before, after, namespace, now, kind))
 
     # --- checkpoints ---
 
-    def checkpoint(self, checkpoint_id: str, metadata: dict[str, Any] | None = None) -> str:
-        """Save all values under this id; with a folder, as a file in it."""
+    def checkpoint(
+        self, checkpoint_id: str, metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Save all values under this id, with a folder as a file in it; return what was saved.
+
+        That is a ``checkpoint_id``, a ``timestamp`` (ISO 8601, UTC), the values by namespace as
+        ``state_snapshot``, and the ``metadata``.
+        """
         files.check_identifier(checkpoint_id, "checkpoint id")
         values = {
-            name: self._one_namespace(name)
+            name: self.get_all_state(name)
             for name in self.get_namespaces()
             if name not in _READ_ONLY
         }
+        created_at = self._store.clock.now().isoformat()
         body = {
             "checkpoint_id": checkpoint_id,
-            "created_at": self._store.clock.now().isoformat(),
+            "created_at": created_at,
             "metadata": _as_json(metadata or {}, "metadata"),
             "values": _as_json(values, "values"),
         }
@@ -381,7 +390,12 @@ class StateManager(metaclass=_OnePerFolder):
         else:
             folder = files.make_folder_inside(self._folder, "checkpoints")
             files.write_atomically(folder / f"{checkpoint_id}.json", text)
-        return checkpoint_id
+        return {
+            "checkpoint_id": checkpoint_id,
+            "timestamp": created_at,
+            "state_snapshot": values,
+            "metadata": copy.deepcopy(metadata or {}),
+        }
 
     def restore(self, checkpoint_id: str) -> bool:
         """Set all values back to a checkpoint; False if there is none of that id."""
@@ -389,12 +403,13 @@ class StateManager(metaclass=_OnePerFolder):
         text = self._read_checkpoint(checkpoint_id)
         if text is None:
             return False
-        body = documents.unseal(text, _KIND, f"checkpoint {checkpoint_id}")
         name = f"checkpoint {checkpoint_id}"
-        values = _checkpoint_values(body.get("values"), name)
-        known = [d for d in self._store.documents() if d.namespace not in _READ_ONLY]
-        changes: dict[tuple[str, str], codec.Encoded | None]
-        changes = dict.fromkeys((document.namespace, document.key) for document in known)
+        values = _checkpoint_values(documents.unseal(text, _KIND, name).get("values"), name)
+        changes: dict[tuple[str, str], codec.Encoded | None] = {
+            (document.namespace, document.key): None
+            for document in self._store.documents()
+            if document.namespace not in _READ_ONLY
+        }
         for namespace, items in values.items():
             for key, value in items.items():
                 changes[namespace, key] = codec.encode(value, f"{namespace}/{key}")
@@ -438,8 +453,8 @@ class StateManager(metaclass=_OnePerFolder):
                 f"namespace {namespace!r} shows what is in the journal and cannot be set here;"
                 f" use {_READ_ONLY[namespace]}"
             )
-        _check_text("key", key)
-        _check_text("namespace", namespace)
+        check_text("key", key)
+        check_text("namespace", namespace)
         if namespace.startswith(_INTERNAL):
             raise ConfigurationError(
                 f"namespace {namespace!r} cannot be set: those with {_INTERNAL!r} are the journal's own"
@@ -451,50 +466,46 @@ def get_state_manager(**options: Any) -> StateManager:
     return StateManager(**options)
 
 
-def _check_text(what: str, value: object) -> None:
-    """Raise unless ``value`` is a text with a form in UTF-8."""
-    try:
-        good = isinstance(value, str) and bool(value.encode())
-    except UnicodeEncodeError:
-        good = False
-    if not good:
-        raise ConfigurationError(
-            f"a {what} is a text that is not empty and has no half characters, not {value!r}"
-        )
+def check_text(what: str, value: object) -> str:
+    """Return a text with a form in UTF-8; raise for anything else, and for an empty one."""
+    with suppress(UnicodeEncodeError):
+        if isinstance(value, str) and value.encode():
+            return value
+    raise ConfigurationError(
+        f"a {what} is a text that is not empty and has no half characters, not {value!r}"
+    )
 
 
-def _as_json(values: dict[str, Any], path: str) -> codec.Json:
+def _as_json(values: object, path: str) -> codec.Json:
     written = codec.encode(values, path, depth=codec.WHOLE_DEPTH).data
     return codec.parse(written, path, depth=codec.DOCUMENT_DEPTH)
 
 
-def _checkpoint_values(written: codec.Json, name: str) -> dict[str, dict[str, Any]]:
+def _checkpoint_values(written: codec.Json, name: str) -> dict[str, dict[str, object]]:
     """Return the values of a checkpoint by namespace and key, or raise our error."""
     values = codec.decode_tree(written, "values", depth=codec.WHOLE_DEPTH)
     if type(values) is not dict or not all(type(items) is dict for items in values.values()):
         raise DocumentCorruptError(name, "it holds no values")
     try:
         for namespace, items in values.items():
-            _check_text("namespace", namespace)
+            check_text("namespace", namespace)
             for key in items:
-                _check_text("key", key)
+                check_text("key", key)
     except ConfigurationError as error:
         raise DocumentCorruptError(name, str(error)) from error
     return values
 
 
-class _Silence(threading.local):
-    on = False
-
-
-_silence = _Silence()
+_silent: ContextVar[bool] = ContextVar("maestro_hive_silent", default=False)
+#: Whether what is deleted here is deleted by ``clear``.
+_clearing: ContextVar[bool] = ContextVar("maestro_hive_clearing", default=False)
 
 
 @contextmanager
 def _silenced(*, silent: bool) -> Iterator[None]:
     """Call no subscriber for changes made in this block, if ``silent``."""
-    before, _silence.on = _silence.on, silent or _silence.on
+    token = _silent.set(silent or _silent.get())
     try:
         yield
     finally:
-        _silence.on = before
+        _silent.reset(token)

@@ -52,6 +52,17 @@ def open_store(folder: str | Path, *, persistent: bool = True) -> Store:
         return opened.store
 
 
+def share_store(store: Store) -> bool:
+    """Become one more caller of ``open_store`` who has this store; False if it is open no more."""
+    stores = _stores()
+    with stores.mutex:
+        for opened in stores.opened.values():
+            if opened.store is store and store.usable:
+                opened.users += 1
+                return True
+    return False
+
+
 def _open(folder: Path, persistent: bool) -> Store:
     if persistent:
         from maestro_hive.maestro.state.sqlite.store import (  # noqa: PLC0415 - loads apsw
@@ -89,6 +100,17 @@ def open_reader(folder: str | Path) -> Reader:
     from maestro_hive.maestro.state.sqlite.reader import SqliteReader  # noqa: PLC0415 - loads apsw
 
     return SqliteReader(Path(folder).expanduser())
+
+
+def put_memory_store(folder: str | Path, store: Store | None) -> None:
+    """Let this store be what ``open_store(folder, persistent=False)`` returns; None: a new one."""
+    key = (Path(folder).expanduser().resolve(), False)
+    stores = _stores()
+    with stores.mutex:
+        if store is None:
+            stores.opened.pop(key, None)
+        else:
+            stores.opened[key] = _Opened(store)
 
 
 def forget_memory_stores() -> None:

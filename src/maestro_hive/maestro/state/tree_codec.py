@@ -16,7 +16,7 @@ from enum import Enum, Flag
 from fractions import Fraction
 from functools import partial
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import ClassVar
 from uuid import UUID
 
 from maestro_hive.maestro.state import codec_classes as classes
@@ -24,8 +24,10 @@ from maestro_hive.maestro.state.codec_classes import TAG, Codec, Model, Node, te
 from maestro_hive.maestro.state.strict_json import (
     MAX_DEPTH,
     SCALARS,
+    TEXT,
     AtPathError,
     Json,
+    Value,
     dump_canonical,
     item_step,
     member,
@@ -33,13 +35,53 @@ from maestro_hive.maestro.state.strict_json import (
 
 #: Types that are the same in JSON, whatever their value; a float may be NaN.
 _PLAIN: frozenset[type] = frozenset({str, int, bool, type(None)})
+
+
 # --- walking --------------------------------------------------------------------------------------
 
 
-class TreeEncoder:
+class _Walker:
+    """Converts what containers hold; an error learns on the way out where it happened."""
+
+    __slots__ = ()
+    #: The types that stay as they are.
+    plain: ClassVar[frozenset[type]] = frozenset()
+
+    def convert(self, value: Value, room: int = MAX_DEPTH) -> Value:
+        """Return what becomes of ``value``; ``room`` is how deep it may still go."""
+        raise NotImplementedError
+
+    def items(self, items: Iterable[object], room: int) -> list[Value]:
+        """Convert the items of a sequence."""
+        plain, convert = self.plain, self.convert
+        made: list[Value] = []
+        try:
+            for item in items:
+                made.append(item if type(item) in plain else convert(item, room))  # noqa: PERF401 - its length is the failing index
+        except AtPathError as error:
+            error.steps.append(f"[{len(made)}]")
+            raise
+        return made
+
+    def members(self, items: Mapping[str, object], room: int) -> dict[str, Value]:
+        """Convert the members of an object, by name."""
+        plain, convert = self.plain, self.convert
+        made: dict[str, Value] = {}
+        key = ""
+        try:
+            for key, item in items.items():
+                made[key] = item if type(item) in plain else convert(item, room)
+        except AtPathError as error:
+            error.steps.append(member(key))
+            raise
+        return made
+
+
+class TreeEncoder(_Walker):
     """Makes the tree of one value."""
 
     __slots__ = ("_found", "_members", "has_pairs")
+    plain = _PLAIN
 
     def __init__(self) -> None:
         #: Whether there are pairs, which the canonical form may sort, as it sorts keys.
@@ -47,7 +89,7 @@ class TreeEncoder:
         self._found: dict[type, Encoder] = {}
         self._members: dict[int, Node] = {}
 
-    def encode(self, value: Any, room: int = MAX_DEPTH) -> Json:
+    def convert(self, value: Value, room: int = MAX_DEPTH) -> Json:
         """Return ``value`` as plain JSON; ``room`` is how deep it may still go."""
         kind = type(value)
         if kind in _PLAIN or (kind is float and value - value == 0.0):
@@ -59,53 +101,20 @@ class TreeEncoder:
             encoder = self._found[kind] = _encoder_of(value)
         return encoder(self, value, room - 1)
 
-    def items(self, items: Iterable[Any], room: int) -> list[Json]:
-        """Return the trees of a sequence's items."""
-        trees: list[Json] = []
-        try:
-            for item in items:
-                trees.append(item if type(item) in _PLAIN else self.encode(item, room))  # noqa: PERF401 - its length is the failing index
-        except AtPathError as error:
-            error.steps.append(f"[{len(trees)}]")
-            raise
-        return trees
-
-    def fields(self, fields: Mapping[str, object], room: int) -> Node:
-        """Return the trees of an object's fields, by name."""
-        trees: Node = {}
-        name = ""
-        try:
-            for name, item in fields.items():
-                trees[name] = item if type(item) in _PLAIN else self.encode(item, room)
-        except AtPathError as error:
-            error.steps.append(f".{name}")
-            raise
-        return trees
-
-    def dict(self, items: dict[Any, Any], room: int) -> Json:
+    def dict(self, items: dict[Value, Value], room: int) -> Json:
         """Return the tree of a dictionary: as it is where its keys are texts, else as pairs."""
-        trees: Node = {}
-        key: object = None
-        try:
-            for key, item in items.items():
-                if type(key) is not str or key == TAG:
-                    break
-                trees[key] = item if type(item) in _PLAIN else self.encode(item, room)
-            else:
-                return trees
-        except AtPathError as error:
-            error.steps.append(member(key))
-            raise
+        if TAG not in items and TEXT.issuperset(map(type, items)):
+            return self.members(items, room)
         return {TAG: "dict", "v": self.pairs(items, room)}
 
-    def pairs(self, items: Mapping[Any, Any], room: int) -> list[Json]:
+    def pairs(self, items: Mapping[Value, Value], room: int) -> list[Json]:
         """Return the trees of keys and values, in their order."""
         self.has_pairs = True
         trees: list[Json] = []
         key: object = None
         try:
             for key, item in items.items():
-                trees.append([self.encode(key, room), self.encode(item, room)])
+                trees.append([self.convert(key, room), self.convert(item, room)])
         except AtPathError as error:
             error.steps.append(item_step(key))
             raise
@@ -119,60 +128,55 @@ class TreeEncoder:
         return known
 
 
-class TreeDecoder:
+class TreeChecker(TreeEncoder):
+    """Finds what in a value JSON has no text for: slow, for a value that could not be written."""
+
+    plain: ClassVar[frozenset[type]] = frozenset()
+
+    def convert(self, value: Value, room: int = MAX_DEPTH) -> Json:
+        """Raise an error if something in ``value`` cannot be written, the innermost first."""
+        tree = TreeEncoder.convert(self, value, room)
+        try:
+            dump_canonical(tree)
+        except UnicodeEncodeError:
+            raise AtPathError("a text with half a surrogate pair has no form in UTF-8") from None
+        except ValueError as error:
+            raise AtPathError(f"an integer is too long: {error}") from None
+        return tree
+
+
+class TreeDecoder(_Walker):
     """Makes the value of one tree, which is left as it is."""
 
     __slots__ = ("_classes", "_members")
+    plain: ClassVar[frozenset[type]] = SCALARS
 
     def __init__(self) -> None:
         self._classes: dict[str, type] = {}
         self._members: dict[tuple[str, str], Enum] = {}
 
-    def decode(self, node: Json, room: int = MAX_DEPTH) -> Any:
+    def convert(self, value: Json, room: int = MAX_DEPTH) -> Value:
         """Return the value of a tree; ``room`` is how deep it may still go."""
-        kind = type(node)
+        kind = type(value)
         if kind is not dict and kind is not list:
-            return node
+            return value
         if room == 0:
             raise AtPathError(f"nested deeper than {MAX_DEPTH} levels")
         if kind is list:
-            return self.items(node, room - 1)
-        if TAG in node:
-            return self._tagged(node, room - 1)
-        return self.members(node, room - 1)
+            return self.items(value, room - 1)
+        if TAG in value:
+            return self._tagged(value, room - 1)
+        return self.members(value, room - 1)
 
-    def items(self, items: list[Json], room: int) -> list[Any]:
-        """Return the values of a list of trees."""
-        values: list[Any] = []
-        try:
-            for item in items:
-                values.append(item if type(item) in SCALARS else self.decode(item, room))  # noqa: PERF401 - its length is the failing index
-        except AtPathError as error:
-            error.steps.append(f"[{len(values)}]")
-            raise
-        return values
-
-    def members(self, node: Node, room: int) -> dict[str, Any]:
-        """Return the values of an object's members."""
-        values: dict[str, Any] = {}
-        key = ""
-        try:
-            for key, item in node.items():
-                values[key] = item if type(item) in SCALARS else self.decode(item, room)
-        except AtPathError as error:
-            error.steps.append(member(key))
-            raise
-        return values
-
-    def pairs(self, node: Node, room: int) -> dict[Any, Any]:
+    def pairs(self, node: Node, room: int) -> dict[Value, Value]:
         """Return a dictionary from its pairs."""
-        values: dict[Any, Any] = {}
+        values: dict[Value, Value] = {}
         for pair in _list(node):
             if type(pair) is not list or len(pair) != 2:
                 raise AtPathError(f"not a valid {node[TAG]}: it is made of pairs")
-            key = self.decode(pair[0], room)
+            key = self.convert(pair[0], room)
             try:
-                values[key] = self.decode(pair[1], room)
+                values[key] = self.convert(pair[1], room)
             except AtPathError as error:
                 error.steps.append(item_step(key))
                 raise
@@ -180,7 +184,7 @@ class TreeDecoder:
             raise AtPathError("a key stands twice in one dictionary")
         return values
 
-    def fields(self, node: Node, room: int, at: str = "v") -> dict[str, Any]:
+    def fields(self, node: Node, room: int, at: str = "v") -> dict[str, Value]:
         """Return an object's fields by name."""
         if type(node[at]) is not dict or TAG in node[at]:
             raise AtPathError(f"not a valid {node[TAG]}: it is made of fields")
@@ -205,7 +209,7 @@ class TreeDecoder:
             found = self._classes[name] = classes.known_class(name)
         return found
 
-    def _tagged(self, node: Node, room: int) -> Any:
+    def _tagged(self, node: Node, room: int) -> Value:
         tag = node[TAG]
         decoder = _DECODERS.get(tag) if isinstance(tag, str) else None
         if decoder is None:
@@ -218,14 +222,14 @@ class TreeDecoder:
             raise AtPathError(f"not a valid {tag}: {error}") from None
 
 
-Encoder = Callable[[TreeEncoder, Any, int], Json]
-Decoder = Callable[[TreeDecoder, Node, int], Any]
+Encoder = Callable[[TreeEncoder, Value, int], Json]
+Decoder = Callable[[TreeDecoder, Node, int], Value]
 
 
 # --- parts of a form ------------------------------------------------------------------------------
 
 
-def _list(node: Node, length: int | None = None, kind: type | None = None) -> list[Any]:
+def _list(node: Node, length: int | None = None, kind: type | None = None) -> list[Value]:
     items = node["v"]
     if type(items) is not list or (length is not None and len(items) != length):
         raise AtPathError(f"not a valid {node[TAG]}: it is made of a list")
@@ -244,43 +248,38 @@ def _decode_float(node: Node) -> float:
 
 
 def _encode_set(tag: str, encoder: TreeEncoder, value: Iterable[object], room: int) -> Json:
-    trees = [encoder.encode(item, room) for item in value]
-    try:
-        trees.sort(key=dump_canonical)  # a set has no order, and the text shall be the same
-    except UnicodeEncodeError:
-        raise AtPathError("a text with half a surrogate pair has no form in UTF-8") from None
-    except ValueError as error:
-        raise AtPathError(f"an integer is too long: {error}") from None
+    # A set has no order, and the text shall be the same.
+    trees = sorted((encoder.convert(item, room) for item in value), key=dump_canonical)
     return {TAG: tag, "v": trees}
 
 
-def _decode_set(kind: type, decoder: TreeDecoder, node: Node, room: int) -> Any:
+def _decode_set(kind: type, decoder: TreeDecoder, node: Node, room: int) -> Value:
     made = kind(decoder.items(_list(node), room))
     if len(made) != len(node["v"]):
         raise AtPathError("an item stands twice in one set")
     return made
 
 
-def _encode_deque(encoder: TreeEncoder, value: deque[Any], room: int) -> Json:
+def _encode_deque(encoder: TreeEncoder, value: deque[Value], room: int) -> Json:
     node = {TAG: "deque", "v": encoder.items(value, room)}
     return node if value.maxlen is None else {**node, "maxlen": value.maxlen}
 
 
-def _decode_deque(decoder: TreeDecoder, node: Node, room: int) -> deque[Any]:
+def _decode_deque(decoder: TreeDecoder, node: Node, room: int) -> deque[Value]:
     items, maxlen = decoder.items(_list(node), room), node.get("maxlen")
     if maxlen is not None and (type(maxlen) is not int or maxlen < len(items)):
         raise AtPathError("not a valid deque: it has more items than it can")
     return deque(items, maxlen)
 
 
-def _decode_counter(decoder: TreeDecoder, node: Node, room: int) -> Counter[Any]:
-    made: Counter[Any] = Counter()
+def _decode_counter(decoder: TreeDecoder, node: Node, room: int) -> Counter[Value]:
+    made: Counter[Value] = Counter()
     dict.update(made, decoder.pairs(node, room))
     return made
 
 
-def _encode_defaultdict(encoder: TreeEncoder, value: defaultdict[Any, Any], room: int) -> Json:
-    factory: Any = value.default_factory
+def _encode_defaultdict(encoder: TreeEncoder, value: defaultdict[Value, Value], room: int) -> Json:
+    factory: Value = value.default_factory
     if factory is not None and _FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
         raise AtPathError(
             f"a defaultdict of {factory!r} cannot be made again; one of {', '.join(_FACTORIES)} can"
@@ -289,7 +288,7 @@ def _encode_defaultdict(encoder: TreeEncoder, value: defaultdict[Any, Any], room
     return {TAG: "defaultdict", "t": name, "v": encoder.pairs(value, room)}
 
 
-def _decode_defaultdict(decoder: TreeDecoder, node: Node, room: int) -> Any:
+def _decode_defaultdict(decoder: TreeDecoder, node: Node, room: int) -> Value:
     factory = None if node["t"] is None else _FACTORIES[node["t"]]
     return defaultdict(factory, decoder.pairs(node, room))
 
@@ -299,28 +298,28 @@ _FACTORIES: dict[str, type] = {
 }
 
 
-def _encode_zoned(tag: str, encoder: TreeEncoder, value: Any, _room: int) -> Json:
+def _encode_zoned(tag: str, encoder: TreeEncoder, value: Value, _room: int) -> Json:
     """Return the tree of a datetime or a time of day."""
     zone = value.tzinfo
     if zone is None or (type(zone) is timezone and len(zone.__getinitargs__()) == 1):  # type: ignore[attr-defined]
         node = {TAG: tag, "v": value.isoformat()}
     else:
         local = value.replace(tzinfo=None).isoformat()
-        node = {TAG: tag, "v": local, "zone": encoder.encode(zone)}
+        node = {TAG: tag, "v": local, "zone": encoder.convert(zone)}
     return {**node, "fold": 1} if value.fold else node
 
 
-def _decode_zoned(kind: Any, decoder: TreeDecoder, node: Node, room: int) -> Any:
+def _decode_zoned(kind: Value, decoder: TreeDecoder, node: Node, room: int) -> Value:
     when = kind.fromisoformat(node["v"])
     if "zone" in node:
-        zone = decoder.decode(node["zone"], room)
+        zone = decoder.convert(node["zone"], room)
         if not isinstance(zone, tzinfo):
             raise AtPathError(f"not a valid {node[TAG]}: {zone!r} is no time zone")
         when = when.replace(tzinfo=zone)
     return when.replace(fold=node["fold"]) if "fold" in node else when
 
 
-def _timezone_arguments(value: Any) -> Json:
+def _timezone_arguments(value: Value) -> Json:
     offset, *name = value.__getinitargs__()
     return [offset.days, offset.seconds, offset.microseconds, *name]
 
@@ -419,17 +418,17 @@ def _encode_registered(codec: Codec, encoder: TreeEncoder, value: object, room: 
         stored = codec.encode(value)
     except Exception as error:
         raise AtPathError(f"the codec {codec.name!r} raised {error!r}") from error
-    return {TAG: "object", "t": codec.name, "v": encoder.encode(stored, room)}
+    return {TAG: "object", "t": codec.name, "v": encoder.convert(stored, room)}
 
 
-def _decode_registered(decoder: TreeDecoder, node: Node, room: int) -> Any:
+def _decode_registered(decoder: TreeDecoder, node: Node, room: int) -> Value:
     codec = classes.codecs.of_name(node["t"])
     if codec is None:
         raise classes.UnknownClassAtPathError(
             f"no codec named {str(node['t'])[:80]!r} is registered; call"
             " maestro_hive.register_codec for its class first"
         )
-    return codec.decode(decoder.decode(node["v"], room))
+    return codec.decode(decoder.convert(node["v"], room))
 
 
 def _encode_member(value: Enum) -> Node:
@@ -448,7 +447,7 @@ def _decode_flag(decoder: TreeDecoder, node: Node, _room: int) -> Flag:
     return kind(node["v"])
 
 
-def _dataclass_fields(kind: Any) -> tuple[str, ...]:
+def _dataclass_fields(kind: Value) -> tuple[str, ...]:
     for name, each in kind.__dataclass_fields__.items():
         if each._field_type is dataclasses._FIELD_INITVAR:  # type: ignore[attr-defined]  # noqa: SLF001
             raise AtPathError(f"{kind.__qualname__} cannot be made again without its {name}")
@@ -456,13 +455,13 @@ def _dataclass_fields(kind: Any) -> tuple[str, ...]:
 
 
 def _encode_fields(
-    tag: str, name: str, names: tuple[str, ...], encoder: TreeEncoder, value: Any, room: int
+    tag: str, name: str, names: tuple[str, ...], encoder: TreeEncoder, value: Value, room: int
 ) -> Json:
     fields = {each: getattr(value, each) for each in names}
-    return {TAG: tag, "t": name, "v": encoder.fields(fields, room)}
+    return {TAG: tag, "t": name, "v": encoder.members(fields, room)}
 
 
-def _decode_dataclass(decoder: TreeDecoder, node: Node, room: int) -> Any:
+def _decode_dataclass(decoder: TreeDecoder, node: Node, room: int) -> Value:
     kind = decoder.class_of(node)
     if not dataclasses.is_dataclass(kind):
         raise AtPathError(f"{node['t']} is not a dataclass")
@@ -474,7 +473,7 @@ def _decode_dataclass(decoder: TreeDecoder, node: Node, room: int) -> Any:
     return made
 
 
-def _decode_namedtuple(decoder: TreeDecoder, node: Node, room: int) -> Any:
+def _decode_namedtuple(decoder: TreeDecoder, node: Node, room: int) -> Value:
     kind = decoder.class_of(node)
     if not (issubclass(kind, tuple) and hasattr(kind, "_fields")):
         raise AtPathError(f"{node['t']} is not a named tuple")
@@ -484,7 +483,7 @@ def _decode_namedtuple(decoder: TreeDecoder, node: Node, room: int) -> Any:
 # --- one line per type ----------------------------------------------------------------------------
 
 #: Types whose form has nothing inside: the tag, how the value is written, and how it is read.
-_SIMPLE: dict[type, tuple[str, Callable[[Any], Json], Callable[[Node], Any]]] = {
+_SIMPLE: dict[type, tuple[str, Callable[[Value], Json], Callable[[Node], Value]]] = {
     float: ("float", repr, _decode_float),
     range: (
         "range",
@@ -511,16 +510,16 @@ _SIMPLE: dict[type, tuple[str, Callable[[Any], Json], Callable[[Node], Any]]] = 
 }
 
 
-def _simple_encoder(tag: str, write: Callable[[Any], Json]) -> Encoder:
+def _simple_encoder(tag: str, write: Callable[[Value], Json]) -> Encoder:
     return lambda _encoder, value, _room: {TAG: tag, "v": write(value)}
 
 
-def _simple_decoder(read: Callable[[Node], Any]) -> Decoder:
+def _simple_decoder(read: Callable[[Node], Value]) -> Decoder:
     return lambda _decoder, node, _room: read(node)
 
 
 #: Finds the encoder for a class of these packages; they are never imported here.
-_PACKAGES: dict[str, Callable[[Any], Encoder | None]] = {
+_PACKAGES: dict[str, Callable[[Value], Encoder | None]] = {
     "numpy": classes.numpy_encoder,
     "zoneinfo": _zone_encoder,
 }
@@ -540,7 +539,7 @@ _ENCODERS: dict[type, Encoder] = {
     time: partial(_encode_zoned, "time"),
     complex: lambda encoder, value, _room: {
         TAG: "complex",
-        "v": [encoder.encode(value.real), encoder.encode(value.imag)],
+        "v": [encoder.convert(value.real), encoder.convert(value.imag)],
     },
     PurePosixPath: lambda _encoder, value, _room: {TAG: "path", "t": "posix", "v": str(value)},
     PureWindowsPath: lambda _encoder, value, _room: {TAG: "path", "t": "windows", "v": str(value)},

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from maestro_hive.kernel.errors import DecodeError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import facts_of, labels, status_of, was_healed
+from maestro_hive.maestro.state.records import OVER as OVER  # noqa: PLC0414 - for callers
 from maestro_hive.maestro.state.records import Entry, EntryKind, from_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from datetime import datetime
 
+    from maestro_hive.maestro.state.codec import Json
     from maestro_hive.maestro.state.projections import Load, RunState, StepState
 
-#: The statuses of a run whose workflow ended.
-OVER = ("success", "failed", "cancelled")
 #: The status of a run that is not finished and not executed: its process was killed, or left it.
 STOPPED = "stopped"
 #: The statuses of a step that is completed.
@@ -34,12 +34,41 @@ COMPLETED = ("success", "recovered")
 
 
 def run_status(state: RunState) -> str:
-    """Return the status of a run; without a workflow, the one that was set by hand."""
+    """Return the status of a run; without a workflow, what its steps or its program say."""
     if state.ended is not None:
         return str(facts_of(state.ended).get("status", "failed"))
     if state.started is None:
-        return state.status
+        return _status_without_workflow(state)
     return "waiting" if open_waits(state) else "running"
+
+
+def _status_without_workflow(state: RunState) -> str:
+    """Return what follows from the steps, or what the program has set.
+
+    A program that sets the status itself also says itself when it has succeeded: completed steps
+    may not be all. What fails or runs later than it was set, counts.
+    """
+    follows = _status_of_steps(state)
+    set_by_hand = state.field_seqs.get("status", 0)
+    if follows is None or (set_by_hand and follows == "success"):
+        return state.status
+    newest = max((step.seq for step in state.latest.values()), default=0)
+    return state.status if set_by_hand > newest else follows
+
+
+def _status_of_steps(state: RunState) -> str | None:
+    """Return the status that follows from the steps; None if there are none.
+
+    One that was stopped goes on when its run does: that is not finished, and did not fail.
+    """
+    found = {status_of(step) for step in state.steps.values() if step.completed is None}
+    if found & {"running", "retrying"}:
+        return "running"
+    if found & {"failed", "bankrupt", "help_needed"} or state.escalated:
+        return "failed"
+    if found:
+        return "running"
+    return "success" if state.steps else None
 
 
 def effective_status(workflow: str, status: str, *, held: bool) -> str:
@@ -56,11 +85,46 @@ def open_waits(state: RunState) -> list[Entry]:
     return list(state.questions.values())
 
 
+def question_id(question: Entry) -> str:
+    """Return what tells a question from others of its name: the digits of its position."""
+    return question.identity[-8:].hex() if question.identity is not None else ""
+
+
 def is_finished(state: RunState) -> bool:
     """Return whether nothing is left to do; without a workflow, as far as is recorded."""
     if state.started is not None:
         return state.ended is not None
     return not state.pending_tasks and not any(state.unfinished.values())
+
+
+def ambiguous_steps(state: RunState, *, held: bool) -> list[StepState]:
+    """Return the steps of which a person has to say whether they had their effect.
+
+    An attempt without an end is one of a process that died, unless the run is ``held``.
+    """
+    if state.ended is not None:
+        return []
+    return [
+        step
+        for step in state.steps.values()
+        if _is_ambiguous(step, held=held) and step.identity not in state.outcomes
+    ]
+
+
+def _is_ambiguous(step: StepState, *, held: bool) -> bool:
+    if step.completed is not None or not step.log:
+        return False
+    last = facts_of(step.log[-1])
+    if last.get("asked"):
+        return True
+    was_stopped = last.get("ambiguous", False) or (step.open_attempt > 0 and not held)
+    return bool(was_stopped) and options_of(step).get("on_ambiguous") == "ask"
+
+
+def options_of(step: StepState) -> Json:
+    """Return the options that a step was last started with, as far as they are recorded."""
+    starts = [entry for entry in step.log if entry.kind == EntryKind.ATTEMPT_STARTED]
+    return (facts_of(starts[-1]).get("options") if starts else None) or {}
 
 
 # --- fields: what a program sees of its own run ---------------------------------------------------
@@ -70,18 +134,18 @@ def is_finished(state: RunState) -> bool:
 class ViewCache:
     """What was shown of a run before, by the number of the entry that it came from."""
 
-    steps: dict[int, tuple[int, dict[str, Any]]] = field(default_factory=dict)
-    values: dict[int, Any] = field(default_factory=dict)
+    steps: dict[int, tuple[int, dict[str, Json]]] = field(default_factory=dict)
+    values: dict[int, Json] = field(default_factory=dict)
     memories: dict[str, int] = field(default_factory=dict)
 
-    def cached(self, load: Load) -> Callable[[Entry | None], Any]:
+    def cached(self, load: Load) -> Callable[[Entry | None], Json]:
         """Return a function that reads each value once."""
 
-        def value(entry: Entry | None) -> Any:
+        def value(entry: Entry | None) -> Json:
             if entry is None:
                 return None
             if entry.seq not in self.values:
-                self.values[entry.seq] = _value(entry, load)
+                self.values[entry.seq] = value_of(entry, load)
                 if entry.kind == EntryKind.MEMORY_SAVED:  # takes the place of the previous one
                     persona = str(facts_of(entry).get("persona", ""))
                     self.values.pop(self.memories.get(persona, -1), None)
@@ -93,7 +157,7 @@ class ViewCache:
 
 def show_run(
     state: RunState, run_id: str, load: Load, cache: ViewCache | None = None
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Return a run as plain data: its fields, and its steps with their outputs.
 
     What has not changed since it was put into ``cache`` is taken from there.
@@ -111,22 +175,25 @@ def show_run(
     }
 
 
-def _cached_step(step: StepState, label: str, load: Load, cache: ViewCache) -> dict[str, Any]:
+def _cached_step(step: StepState, label: str, load: Load, cache: ViewCache) -> dict[str, Json]:
     seq, shown = cache.steps.get(step.number, (-1, {}))
     if seq != step.seq:
         shown = step_facts(step, label)
         shown["started_at"] = shown["started_at"].isoformat()
-        shown["output"] = _value(step.completed, load)
+        shown["output"] = value_of(step.completed, load)
         cache.steps[step.number] = (step.seq, shown)
     return shown
 
 
-def show_fields(state: RunState, load: Load, cache: ViewCache | None = None) -> dict[str, Any]:
+def show_fields(state: RunState, load: Load, cache: ViewCache | None = None) -> dict[str, Json]:
     """Return the fields of a run by name, with what follows from its steps."""
     value = (cache or ViewCache()).cached(load)
     fields = state.fields()
-    if state.started is not None:
-        fields["status"] = run_status(state)
+    fields["status"] = run_status(state)
+    if state.steps:
+        latest = max(state.latest.values(), key=attrgetter("seq"))
+        follows = {"phase": latest.name, "step": len(state.steps)}
+        fields |= {name: it for name, it in follows.items() if name not in state.field_seqs}
     completed, pending = _tasks_of(state)
     fields["completed_tasks"] = list(dict.fromkeys([*state.completed_tasks, *completed]))
     fields["pending_tasks"] = [
@@ -145,10 +212,10 @@ def show_fields(state: RunState, load: Load, cache: ViewCache | None = None) -> 
     return fields
 
 
-def show_persona(state: RunState, persona: str, load: Load) -> dict[str, Any]:
-    """Return the state of one persona; empty if there is none."""
+def show_persona(state: RunState, persona: str, load: Load) -> dict[str, Json] | None:
+    """Return the state of one persona; None if there is none."""
     if persona not in state.latest:
-        return dict(state.persona_states.get(persona, {}))
+        return state.persona_states.get(persona)
     return _persona_fields(state, persona, ViewCache().cached(load))
 
 
@@ -157,21 +224,18 @@ def retry_count(state: RunState, persona: str) -> int:
     return state.retry_counts.get(persona, 0) + state.restarts.get(persona, 0)
 
 
-def without_derived_fields(state: RunState, changes: dict[str, Any]) -> dict[str, Any]:
+def without_derived_fields(state: RunState, changes: dict[str, Json]) -> dict[str, Json]:
     """Return changed fields less what follows from the steps, which is not to be set as well."""
     changes = dict(changes)
     completed, pending = _tasks_of(state)
-    if "completed_tasks" in changes:
-        changes["completed_tasks"] = [
-            name
-            for name in changes["completed_tasks"]
-            if name not in completed or name in state.completed_tasks
-        ]
-    if "pending_tasks" in changes:
-        changes["pending_tasks"] = [
-            name
-            for name in changes["pending_tasks"]
-            if name not in pending or name in state.pending_tasks
+    derived: dict[str, tuple[Container[str], Container[str]]] = {
+        "completed_tasks": (completed, state.completed_tasks),
+        "pending_tasks": (pending, state.pending_tasks),
+    }
+    for name in derived.keys() & changes.keys():
+        follows, set_by_hand = derived[name]
+        changes[name] = [
+            task for task in changes[name] if task not in follows or task in set_by_hand
         ]
     if "retry_counts" in changes:
         changes["retry_counts"] = {
@@ -188,8 +252,8 @@ def _tasks_of(state: RunState) -> tuple[dict[str, None], dict[str, None]]:
 
 
 def _persona_fields(
-    state: RunState, persona: str, value: Callable[[Entry | None], Any]
-) -> dict[str, Any]:
+    state: RunState, persona: str, value: Callable[[Entry | None], Json]
+) -> dict[str, Json]:
     """Return what follows from a persona's steps, and what was set by hand; the newer one wins."""
     step = state.latest[persona]
     derived = _derived_persona(state, persona, step, value)
@@ -199,8 +263,8 @@ def _persona_fields(
 
 
 def _derived_persona(
-    state: RunState, persona: str, step: StepState, value: Callable[[Entry | None], Any]
-) -> dict[str, Any]:
+    state: RunState, persona: str, step: StepState, value: Callable[[Entry | None], Json]
+) -> dict[str, Json]:
     error = facts_of(step.last_failure).get("error", {}) if step.last_failure else {}
     return {
         "last_updated": from_micros(_last_entry(step).at).isoformat(),
@@ -219,7 +283,8 @@ def _last_entry(step: StepState) -> Entry:
     return max((entry for entry in known if entry is not None), key=attrgetter("seq"))
 
 
-def _value(entry: Entry | None, load: Load) -> Any:
+def value_of(entry: Entry | None, load: Load) -> Json:
+    """Return an entry's value; plain JSON, if its class is not known here."""
     data = load(entry) if entry is not None else None
     if data is None:
         return None
@@ -230,7 +295,10 @@ def _value(entry: Entry | None, load: Load) -> Any:
 
 
 def plain_values(load: Load) -> Load:
-    """Return ``load``, which gives a value of a class that is not importable here as plain JSON."""
+    """Return ``load``, which gives a value as plain JSON that cannot be decoded here.
+
+    Its class may not be importable, or be another one by now.
+    """
 
     def loaded(entry: Entry) -> bytes | None:
         data = load(entry)
@@ -238,7 +306,7 @@ def plain_values(load: Load) -> Load:
             return None
         try:
             codec.decode(data)
-        except codec.UnknownClassError:
+        except DecodeError:
             tree = codec.parse(data, depth=codec.DOCUMENT_DEPTH)
             return codec.encode(tree, depth=codec.WHOLE_DEPTH).data
         return data
@@ -251,7 +319,7 @@ def plain_values(load: Load) -> Load:
 
 def step_facts(
     step: StepState, label: str, *, held: bool = True, until: datetime | None = None
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Return a step in a line; an open attempt is interrupted unless the run is ``held``.
 
     ``until`` is the time up to which it is executed; by default, that of its latest entry.
@@ -272,7 +340,7 @@ def step_facts(
         "tokens": sum((step.tokens or {}).values()),
         "started_at": first.when,
         "took_seconds": seconds_between(first.when, ended),
-        "last_error": _error_line(_last_failure(step)),
+        "last_error": error_line(_last_failure(step)),
     }
 
 
@@ -289,7 +357,7 @@ def _last_failure(step: StepState) -> Entry | None:
     return step.last_failure
 
 
-def _error_line(entry: Entry | None) -> str | None:
+def error_line(entry: Entry | None) -> str | None:
     """Return an entry's error as ``Type: message``."""
     error = facts_of(entry).get("error") if entry is not None else None
     if not error:

@@ -10,13 +10,14 @@ from maestro_hive.kernel.errors import CorruptionError
 from maestro_hive.maestro.state.records import Document
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import apsw
 
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.maestro.state.sqlite.connection import JournalFile, Row
+    from maestro_hive.maestro.state.sqlite.connection import Row
     from maestro_hive.maestro.state.sqlite.entries import Queries
+    from maestro_hive.maestro.state.sqlite.journal_file import JournalFile
     from maestro_hive.maestro.state.store import Change
 
     #: A namespace and a key.
@@ -74,11 +75,23 @@ class DocumentWriter(DocumentReader):
         self._file = file
         self._clock = clock
 
-    def change(self, changes: Mapping[Where, Change]) -> dict[Where, Changed]:
-        """Change documents in one transaction; return each before and after."""
+    def change(
+        self,
+        changes: Mapping[Where, Change],
+        then: Callable[[apsw.Connection], object] | None = None,
+    ) -> dict[Where, Changed]:
+        """Change documents in one transaction; return each before and after.
+
+        ``then`` is called in that transaction, too.
+        """
 
         def body(db: apsw.Connection) -> dict[Where, Changed]:
-            return {where: self._change(db, where, change) for where, change in changes.items()}
+            changed = {
+                where: self.change_in(db, where, change) for where, change in changes.items()
+            }
+            if then is not None:
+                then(db)
+            return changed
 
         return self._file.write_and_sync(body)
 
@@ -94,12 +107,14 @@ class DocumentWriter(DocumentReader):
 
         return self._file.write_and_sync(body)
 
-    def _change(self, db: apsw.Connection, where: Where, change: Change) -> Changed:
+    def change_in(self, db: apsw.Connection, where: Where, change: Change) -> Changed:
+        """Change a document inside the caller's transaction; return it before and after."""
         row = db.execute(_FIND, where).fetchone()
         before = self._read(row) if row else None
         value = change(before.value if before else None)
         if value is None:
-            db.execute("DELETE FROM documents WHERE namespace = ? AND key = ?", where)
+            if before is not None:
+                db.execute("DELETE FROM documents WHERE namespace = ? AND key = ?", where)
             return before, None
         namespace, key = where
         after = Document(

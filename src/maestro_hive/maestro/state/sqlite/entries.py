@@ -1,10 +1,11 @@
 """The ``entries`` and ``payloads`` tables: what runs recorded, and the values too large for a row.
 
 An entry's key is its run's number and its own in one integer, so a run's entries lie together and
-need no second index. A value over ``INLINE_BYTES`` is found by its digest and stored only if it is
-new. One that grew from the last value of its family is stored as the difference to it, until the
-differences since the last whole copy add up to three quarters of the value: so a list that grows
-without end takes about one and a half times its size, and chains stay short.
+need no second index. A value over ``INLINE_BYTES`` is stored on its own, one over ``SHARED_BYTES``
+only if it is new: it is found by its digest. One that grew from the last value of its family is
+stored as the difference to it, until the differences since the last whole copy add up to three
+quarters of the value: so a list that grows without end takes about one and a half times its size,
+and chains stay short.
 """
 
 from __future__ import annotations
@@ -14,10 +15,18 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from maestro_hive.kernel.clock import from_micros, to_micros
-from maestro_hive.kernel.errors import CorruptionError, FencedError, StaleDocumentError
-from maestro_hive.maestro.state import deltas
-from maestro_hive.maestro.state.records import Entry, StoredValue
+from maestro_hive.kernel.clock import from_micros
+from maestro_hive.kernel.errors import (
+    CorruptionError,
+    FencedError,
+    MaestroError,
+    StaleDocumentError,
+    StorageError,
+)
+from maestro_hive.maestro.state import codec, deltas
+from maestro_hive.maestro.state.budgets import Reserve, Settle
+from maestro_hive.maestro.state.records import OVER, Entry, StoredValue
+from maestro_hive.maestro.state.sqlite import budget_statements as statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,14 +38,18 @@ if TYPE_CHECKING:
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.records import NewEntry, RunRecord
-    from maestro_hive.maestro.state.sqlite.connection import JournalFile, Row
+    from maestro_hive.maestro.state.sqlite.accounts import AccountWriter
+    from maestro_hive.maestro.state.sqlite.connection import Row
+    from maestro_hive.maestro.state.sqlite.dispatch import DispatchTable
+    from maestro_hive.maestro.state.sqlite.documents import Changed, DocumentWriter, Where
+    from maestro_hive.maestro.state.sqlite.journal_file import JournalFile
     from maestro_hive.maestro.state.sqlite.leases import Leases
-    from maestro_hive.maestro.state.store import Append, DocumentGuard, RunLease
+    from maestro_hive.maestro.state.store import Append, DocumentGuard, Outcome, RunLease
 
-    Outcome = int | FencedError | StaleDocumentError
-
-#: Values up to this size stay in the row of their entry.
-INLINE_BYTES = 1024
+#: Values up to this size stay in the row of their entry, which then fits in a page.
+INLINE_BYTES = 3 * 1024
+#: From this size on, a value is indexed by its digest; the partial index has the same number.
+SHARED_BYTES = 16 * 1024
 
 #: The key of entry ``seq`` of run ``run`` is ``run << RUN_BITS | seq``.
 RUN_BITS = 32
@@ -57,6 +70,10 @@ _VERSION = "SELECT version FROM documents WHERE namespace = ? AND key = ?"
 _INSERT_GUARDED = _INSERT_ALONE + (  # noqa: S608
     " AND ?13 = coalesce((SELECT version FROM documents WHERE namespace = ?11 AND key = ?12), 0)"
 )
+#: A start of an attempt that reserves nothing: the limits are the ones that say so.
+_AND_LIMITS = " AND ?{} = (SELECT coalesce(max(id), 0) FROM limits)"
+_INSERT_UNLIMITED = _INSERT_ALONE + _AND_LIMITS.format(11)
+_INSERT_GUARDED_UNLIMITED = _INSERT_GUARDED + _AND_LIMITS.format(14)
 _READ = (
     f"SELECT id & {_SEQ_MASK}, kind, step, attempt, at, facts, value, payload, sha256, identity"  # noqa: S608
     " FROM entries WHERE id BETWEEN ? AND ? ORDER BY id"
@@ -66,7 +83,15 @@ _USED_VALUES = (
     " SELECT payload FROM entries WHERE payload IS NOT NULL AND id BETWEEN ? AND ?"
     " UNION SELECT base FROM payloads JOIN used USING (id) WHERE base IS NOT NULL)"
 )
-_VALUES_OF_RUN = f"{_USED_VALUES} SELECT id FROM used ORDER BY id"  # noqa: S608
+_PAYLOADS_AT_A_TIME = 1_000
+_PAYLOADS = (
+    f"SELECT id & {_SEQ_MASK}, payload FROM entries"  # noqa: S608
+    f" WHERE id BETWEEN ? AND ? AND payload IS NOT NULL ORDER BY id LIMIT {_PAYLOADS_AT_A_TIME}"
+)
+_READ_VALUE = (
+    "SELECT own.base, own.sha256, base.sha256, own.data FROM payloads AS own"
+    " LEFT JOIN payloads AS base ON base.id = own.base WHERE own.id = ?"
+)
 _UNUSED_VALUES = (
     f"{_USED_VALUES} SELECT count(*), coalesce(sum(length(data)), 0) FROM payloads"  # noqa: S608
     " WHERE id NOT IN (SELECT id FROM used)"
@@ -74,7 +99,9 @@ _UNUSED_VALUES = (
 _DELETE_UNUSED = f"{_USED_VALUES} DELETE FROM payloads WHERE id NOT IN (SELECT id FROM used)"  # noqa: S608
 _EVERY_ENTRY = (0, 1 << 62)
 
-_FIND_VALUE = "SELECT id, added FROM payloads WHERE hash = ? AND sha256 = ?"
+_FIND_VALUE = (
+    f"SELECT id, added FROM payloads WHERE hash = ? AND sha256 = ? AND size >= {SHARED_BYTES}"  # noqa: S608
+)
 # A difference builds on an older value, so a chain has an end.
 _READ_CHAIN = (
     "WITH RECURSIVE chain (id, size, base, data) AS ("
@@ -113,14 +140,17 @@ class EntryReader:
     def __init__(self, file: Queries) -> None:
         self._queries = file
 
-    def entries(self, run: int, after: int = 0) -> list[Entry]:
+    def entries(self, run: int, after: int = 0, up_to: int | None = None) -> list[Entry]:
         """Return a run's entries in order, making sure that none is missing."""
-        rows = self._queries.rows(_READ, _keys(run, after))
+        rows = self._queries.rows(_READ, keys_of(run, after, up_to))
         entries: list[Entry] = []
         for start in range(0, len(rows), _ROWS_AT_A_TIME):  # or other threads would have to wait
             entries += map(_as_entry, rows[start : start + _ROWS_AT_A_TIME])
-        if entries and entries[-1].seq != after + len(entries):
-            raise CorruptionError(f"{self._queries.path}: entries of run number {run} are missing")
+        for number, row in enumerate(rows, start=after + 1):
+            if row[0] != number or row[1] is None:
+                raise CorruptionError(
+                    f"{self._queries.path}: entry {number} of run number {run} is missing"
+                )
         return entries
 
     def load(self, entry: Entry) -> bytes | None:
@@ -138,18 +168,45 @@ class EntryReader:
 
     def values_of(self, run: int) -> Iterator[StoredValue]:
         """Yield a run's large values as they are stored, each after the one it builds on."""
-        sql = (
-            "SELECT own.sha256, base.sha256, own.data FROM payloads AS own"
-            " LEFT JOIN payloads AS base ON base.id = own.base WHERE own.id = ?"
-        )
-        for number in self._queries.rows(_VALUES_OF_RUN, _keys(run)):
-            for row in self._queries.rows(sql, number):
-                yield StoredValue(*row)
+        seen: set[bytes] = set()
+        known: set[int] = set()
+        for number in self._payloads(run):
+            chain: list[StoredValue] = []
+            at: int | None = number
+            while at is not None and at not in known:
+                known.add(at)
+                at, value = self._value_at(at, run)
+                chain.append(value)
+            for each in reversed(chain):
+                if each.sha256 not in seen:  # the first of equal ones builds on what came before
+                    seen.add(each.sha256)
+                    yield each
+
+    def _value_at(self, number: int, run: int) -> tuple[int | None, StoredValue]:
+        """Return the number of the value that one builds on, and the value."""
+        rows = self._queries.rows(_READ_VALUE, (number,))
+        if not rows:
+            raise StorageError(
+                f"a value of run number {run} is gone: the run was purged while it was read, or its"
+                " journal is damaged, as `maestro doctor` would say"
+            )
+        base, *value = rows[0]
+        return base, StoredValue(*value)
+
+    def _payloads(self, run: int) -> Iterator[int]:
+        """Yield the numbers of the values that entries of a run refer to, a few at a time."""
+        last = 0
+        while True:
+            rows = self._queries.rows(_PAYLOADS, keys_of(run, last))
+            yield from (number for _, number in rows)
+            if len(rows) < _PAYLOADS_AT_A_TIME:
+                return
+            last = rows[-1][0]
 
     def last_change(self, run: RunRecord) -> datetime:
         """Return when something was last recorded of a run."""
         sql = "SELECT at FROM entries WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1"
-        found = self._queries.rows(sql, _keys(run.id))
+        found = self._queries.rows(sql, keys_of(run.id))
         return max(run.updated_at, from_micros(found[0][0])) if found else run.updated_at
 
     def unused_values(self) -> tuple[int, int]:
@@ -161,16 +218,31 @@ class EntryReader:
 class EntryWriter:
     """Appends to the entries of one journal file; the caller holds the file's mutex."""
 
-    def __init__(self, file: JournalFile, leases: Leases, clock: Clock) -> None:
+    def __init__(
+        self,
+        file: JournalFile,
+        leases: Leases,
+        documents: DocumentWriter,
+        dispatch: DispatchTable,
+        accounts: AccountWriter,
+        clock: Clock,
+    ) -> None:
         self._file = file
+        self._dispatch = dispatch
+        self._accounts = accounts
         self._leases = leases
+        self._documents = documents
         self._clock = clock
         self._values = _Values()
 
-    def append_alone(self, append: Append, busy_timeout: float | None) -> int | None:
+    def append_alone(self, append: Append, busy_timeout: float | None) -> list[Entry] | None:
         """Write one small entry in one statement; None if that is not possible, or refused."""
-        run, entries, status, guard, release = append
-        if len(entries) != 1 or status is not None or release:
+        run, entries, status, guard, release, change, dispatch, _, budget = append
+        if status is not None or release or change is not None or dispatch is not None:
+            return None
+        if budget is not None and (type(budget) is Settle or budget[1]):
+            return self._append_budgeted(append, busy_timeout)
+        if len(entries) != 1:
             return None
         kind, step, attempt, facts, value, _, identity, at = entries[0]
         if value is None:
@@ -180,22 +252,46 @@ class EntryWriter:
             if len(data) > INLINE_BYTES:
                 return None
         if at is None:
-            at = to_micros(self._clock.now())
+            at = self._clock.micros()
         fence = run.lease.fence
-        row = (run.run, kind, step, attempt, at, facts, data, sha256, identity, fence)
-        if guard is None:
-            key = self._file.insert(_INSERT_ALONE, row, busy_timeout)
-        else:
-            key = self._file.insert(_INSERT_GUARDED, row + guard, busy_timeout)
+        row: Row = (run.run, kind, step, attempt, at, facts, data, sha256, identity, fence)
+        sql = _INSERT_ALONE
+        if guard is not None:
+            sql, row = _INSERT_GUARDED, (*row, *guard)
+        if budget is not None:
+            sql = _INSERT_UNLIMITED if guard is None else _INSERT_GUARDED_UNLIMITED
+            row = (*row, budget[0])
+        key = self._file.insert(sql, row, busy_timeout)
         if key is None:
             return None
         run.seq = seq = key & _SEQ_MASK
-        return seq
+        return [_as_entry((seq, kind, step, attempt, at, facts, data, None, sha256, identity))]
 
-    def append(
-        self, appends: Sequence[Append], busy_timeout: float | None
-    ) -> tuple[list[Outcome], list[RunLease]]:
-        """Write entries in one transaction; return the outcomes, and the releases."""
+    def _append_budgeted(self, append: Append, busy_timeout: float | None) -> list[Entry] | None:
+        """Write what starts under a limit, or ends and has spent, in one statement; or None."""
+        run, entries, budget = append.run, append.entries, append.budget
+        last = entries[-1]
+        if last.value is not None and len(last.value[0]) > INLINE_BYTES:
+            return None
+        seq = run.seq + 1
+        key = run.run << RUN_BITS | seq
+        at = self._clock.micros() if last.at is None else last.at
+        if isinstance(budget, Reserve):
+            sql = statements.START
+            row = statements.start_row(append, key, last, at, budget) if len(entries) == 1 else None
+        else:
+            sql = statements.END
+            is_plain = budget is not None and append.guard is None
+            row = statements.end_row(append, key, at, budget) if is_plain else None  # type: ignore[arg-type]
+        if row is None:
+            return None
+        if not self._file.change(sql, row, busy_timeout):
+            return None
+        run.seq = seq + len(entries) - 1
+        return [_placed(seq + number, at, entry) for number, entry in enumerate(entries)]
+
+    def append(self, appends: Sequence[Append], busy_timeout: float | None) -> Appended:
+        """Write entries in one transaction, and the changes of documents that come with them."""
         batch = _Batch(appends)
         committed = False
         try:
@@ -205,17 +301,16 @@ class EntryWriter:
             self._values.settle(committed=committed)
         for run, seq in batch.last.items():
             run.seq = seq
-        return batch.outcome, batch.releases
+        for run, dispatched in batch.dispatched.items():
+            run.dispatched = dispatched
+        return Appended(batch.outcome, batch.releases, batch.documents)
 
     def append_first(
         self, db: apsw.Connection, run: int, entries: Sequence[NewEntry], now: int
     ) -> None:
         """Write the first entries of a run, inside the caller's transaction."""
-        rows = [
-            (run << RUN_BITS | seq, *_row(entry, now, self._place(db, run, entry, is_new=True)))
-            for seq, entry in enumerate(entries, start=1)
-        ]
-        db.executemany(_INSERT, rows)
+        placed = self._place(db, run, entries, 0, now, is_new=True)
+        db.executemany(_INSERT, _rows(run, placed))
 
     def settle(self, *, committed: bool) -> None:
         """Remember which values the caller's transaction stored, if it was committed."""
@@ -223,50 +318,108 @@ class EntryWriter:
 
     def _write(self, db: apsw.Connection, batch: _Batch) -> None:
         batch.start()
-        now = to_micros(self._clock.now())
+        now = self._clock.micros()
         for append in batch.appends:
-            refused = self._refusal(db, append, batch)
+            refused = self._refusal(db, append, batch) or self._change_document(db, append, batch)
             if refused is not None:
                 batch.outcome.append(refused)
                 continue
-            run, entries, status, _, release = append
+            run, entries, status = append[:3]
             # The journal knows the number, whatever happened to this process in between.
             seq = batch.last[run] if run in batch.last else last_seq(db, run.run)
-            for entry in entries:
-                seq += 1
-                payload = self._place(db, run.run, entry, is_new=run.created)
-                batch.rows.append((run.run << RUN_BITS | seq, *_row(entry, now, payload)))
-            batch.last[run] = seq
-            batch.outcome.append(seq)
+            if append.budget is not None:
+                entries = self._change_budget(db, append, now)
+            placed = self._place(db, run.run, entries, seq, now, is_new=run.created)
+            batch.rows += _rows(run.run, placed)
+            batch.last[run] = seq + len(placed)
+            batch.outcome.append(placed)
             if status is not None:
                 sql = "UPDATE runs SET status = ?, updated_at = ? WHERE id = ?"
                 db.execute(sql, (status, now, run.run))
-            if release and batch.is_last_user(run):
+            released = append.release and batch.is_last_user(run)
+            if released:
                 self._leases.release(db, run.lease)
                 batch.verdicts.pop(run)  # whatever follows in this batch is refused
+            if run.dispatched or append.dispatch is not None or run in batch.dispatched:
+                self._change_dispatch(db, append, batch, released=released)
         db.executemany(_INSERT, batch.rows)
 
-    def _refusal(
-        self, db: apsw.Connection, append: Append, batch: _Batch
-    ) -> FencedError | StaleDocumentError | None:
+    def _change_budget(self, db: apsw.Connection, append: Append, now: int) -> Sequence[NewEntry]:
+        """Reserve or settle what an append says; return its entries, and warnings after them."""
+        if isinstance(append.budget, Settle):
+            warnings = self._accounts.settle(db, append.run, append.budget)
+            return [*append.entries, *warnings] if warnings else append.entries
+        if append.budget is not None:
+            self._accounts.reserve(db, append.run, append.entries[-1], append.budget, now)
+        return append.entries
+
+    def _change_dispatch(
+        self, db: apsw.Connection, append: Append, batch: _Batch, *, released: bool
+    ) -> None:
+        """Do to a run's dispatch row what an append asks for."""
+        run, dispatched = append.run, batch.is_dispatched(append.run)
+        if append.status in OVER:
+            self._dispatch.delete(db, run.run)
+            batch.dispatched[run] = False
+        elif append.dispatch is not None and not dispatched:
+            self._dispatch.add(db, run.run, append.dispatch, active=not released)
+            batch.dispatched[run] = True
+        elif released and dispatched:
+            self._dispatch.release(db, run.run, append.due)
+
+    def _refusal(self, db: apsw.Connection, append: Append, batch: _Batch) -> MaestroError | None:
         run = append.run
         if run not in batch.verdicts:
             batch.verdicts[run] = self._leases.refusal(db, run.lease)
-        fenced = batch.verdicts[run]
-        if fenced is not None or append.guard is None:
-            return fenced
-        return _stale(db, append.guard)
+        refused: MaestroError | None = batch.verdicts[run]
+        if refused is None and append.guard is not None:
+            refused = _stale(db, append.guard)
+        if refused is None and isinstance(append.budget, Reserve):
+            refused = self._accounts.refusal(db, append.budget)
+        return refused
 
-    def _place(self, db: apsw.Connection, run: int, entry: NewEntry, *, is_new: bool) -> int | None:
-        """Store a value that is too large for its row; return its key."""
-        value = entry.value
-        if value is None or len(value.data) <= INLINE_BYTES:
+    def _change_document(
+        self, db: apsw.Connection, append: Append, batch: _Batch
+    ) -> MaestroError | None:
+        """Change the document that an append names; return why that is refused, if it is."""
+        if append.change is None:
             return None
-        return self._values.place(db, value, run, entry.family, is_new=is_new)
+        namespace, key, change, wake = append.change
+        try:
+            changed = self._documents.change_in(db, (namespace, key), change)
+        except MaestroError as refused:
+            return refused
+        if wake is not None:
+            self._dispatch.wake(db, wake)
+        batch.documents[namespace, key] = changed
+        return None
+
+    def _place(
+        self,
+        db: apsw.Connection,
+        run: int,
+        entries: Sequence[NewEntry],
+        seq: int,
+        now: int,
+        *,
+        is_new: bool,
+    ) -> list[Entry]:
+        """Store the values that are too large for a row; return the entries that follow ``seq``."""
+        placed: list[Entry] = []
+        for kind, step, attempt, facts, value, family, identity, then in entries:
+            seq += 1
+            at = now if then is None else then
+            data, sha256 = (None, None) if value is None else value
+            payload = None
+            if value is not None and len(value[0]) > INLINE_BYTES:
+                data, payload = None, self._values.place(db, value, run, family, is_new=is_new)
+            row = (seq, kind, step, attempt, at, facts, data, payload, sha256, identity)
+            placed.append(_as_entry(row))
+        return placed
 
     def delete(self, db: apsw.Connection, run: int) -> None:
         """Delete a run's entries, inside the caller's transaction."""
-        db.execute("DELETE FROM entries WHERE id BETWEEN ? AND ?", _keys(run))
+        db.execute("DELETE FROM entries WHERE id BETWEEN ? AND ?", keys_of(run))
 
     def collect(self) -> int:
         """Delete values that no entry refers to, directly or through a difference."""
@@ -283,6 +436,14 @@ class EntryWriter:
         return count
 
 
+class Appended(NamedTuple):
+    """What came of one transaction: the outcomes, the releases, and the changed documents."""
+
+    outcome: list[Outcome]
+    releases: list[RunLease]
+    documents: dict[Where, Changed]
+
+
 class _Batch:
     """What one transaction appends, and what came of it; ``start`` allows the body to run again."""
 
@@ -296,11 +457,24 @@ class _Batch:
         self.last: dict[RunLease, int] = {}
         self.verdicts: dict[RunLease, FencedError | None] = {}
         self.releases: list[RunLease] = []
+        self.documents: dict[Where, Changed] = {}
+        self.dispatched: dict[RunLease, bool] = {}
+
+    def is_dispatched(self, run: RunLease) -> bool:
+        """Return whether a run belongs to workers at this point of the batch."""
+        return self.dispatched.get(run, run.dispatched)
 
     def is_last_user(self, run: RunLease) -> bool:
         """Count one release of this lease; return whether no user of it is left."""
         self.releases.append(run)
         return self.releases.count(run) >= run.users
+
+
+def _placed(seq: int, at: int, entry: NewEntry) -> Entry:
+    """Return an entry whose value, if any, is in its row."""
+    kind, step, attempt, facts, value, _, identity, _ = entry
+    data, sha256 = (None, None) if value is None else value
+    return _as_entry((seq, kind, step, attempt, at, facts, data, None, sha256, identity))
 
 
 def _stale(db: apsw.Connection, guard: DocumentGuard) -> StaleDocumentError | None:
@@ -312,23 +486,22 @@ def _stale(db: apsw.Connection, guard: DocumentGuard) -> StaleDocumentError | No
     return StaleDocumentError(namespace, key, expected=expected, version=version)
 
 
-def _row(entry: NewEntry, now: int, payload: int | None) -> Row:
-    """Return the columns of an entry behind its key."""
-    kind, step, attempt, facts, value, _, identity, then = entry
-    data, sha256 = (None, None) if value is None else value
-    at = now if then is None else then
-    small = data if payload is None else None
-    return kind, step, attempt, at, facts, small, payload, sha256, identity
+def _rows(run: int, entries: list[Entry]) -> list[Row]:
+    """Return entries as they are stored, each with its key."""
+    return [(run << RUN_BITS | entry[0], *entry[1:]) for entry in entries]
 
 
 def last_seq(db: apsw.Connection, run: int) -> int:
     """Return the number of a run's last entry; 0 if it has none."""
-    last: Any = db.execute("SELECT max(id) FROM entries WHERE id BETWEEN ? AND ?", _keys(run)).get
+    last: Any = db.execute("SELECT max(id) FROM entries WHERE id BETWEEN ? AND ?", keys_of(run)).get
     return (last or 0) & _SEQ_MASK
 
 
-def _keys(run: int, after: int = 0) -> tuple[int, int]:
-    return (run << RUN_BITS) + after + 1, ((run + 1) << RUN_BITS) - 1
+def keys_of(run: int, after: int = 0, up_to: int | None = None) -> tuple[int, int]:
+    """Return the first and the last key of a run's rows with these numbers."""
+    last = _SEQ_MASK if up_to is None else up_to
+    after = min(after, _SEQ_MASK)  # no row has a higher number, and SQLite has no larger integers
+    return (run << RUN_BITS) + after + 1, (run << RUN_BITS) + last
 
 
 # --- values ---
@@ -368,10 +541,11 @@ class _Values:
         data, sha256 = value
         key = family_key(run, family)
         hash_ = int.from_bytes(sha256[:8], "big", signed=True)
-        known = db.execute(_FIND_VALUE, (hash_, sha256)).fetchone()
-        if known is not None:
-            self._staged[key] = (_Last(int(known[0]), int(known[1])), data)
-            return int(known[0])
+        if len(data) >= SHARED_BYTES:
+            known = db.execute(_FIND_VALUE, (hash_, sha256)).fetchone()
+            if known is not None:
+                self._staged[key] = (_Last(int(known[0]), int(known[1])), data)
+                return int(known[0])
         base, added, stored, misses = self._shortest(db, key, data)
         db.execute(_INSERT_VALUE, (hash_, key, len(data), added, base, sha256, stored))
         number = db.last_insert_rowid()
@@ -395,7 +569,7 @@ class _Values:
         instructions = deltas.difference(older, data)
         if deltas.literal_size(instructions) >= len(data) // 2:
             return None, 0, data, misses + 1
-        stored = json.dumps(deltas.to_json(instructions), ensure_ascii=False).encode()
+        stored = codec.dump(deltas.to_json(instructions))
         added = last.added + len(stored)
         if added >= len(data) * 3 // 4:
             return None, 0, data, 0
@@ -408,7 +582,7 @@ class _Values:
         self._searched.add(run)
         if is_new:
             return
-        first, last = _keys(run)
+        first, last = keys_of(run)
         end = max(first, run << RUN_BITS | last_seq(db, run))
         rows = db.execute(_LATEST_VALUES, (max(first, end - _SEARCHED_ENTRIES), min(end, last)))
         found = {int(key): _Last(int(number), int(added)) for key, number, added in rows}

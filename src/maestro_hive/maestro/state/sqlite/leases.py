@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from maestro_hive.kernel import files
 from maestro_hive.kernel.clock import from_micros, to_micros
 from maestro_hive.kernel.errors import FencedError, RunLeasedError, StorageError
-from maestro_hive.kernel.locks import FileLock, is_locked
+from maestro_hive.kernel.files import FileLock, is_locked
 from maestro_hive.maestro.state.records import Holder, Lease
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ class Presence:
 
     def is_alive(self, lease: Lease) -> bool:
         """Return whether the process that holds a lease lives, on this machine."""
-        return lease.boot == self._clock.boot_id() and is_locked(self._file(lease.holder.id))
+        return self.lives(lease.holder.id, lease.boot)
+
+    def lives(self, holder_id: str, boot: str) -> bool:
+        """Return whether a holder of leases that were taken in this boot lives."""
+        return boot == self._clock.boot_id() and is_locked(self._file(holder_id))
 
     def run_leases(self, rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
         """Return, of these rows, the leases of runs whose holders live; one check per holder."""
@@ -130,9 +134,9 @@ class Leases:
 
         One whose holder lives and is merely late is taken only with ``insist``.
         """
-        row = db.execute(FIND_LEASE, (name,)).fetchone()
-        if row is not None:
-            self._check_free(read_lease(row), insist=insist)
+        current = self.find(db, name)
+        if current is not None:
+            self._check_free(current, insist=insist)
             db.execute("DELETE FROM leases WHERE name = ?", (name,))
         holder = self._presence.holder()
         now = self._clock.now()
@@ -145,6 +149,11 @@ class Leases:
         held_since = Holder(id=holder.id, host=holder.host, pid=holder.pid, since=now)
         fence = db.last_insert_rowid()
         return Lease(name=name, fence=fence, holder=held_since, boot=boot, expires=expires)
+
+    def find(self, db: apsw.Connection, name: str) -> Lease | None:
+        """Return a lease that was not released, whether or not its holder lives."""
+        row = db.execute(FIND_LEASE, (name,)).fetchone()
+        return None if row is None else read_lease(row)
 
     def _check_free(self, current: Lease, *, insist: bool) -> None:
         if not self._presence.is_alive(current):
@@ -181,9 +190,25 @@ class Leases:
             (expires, boot, self._presence.holder().id),
         )
 
-    def release(self, db: apsw.Connection, lease: Lease) -> None:
-        """Release a lease, if it is still current."""
-        db.execute("DELETE FROM leases WHERE id = ?", (lease.fence,))
+    def release(self, db: apsw.Connection, lease: Lease) -> bool:
+        """Release a lease; False if it was not current any more."""
+        return self.delete(db, lease.fence)
+
+    def delete(self, db: apsw.Connection, fence: int) -> bool:
+        """Delete the lease with this fencing number; False if there is none."""
+        db.execute("DELETE FROM leases WHERE id = ?", (fence,))
+        return db.changes() > 0
+
+    def delete_unless_renewed(self, db: apsw.Connection, fence: int) -> bool:
+        """Delete a lease whose holder is dead or late; False if there is none, or it was renewed."""
+        row = db.execute(
+            "SELECT holder, boot, expires FROM leases WHERE id = ?", (fence,)
+        ).fetchone()
+        if row is None:
+            return False
+        holder, boot, expires = row
+        lives = self._presence.lives(holder, boot)
+        return not (lives and self._clock.awake_seconds() < expires) and self.delete(db, fence)
 
 
 def read_lease(row: tuple[Any, ...]) -> Lease:

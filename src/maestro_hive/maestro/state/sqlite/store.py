@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 import threading
 import time
 import warnings
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from maestro_hive.kernel import files
-from maestro_hive.kernel.clock import Clock, SystemClock, to_micros
+from maestro_hive.kernel.clock import Clock, SystemClock
 from maestro_hive.kernel.errors import (
-    FencedError,
-    MaestroError,
+    FolderError,
     StorageError,
     StoreBusyError,
     StoreClosedError,
@@ -31,24 +31,32 @@ from maestro_hive.maestro.state.records import (
     Lease,
     Notification,
 )
-from maestro_hive.maestro.state.sqlite.connection import JournalFile
+from maestro_hive.maestro.state.sqlite import budget_statements
+from maestro_hive.maestro.state.sqlite.accounts import AccountWriter
+from maestro_hive.maestro.state.sqlite.chunks import ChunkWriter
+from maestro_hive.maestro.state.sqlite.claims import Claims
+from maestro_hive.maestro.state.sqlite.dispatch import DispatchTable, Wanted
 from maestro_hive.maestro.state.sqlite.documents import DocumentWriter
 from maestro_hive.maestro.state.sqlite.entries import EntryWriter, last_seq
+from maestro_hive.maestro.state.sqlite.journal_file import JournalFile
 from maestro_hive.maestro.state.sqlite.leases import HolderLateError, Leases, run_lease_name
+from maestro_hive.maestro.state.sqlite.maintenance import Maintenance
 from maestro_hive.maestro.state.sqlite.reader import JournalReader
 from maestro_hive.maestro.state.sqlite.wal import DamagedJournalWarning, keep_damaged_log
 from maestro_hive.maestro.state.store import LEASE_SECONDS, Append, Change, RunLease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     import apsw
 
-    from maestro_hive.kernel.errors import StaleDocumentError
+    from maestro_hive.kernel.errors import FencedError
+    from maestro_hive.maestro.state.budgets import Limits, Reservation, StoredLimit
     from maestro_hive.maestro.state.codec import Encoded
-    from maestro_hive.maestro.state.records import NewEntry
+    from maestro_hive.maestro.state.records import NewDispatch, NewEntry, RunRecord
     from maestro_hive.maestro.state.sqlite.documents import Changed, Where
+    from maestro_hive.maestro.state.store import Adopt, ChunkAppend, NewRun, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +66,31 @@ ResultT = TypeVar("ResultT")
 _FAST_SYNC_SECONDS = 0.002
 #: How long a late holder gets to renew its lease once nothing is in its way any more.
 _GRACE_SECONDS = 0.5
+
+
+#: A join would take three times as long.
+_FIND_RUN = (
+    "SELECT id, EXISTS (SELECT 1 FROM dispatch WHERE run = runs.id) FROM runs WHERE name = ?"
+)
+_ADD_RUN = (
+    "INSERT INTO runs (name, workflow, status, created_at, updated_at, parent)"
+    " VALUES (?, ?, ?, ?, ?, ?)"
+)
+#: An executor may have listed it, without a workflow.
+_START_RUN = (
+    "UPDATE runs SET status = ?, updated_at = ?, workflow = iif(workflow = '', ?, workflow),"
+    " parent = coalesce(parent, ?) WHERE id = ?"
+)
+
+
+class _First(NamedTuple):
+    """What a run gets that has no entries yet."""
+
+    workflow: str
+    entries: Sequence[NewEntry]
+    status: str | None
+    dispatch: NewDispatch | None
+    parent: str | None
 
 
 class SqliteStore(JournalReader):
@@ -78,6 +111,7 @@ class SqliteStore(JournalReader):
         clock = clock or SystemClock()
         files.refuse_shared_folder(folder)
         _refuse_inherited(folder)
+        _warn_of_writers(folder)
         self._file = JournalFile(
             folder,
             keep_damaged_log=lambda reason: keep_damaged_log(
@@ -86,15 +120,24 @@ class SqliteStore(JournalReader):
             busy_seconds=busy_seconds,
         )
         super().__init__(folder, self._file, clock)
+        self._file.define(budget_statements.SCRIPT)
         self.notifications: Hooks[Notification] = Hooks()
         self._lease_seconds = lease_seconds
         self._documents = DocumentWriter(self._file, clock)
         self._leases = Leases(self._presence, clock)
-        self._entries = EntryWriter(self._file, self._leases, clock)
+        self._chunks = ChunkWriter(self._leases)
+        self._dispatch = DispatchTable(clock)
+        self._claims = Claims(self._dispatch, self._leases, lease_seconds)
+        self._accounts = AccountWriter(self._leases, self._presence)
+        self._entries = EntryWriter(
+            self._file, self._leases, self._documents, self._dispatch, self._accounts, clock
+        )
         #: Held while a run's lease is taken; before the file's mutex, never inside it.
         self._acquiring = threading.RLock()
         #: Guarded by the file's mutex.
         self._run_leases: dict[str, RunLease] = {}
+        #: The fencing numbers of leases that are not released by closing.
+        self._retained: set[int] = set()
         self._maintenance = Maintenance(self, lease_seconds / 3)
         if self._file.damage:
             self.damage = (self._file.damage,)
@@ -117,30 +160,40 @@ class SqliteStore(JournalReader):
         entries: Sequence[NewEntry] = (),
         status: str | None = None,
         busy_timeout: float | None = None,
+        *,
+        dispatch: NewDispatch | None = None,
+        parent: str | None = None,
+        sync: bool = False,
     ) -> RunLease:
         files.check_identifier(name, "run id")
         self._file.check_process()
+        first = _First(workflow, entries, status, dispatch, parent)
         with self._acquiring:
-            run = self._share_run(name, entries, status)
-            if run is not None:
-                return run
-            run = self._take_run(name, workflow, entries, status, busy_timeout)
+            run = self._share_run(name, first)
+            is_shared = run is not None
+            if run is None:
+                run = self._take_run(name, first, busy_timeout)
+            commit = self._file.committed
+        if sync:
+            self._file.sync(commit)
+        if is_shared:
+            return run
         self._maintenance.start()
         if run.seq and run.created and self.notifications:
             self.notifications.emit(EntriesAppended(run_id=name, first=1, seq=run.seq))
         return run
 
-    def _share_run(
-        self, name: str, entries: Sequence[NewEntry], status: str | None
-    ) -> RunLease | None:
+    def _share_run(self, name: str, first: _First) -> RunLease | None:
         """Return the lease that this process has of a run, with one user more; None if none."""
         with self._file.mutex:
             run = self._run_leases.get(name)
             if run is None or not self._is_current(run):
                 return None
-            if not run.seq and (entries or status is not None):
-                (written,) = self.append([Append(run, entries, status)], sync=False)
-                if not isinstance(written, int):
+            if not run.seq and (first.entries or first.status is not None or first.dispatch):
+                self._file.write(lambda db: self._find_or_add(db, name, first))
+                append = Append(run, first.entries, first.status, dispatch=first.dispatch)
+                (written,) = self.append([append], sync=False)
+                if isinstance(written, Exception):
                     return None
             run.users += 1
             return run
@@ -148,38 +201,16 @@ class SqliteStore(JournalReader):
     def _is_current(self, run: RunLease) -> bool:
         return bool(self._file.rows("SELECT 1 FROM leases WHERE id = ?", (run.lease.fence,)))
 
-    def _take_run(
-        self,
-        name: str,
-        workflow: str,
-        entries: Sequence[NewEntry],
-        status: str | None,
-        busy_timeout: float | None,
-    ) -> RunLease:
-        now = to_micros(self.clock.now())
-        first = status or "pending"
-
+    def _take_run(self, name: str, first: _First, busy_timeout: float | None) -> RunLease:
         def body(db: apsw.Connection, insist: bool) -> RunLease:
             lease_name = run_lease_name(name)
             lease = self._leases.take(db, lease_name, self._lease_seconds, insist=insist)
-            found: Any = db.execute("SELECT id FROM runs WHERE name = ?", (name,)).get
-            if found is None:
-                db.execute(
-                    "INSERT INTO runs (name, workflow, status, created_at, updated_at)"
-                    " VALUES (?, ?, ?, ?, ?)",
-                    (name, workflow, first, now, now),
-                )
-                found = db.last_insert_rowid()
-                seq = 0
-            else:
-                seq = last_seq(db, found)
-                if not seq and status is not None:
-                    sql = "UPDATE runs SET status = ?, updated_at = ? WHERE id = ?"
-                    db.execute(sql, (status, now, found))
-            run = RunLease(run=found, name=name, lease=lease, seq=seq, created=not seq)
-            if not seq and entries:
-                self._entries.append_first(db, found, entries, now)
-                run.seq = len(entries)
+            number, seq, dispatched = self._find_or_add(db, name, first)
+            if dispatched:
+                self._dispatch.activate(db, number)
+            run = RunLease(number, name, lease, seq, created=not seq, dispatched=dispatched)
+            if not seq:
+                self._write_first(db, run, first)
             return run
 
         run = self._take(body, busy_timeout)
@@ -187,10 +218,77 @@ class SqliteStore(JournalReader):
             self._run_leases[name] = run
         return run
 
-    def release_run(self, run: RunLease) -> None:
+    def _find_or_add(self, db: apsw.Connection, name: str, first: _First) -> tuple[int, int, bool]:
+        """Return a run's number, its last entry's, and whether it belongs to workers."""
+        found = db.execute(_FIND_RUN, (name,)).fetchone()
+        now = self.clock.micros()
+        if found is None:
+            status = first.status or "pending"
+            db.execute(_ADD_RUN, (name, first.workflow, status, now, now, first.parent))
+            return db.last_insert_rowid(), 0, False
+        number, dispatched = found
+        seq = last_seq(db, number)
+        if not seq and first.status is not None:
+            db.execute(_START_RUN, (first.status, now, first.workflow, first.parent, number))
+        return number, seq, bool(dispatched)
+
+    def _write_first(self, db: apsw.Connection, run: RunLease, first: _First) -> None:
+        """Write the first entries of a run whose lease is taken, and give it to workers."""
+        if first.entries:
+            self._entries.append_first(db, run.run, first.entries, self.clock.micros())
+            run.seq = len(first.entries)
+        if first.dispatch is not None:
+            self._dispatch.add(db, run.run, first.dispatch, active=True)
+            run.dispatched = True
+
+    def release_run(self, run: RunLease, due: float | None = 0.0) -> None:
         with self._file.locked():
             if self._drop_user(run):
-                self.release_lease(run.lease)
+                self._release(run, due)
+
+    def _release(self, run: RunLease, due: float | None) -> None:
+        """Release the lease that a run's last user had."""
+        if not run.dispatched:
+            self.release_lease(run.lease)
+            return
+
+        def body(db: apsw.Connection) -> None:
+            if self._leases.release(db, run.lease):
+                self._dispatch.release(db, run.run, due)
+
+        self._retained.discard(run.lease.fence)
+        self._file.write(body)
+
+    def create_runs(self, runs: Sequence[NewRun]) -> list[bool]:
+        for run in runs:
+            files.check_identifier(run.name, "run id")
+        committed = False
+        with self._file.locked():
+            try:
+                created = self._file.write(lambda db: [self._create(db, run) for run in runs])
+                committed = True
+            finally:
+                self._entries.settle(committed=committed)
+            commit = self._file.committed
+        self._file.sync(commit)
+        self._shorten_log()
+        for run, is_new in zip(runs, created, strict=True) if self.notifications else ():
+            if is_new:
+                last = len(run.entries)
+                self.notifications.emit(EntriesAppended(run_id=run.name, first=1, seq=last))
+        return created
+
+    def _create(self, db: apsw.Connection, run: NewRun) -> bool:
+        lease = self._leases.find(db, run_lease_name(run.name))
+        if lease is not None and self.is_alive(lease):
+            return False
+        first = _First(run.workflow, run.entries, run.status, run.dispatch, run.parent)
+        number, seq, _ = self._find_or_add(db, run.name, first)
+        if seq:
+            return False
+        self._entries.append_first(db, number, run.entries, self.clock.micros())
+        self._dispatch.add(db, number, run.dispatch)
+        return True
 
     def _drop_user(self, run: RunLease) -> bool:
         """Count one user less; return whether that was the last one."""
@@ -203,69 +301,123 @@ class SqliteStore(JournalReader):
 
     def append(
         self, appends: Sequence[Append], *, sync: bool = True, busy_timeout: float | None = None
-    ) -> list[int | FencedError | StaleDocumentError]:
+    ) -> list[Outcome]:
         file = self._file
         if os.getpid() != file.pid:
             file.check_process()
+        changed: Mapping[Where, Changed] = {}
         with file.mutex:  # until the numbers have moved on, or two threads would use the same
-            seq = (
+            alone = (
                 self._entries.append_alone(appends[0], busy_timeout) if len(appends) == 1 else None
             )
-            if seq is not None:
-                outcome: list[int | FencedError | StaleDocumentError] = [seq]
+            if alone is not None:
+                outcome: list[Outcome] = [alone]
             else:
-                outcome, releases = self._entries.append(appends, busy_timeout)
+                outcome, releases, changed = self._entries.append(appends, busy_timeout)
                 for run in releases:
                     self._drop_user(run)
             commit = file.committed
         if sync:
             file.sync(commit)
-        if commit >= file.log_check_due:
-            self._check_log()
+        if file.log_pages > file.log_pages_due:
+            self._shorten_log()
         if self.notifications.active:
             self._notify(appends, outcome)
+            self._notify_of_documents(changed)
         return outcome
 
-    def _check_log(self) -> None:
-        if self._file.check_log():
+    def append_chunks(
+        self, appends: Sequence[ChunkAppend], *, busy_timeout: float | None = None
+    ) -> list[FencedError | None]:
+        outcome = self._file.write(lambda db: self._chunks.append(db, appends), busy_timeout)
+        self._shorten_log()
+        return outcome
+
+    def _shorten_log(self) -> None:
+        if self._file.shorten_log():
             self._maintenance.ask_for_checkpoint()
 
-    def _notify(
-        self, appends: Sequence[Append], outcome: Sequence[int | FencedError | StaleDocumentError]
-    ) -> None:
+    def _notify(self, appends: Sequence[Append], outcome: Sequence[Outcome]) -> None:
         """Report each run once, with all that was appended to it."""
         grown: dict[str, tuple[int, int]] = {}
-        for append, seq in zip(appends, outcome, strict=True):
-            if isinstance(seq, int) and append.entries:
+        for append, written in zip(appends, outcome, strict=True):
+            if isinstance(written, list) and written:
                 name = append.run.name
-                first = grown[name][0] if name in grown else seq - len(append.entries) + 1
-                grown[name] = (first, seq)
+                first = grown[name][0] if name in grown else written[0].seq
+                grown[name] = (first, written[-1].seq)
         for name, (first, seq) in grown.items():
             self.notifications.emit(EntriesAppended(run_id=name, first=first, seq=seq))
 
-    def purge_run(self, name: str, first: Callable[[], None] | None = None) -> bool:
-        record = self.run(name)
-        if record is None:
-            return False
-        lease = self.take_lease(run_lease_name(name))
+    def purge_runs(
+        self,
+        names: Sequence[str],
+        first: Callable[[], None] | None = None,
+        documents: Sequence[Where] = (),
+    ) -> int:
+        leases: list[Lease] = []
         try:
+            for name in names:
+                leases.append(self.take_lease(run_lease_name(name)))  # noqa: PERF401 - one may fail
             if first is not None:
                 first()
-            self._file.write_and_sync(lambda db: self._delete_run(db, record.id))
+            records = [record for record in map(self.run, names) if record is not None]
+            changed = self._file.write_and_sync(
+                lambda db: self._delete_runs(db, records, documents)
+            )
         finally:
-            self.release_lease(lease)
-        self.collect()
-        return True
+            for lease in leases:
+                self.release_lease(lease)
+        self._notify_of_documents(changed)
+        if records:
+            self.collect()
+        return len(records)
 
-    def _delete_run(self, db: apsw.Connection, run: int) -> None:
-        self._entries.delete(db, run)
-        db.execute("DELETE FROM runs WHERE id = ?", (run,))
+    def _delete_runs(
+        self, db: apsw.Connection, records: Sequence[RunRecord], documents: Sequence[Where]
+    ) -> dict[Where, Changed]:
+        for record in records:
+            self._entries.delete(db, record.id)
+            self._chunks.delete(db, record.id)
+            self._dispatch.delete(db, record.id)
+            self._accounts.delete(db, record.name)
+            db.execute("DELETE FROM runs WHERE id = ?", (record.id,))
+        gone = partial(_constant, None)
+        return {where: self._documents.change_in(db, where, gone) for where in documents}
+
+    # --- budgets ---
+
+    def set_limits(self, change: Callable[[Limits], Iterable[StoredLimit]]) -> list[StoredLimit]:
+        def body(db: apsw.Connection) -> list[StoredLimit]:
+            changed = self._accounts.set_limits(db, change)
+            if any(self._accounts.may_concern(db, each.account) for each in changed):
+                self._dispatch.wake_bankrupt(db)
+            return changed
+
+        return self._file.write_and_sync(body)
+
+    def recover_reservations(self) -> int:
+        if not self._file.rows("SELECT 1 FROM reservations LIMIT 1"):
+            return 0
+        now = self.clock.micros()
+        return self._file.write(lambda db: self._accounts.recover(db, now))
+
+    def release_reservations(self, account: str | None = None) -> list[Reservation]:
+        def body(db: apsw.Connection) -> list[Reservation]:
+            self._accounts.recover(db, self.clock.micros())
+            released = self._accounts.release_lost(db, account)
+            self._dispatch.wake_bankrupt(db)
+            return released
+
+        return self._file.write_and_sync(body)
 
     # --- documents ---
 
-    def update_document(self, namespace: str, key: str, change: Change) -> Document | None:
-        changed = self._documents.change({(namespace, key): change})
-        self._check_log()
+    def update_document(
+        self, namespace: str, key: str, change: Change, wake: str | None = None
+    ) -> Document | None:
+        then = None if wake is None else partial(self._dispatch.wake, name=wake)
+        changed = self._documents.change({(namespace, key): change}, then)
+        self._shorten_log()
         self._notify_of_documents(changed)
         return changed[namespace, key][1]
 
@@ -285,6 +437,57 @@ class SqliteStore(JournalReader):
             self.notifications.emit(
                 DocumentChanged(namespace=namespace, key=key, before=old, after=new)
             )
+
+    # --- dispatch ---
+
+    def claim_runs(
+        self,
+        *,
+        queue: str,
+        workflows: Collection[str],
+        version: str | None = None,
+        limit: int = 1,
+        suspects: bool = False,
+    ) -> list[RunLease]:
+        wanted = Wanted(queue, frozenset(workflows), version, limit, suspects)
+        if not self._dispatch.has_work(self._file.rows, wanted):
+            return []
+        self._file.check_process()
+        # Until others of this process find the leases.
+        with self._acquiring, self._file.locked():
+            claimed = self._file.write(lambda db: self._claims.claim(db, wanted))
+            self._run_leases.update({run.name: run for run in claimed})
+        if claimed:
+            self._maintenance.start()
+        self._shorten_log()
+        return claimed
+
+    def recover_runs(self, adopt: Adopt) -> list[str]:
+        table, rows = self._dispatch, self._file.rows
+        if table.has_other_boots(rows):
+            self._file.write(table.rebase)
+        now = self.clock.awake_seconds()
+        abandoned = self._claims.abandoned(rows, self._presence.lives, now)
+        adopted = {
+            each.name: adopt(each.name)
+            for each in abandoned
+            if not each.dispatched and not each.is_over
+        }
+        theirs = [each for each in abandoned if each.dispatched or adopted.get(each.name)]
+        if not theirs and not table.unleased(rows):
+            return []
+        return self._file.write(lambda db: self._claims.recover(db, theirs, adopted))
+
+    def wake_run(self, name: str) -> bool:
+        with self._file.locked():
+            woken = self._file.write(lambda db: self._dispatch.wake(db, name))
+            commit = self._file.committed
+        if woken:
+            self._file.sync(commit)
+        return woken
+
+    def clear_deaths(self, name: str) -> None:
+        self._file.write(lambda db: self._dispatch.clear_deaths(db, name))
 
     # --- leases ---
 
@@ -331,7 +534,11 @@ class SqliteStore(JournalReader):
     def renew_leases(self) -> None:
         self._file.write(lambda db: self._leases.renew(db, self._lease_seconds))
 
+    def retain_lease(self, lease: Lease) -> None:
+        self._retained.add(lease.fence)
+
     def release_lease(self, lease: Lease) -> None:
+        self._retained.discard(lease.fence)
         self._file.write(lambda db: self._leases.release(db, lease))
 
     # --- the whole journal ---
@@ -362,9 +569,10 @@ class SqliteStore(JournalReader):
             self._run_leases.clear()
         with contextlib.suppress(StorageError):  # a failed store cannot release anything
             for run in runs:
-                self.release_lease(run.lease)
+                self._release(run, 0.0)
         self._file.close()
-        self._presence.close()
+        if not self._retained:  # or this process, alive, would count as dead
+            self._presence.close()
         _open_stores().discard(self)
 
 
@@ -373,7 +581,8 @@ def _constant(value: Encoded | None, _before: bytes | None) -> Encoded | None:
 
 
 def _damage_text(found: Damage) -> str:
-    return f"{found.file}: {found.reason}. The log was copied to {found.moved_to}"
+    copied = f". The log was copied to {found.moved_to}" if found.moved_to else ""
+    return f"{found.file}: {found.reason}{copied}"
 
 
 # --- the stores of this process ---
@@ -409,67 +618,21 @@ def _refuse_inherited(folder: Path) -> None:
         )
 
 
-# --- maintenance ---
+#: Folders that a warning was logged for.
+_warned_of: PerProcess[set[Path]] = PerProcess(set)
 
 
-class _Maintained(Protocol):
-    def renew_leases(self) -> None: ...
-
-    def checkpoint(self) -> None: ...
-
-
-class Maintenance:
-    """One daemon thread per store, started when there is something to do.
-
-    What fails here fails again at the store's next write, where a caller waits for the result.
-    """
-
-    def __init__(self, store: _Maintained, interval: float) -> None:
-        self._store = weakref.ref(store)
-        self._interval = interval
-        self._wake = threading.Event()
-        self._checkpoint_due = False
-        self._stopped = False
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread, if it does not run yet."""
-        if self._thread is None and not self._stopped:
-            name = "maestro-maintenance"
-            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._thread.start()
-
-    def ask_for_checkpoint(self) -> None:
-        """Have the log copied soon."""
-        if not self._checkpoint_due:
-            self._checkpoint_due = True
-            self.start()
-            self._wake.set()
-
-    def stop(self) -> None:
-        """Stop the thread, and wait for what it is doing."""
-        self._stopped = True
-        self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=10)
-
-    def _work(self) -> None:
-        renewal = time.monotonic() + self._interval
-        while not self._stopped:
-            self._wake.wait(max(0.0, renewal - time.monotonic()))
-            self._wake.clear()
-            store = self._store()
-            if store is None or self._stopped:
-                return
-            try:
-                # Leases first: frequent checkpoints must not delay them.
-                if time.monotonic() >= renewal:
-                    renewal = time.monotonic() + self._interval
-                    store.renew_leases()
-                if self._checkpoint_due:
-                    self._checkpoint_due = False
-                    store.checkpoint()
-            except MaestroError as error:
-                logger.debug("maintenance: %s", error)
-            finally:
-                del store
+def _warn_of_writers(folder: Path) -> None:
+    """Warn, once, of a folder in which other users may replace the journal by one of their own."""
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError as error:
+        raise FolderError(folder, f"cannot be examined ({error.strerror})") from error
+    if mode & (stat.S_IWGRP | stat.S_IWOTH) and folder not in _warned_of():
+        _warned_of().add(folder)
+        logger.warning(
+            "%s can be written by other users (mode %04o), who could delete or replace what is"
+            " recorded; `maestro doctor --fix` makes it private",
+            folder,
+            mode,
+        )

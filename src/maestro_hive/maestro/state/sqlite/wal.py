@@ -8,6 +8,7 @@ generation *behind* a bad frame means that the bad one had once been written in 
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,37 @@ def lost_commits(path: Path, recovered: int, page_size: int) -> int:
     first = recovered + sound + (1 if sound_header else 0)
     salts = log[16:24] if sound_header else log[_HEADER + 8 : _HEADER + 16]
     return _frames_of(log, salts, first, page_size)
+
+
+def salts_of(path: Path) -> bytes | None:
+    """Return what distinguishes this generation of a log; None without a sound header."""
+    return measure(path)[0]
+
+
+def measure(path: Path) -> tuple[bytes | None, int]:
+    """Return the salts of a log and how many frames of theirs it starts with, as far as is known.
+
+    There are no salts without a sound header. What the frames contain is not checked.
+    """
+    try:
+        with path.open("rb") as log:
+            header = log.read(_HEADER)
+            if not _header_is_sound(header):
+                return None, 0
+            salts, page_size = header[16:24], int.from_bytes(header[8:12])
+            whole = (os.fstat(log.fileno()).st_size - _HEADER) // (_FRAME_HEADER + page_size)
+            count = 0
+            while count < whole and log.read(_FRAME_HEADER)[8:16] == salts:
+                count += 1
+                log.seek(page_size, os.SEEK_CUR)
+            return salts, count
+    except FileNotFoundError:
+        return None, 0
+
+
+def frame_salts_at(frame: int, page_size: int) -> int:
+    """Return where in a log the salts of a frame are, counted from 1."""
+    return _HEADER + (frame - 1) * (_FRAME_HEADER + page_size) + 8
 
 
 def _frames_of(log: bytes, salts: bytes, first: int, page_size: int) -> int:
@@ -99,13 +131,16 @@ class DamagedJournalWarning(UserWarning):
 
 
 def keep_damaged_log(folder: Path, journal: Path, reason: str, now: datetime) -> Damage:
-    """Copy the log of ``journal`` aside, with a note of what is wrong with it."""
+    """Copy the log of ``journal`` aside, if there is one, with a note of what is wrong with it."""
     log = journal.with_name(f"{journal.name}-wal")
     copy = files.make_folder_inside(folder, _FOLDER) / f"{log.name}.{now:%Y%m%dT%H%M%S%f}"
-    files.write_atomically(copy, log.read_bytes())
+    found = log.exists() and log.stat().st_size > 0
+    if found:
+        files.write_atomically(copy, log.read_bytes())
     note = {"file": str(journal), "reason": reason, "found_at": now.isoformat()}
     files.write_atomically(copy.with_name(f"{copy.name}.json"), run_document.seal(_KIND, note))
-    return Damage(file=str(journal), found_at=now, reason=reason, moved_to=str(copy))
+    moved_to = str(copy) if found else ""
+    return Damage(file=str(journal), found_at=now, reason=reason, moved_to=moved_to)
 
 
 def recorded_damage(folder: Path) -> Iterator[str]:
@@ -113,6 +148,7 @@ def recorded_damage(folder: Path) -> Iterator[str]:
     for path in sorted((folder / _FOLDER).glob("*.json")):
         try:
             note = run_document.unseal(files.read_whole(path), _KIND, str(path))
-            yield f"{note['file']}: {note['reason']} (found {note['found_at']}, copied to {path.stem})"
+            copied = f", copied to {path.stem}" if path.with_suffix("").exists() else ""
+            yield f"{note['file']}: {note['reason']} (found {note['found_at']}{copied})"
         except DocumentCorruptError as error:
             yield str(error)

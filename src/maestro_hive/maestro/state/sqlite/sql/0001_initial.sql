@@ -17,10 +17,10 @@ CREATE TABLE entries (
     attempt  INTEGER NOT NULL,
     at       INTEGER NOT NULL,
     facts    BLOB,                  -- canonical JSON
-    value    BLOB,                  -- canonical JSON, if it is small
+    value    BLOB,                  -- JSON with tags, if it is small
     payload  INTEGER,               -- payloads.id, if it is not
     sha256   BLOB,                  -- of the value
-    identity BLOB                   -- of the step, where an attempt starts
+    identity BLOB                   -- of the call that it is about, or of a run's input
 ) STRICT;
 
 CREATE TABLE payloads (
@@ -34,7 +34,8 @@ CREATE TABLE payloads (
     data     BLOB    NOT NULL       -- last: a row is read without it where only the rest is needed
 ) STRICT;
 
-CREATE INDEX payloads_by_hash ON payloads (hash);
+-- Of large values only: in a commit of a few pages, one more counts.
+CREATE INDEX payloads_by_hash ON payloads (hash) WHERE size >= 16384;
 
 CREATE TABLE documents (
     id          INTEGER PRIMARY KEY,

@@ -1,0 +1,254 @@
+"""``maestro run``: start or resume a workflow of a module, without a script."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import click
+
+from maestro_hive.cli import output
+from maestro_hive.cli.command import (
+    INTERRUPTED,
+    PERSON_NEEDED,
+    Helpful,
+    print_logs,
+    verb,
+)
+from maestro_hive.engine.config import DefaultFolder
+from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded
+from maestro_hive.engine.failures import plain_text
+from maestro_hive.hive.functions import StepFunction, StepMethod, WorkflowFunction
+from maestro_hive.hive.hive import Hive
+from maestro_hive.hive.runs import new_id
+from maestro_hive.hive.typed_arguments import recorded_arguments, typed_arguments
+from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from maestro_hive.cli.command import Call
+
+_NEGATIVE_NUMBER = re.compile(r"-[0-9.][0-9.eE+-]*", re.ASCII)
+#: Before a negative number that is an argument, while options are read.
+MARK = "\0"
+_NAME = r"[^\W\d]\w*"
+_TARGET = re.compile(rf"({_NAME}(?:\.{_NAME})*):({_NAME}(?:\.{_NAME})*)")
+
+
+class TakesArguments(Helpful):
+    """A verb whose arguments may be negative numbers, which look like options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options; a negative number is an argument, where it stands."""
+        end = args.index("--") if "--" in args else len(args)
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        with_value = {name for each in options if not each.is_flag for name in each.opts}
+        marked = [
+            f"{MARK}{each}"
+            if _NEGATIVE_NUMBER.fullmatch(each) and before not in with_value
+            else each
+            for before, each in zip(["", *args], args[:end], strict=False)
+        ]
+        return super().parse_args(ctx, [*marked, *args[end:]])
+
+
+@verb("run", reads=True, cls=TakesArguments, imports=True)
+@click.argument("target", metavar="MODULE:WORKFLOW")
+@click.argument("words", metavar="[ARG]...", nargs=-1)
+@click.option(
+    "--run-id", metavar="RUN", help="The run's id; a run of that id is resumed.  [default: new]"
+)
+def run_command(call: Call, target: str, words: tuple[str, ...], run_id: str | None) -> int | None:
+    """Run a workflow of a module, or resume it.
+
+    MODULE is imported, from the current folder too, and nothing else is; it must not run workflows
+    itself when it is imported. Each ARG is a text that is read as the type of its parameter, as JSON
+    where that is an object or a list; NAME=TEXT gives a parameter by its name. Without ARG, an
+    existing run is resumed with the arguments it was started with.
+
+    The workflow's Hive has its state folder. The result is printed; with --json in an object, and
+    what the workflow prints goes to stderr. Ctrl+C or SIGTERM stops the run, and the same command with
+    --run-id resumes it. The exit code is 75 if a person has to decide before it can go on.
+
+    Examples:
+        maestro run shop.checkout:build "cart page"              a text
+        maestro run shop.checkout:build feature=cart size=3      by name
+        maestro run shop.checkout:build cart --run-id build-42   start it, or resume it
+        maestro run shop.checkout:build --run-id build-42 -v     resume it, and show its log
+        maestro run shop.checkout:build cart --json              for another program
+    """
+    with contextlib.redirect_stdout(sys.stderr) if call.wants_json else contextlib.nullcontext():
+        found = _find(target)
+        folder = use_folder_of(call, found.hive)
+        run = run_id if run_id is not None else new_id(found.workflow.name)
+        files.check_identifier(run, "run id")
+        args, kwargs = _arguments(found, [each.removeprefix(MARK) for each in words], run_id)
+        output.note(f"run: {run}")
+        again = call.command_line("run", target, "--run-id", run)
+        code, result = _executed(
+            lambda: found.hive.run_sync(found.workflow, *args, run_id=run, **kwargs), again
+        )
+    if code is not None:
+        return code
+    if call.wants_json:
+        shown = {"store": str(folder), "run_id": run, "result": result}
+        click.echo(output.to_json(shown, indent=2))
+    elif result is not None:
+        output.line(result if isinstance(result, str) else output.to_json(result))
+    return None
+
+
+def _executed(execute: Callable[[], Any], again: str) -> tuple[int | None, Any]:
+    """Return the exit code of a run that was stopped, or None and the result."""
+    try:
+        return None, execute()
+    except KeyboardInterrupt as stopped:
+        if sys.stderr.isatty():
+            click.echo(err=True)  # the line on which the terminal wrote ^C
+        output.complain(f"{str(stopped) or 'interrupted'}: {again}")
+        return INTERRUPTED, None
+    except SystemExit as stopped:
+        if stopped.code == 128 + signal.SIGTERM:
+            output.complain(f"SIGTERM stopped the run; to resume it: {again}")
+        raise
+    except (HelpNeeded, TokenBudgetExceeded) as error:
+        output.complain(f"{error}. A person has to decide; then: {again}")
+        return PERSON_NEEDED, None
+
+
+def use_folder_of(call: Call, hive: Hive) -> Path:
+    """Return the state folder of a hive, and show what is logged."""
+    folder = Path(hive.config.state.resolve().state)
+    if call.chosen is not None and call.chosen.expanduser().resolve() != folder.resolve():
+        raise ConfigurationError(
+            f"--store {call.chosen}: the module's Hive stores its state in {folder}; leave --store"
+            f" out, or {_another_folder(hive, call.chosen)}"
+        )
+    # A module that configures logging has its own way of showing what is logged.
+    if call.verbosity or not logging.getLogger().handlers:
+        print_logs(call.verbosity)
+    here = Path.cwd()
+    shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    output.note(f"store: {shown} (of the workflow's Hive)")
+    return folder
+
+
+def _another_folder(hive: Hive, folder: Path) -> str:
+    """Return how a module's Hive gets another folder, in words: by the variable, unless it has one."""
+    named = os.environ.get("MAESTRO_STATE_DIR")
+    used = hive.config.state.state_dir
+    if isinstance(used, DefaultFolder) or (named and Path(named) == Path(used)):
+        return f"set MAESTRO_STATE_DIR to {folder}"
+    return f"change the module: Hive({str(folder)!r})"
+
+
+def _arguments(
+    found: Found, words: list[str], run_id: str | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what the workflow is called with: as it was typed, or as the run was started."""
+    if run_id is not None and not words:
+        recorded = recorded_arguments(found.hive, found.workflow, run_id)
+        if recorded is not None:
+            return recorded
+    return typed_arguments(found.workflow, words)
+
+
+# --- finding the workflow -------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """A workflow of a module, and the hive it was defined on."""
+
+    workflow: WorkflowFunction[..., Any]
+    hive: Hive
+
+
+def _find(target: str) -> Found:
+    """Import a module, and return the workflow of it that is meant."""
+    parts = _TARGET.fullmatch(target)
+    if parts is None or Path(target).exists():
+        _refuse(target)
+    module = imported(parts[1])
+    value: object = module
+    for name in parts[2].split("."):
+        try:
+            value = getattr(value, name)
+        except AttributeError:
+            raise ConfigurationError(
+                f"the module {parts[1]!r} has no {parts[2]!r}; {_known(module)}"
+            ) from None
+    match value:
+        case WorkflowFunction():
+            hive = value.home()
+        case StepFunction() | StepMethod():
+            raise ConfigurationError(
+                f"{target} is a step, and steps are called by workflows; {_known(module)}"
+            )
+        case _:
+            kind = type(value).__name__
+            raise ConfigurationError(f"{target} is a {kind}, and no workflow; {_known(module)}")
+    if not isinstance(hive, Hive):
+        raise ConfigurationError(
+            f"the Hive of {target} is gone; keep it in the module, as `hive = Hive(…)`"
+        )
+    return Found(value, hive)
+
+
+def _refuse(target: str) -> NoReturn:
+    """Raise an error that says what is meant instead."""
+    path = Path(target)
+    if path.suffix == ".py" and path.exists():
+        module = ".".join(path.with_suffix("").parts)
+        name = module if re.fullmatch(rf"{_NAME}(?:\.{_NAME})*", module) else path.stem
+        raise ConfigurationError(
+            f"{target} is a file; a workflow of it is named by its module: {name}:WORKFLOW"
+        )
+    if path.exists():
+        raise ConfigurationError(
+            f"{target} is a {'folder' if path.is_dir() else 'file'}, and this version runs no task"
+            " graphs from files; name a workflow as package.module:workflow"
+        )
+    raise ConfigurationError(
+        f"{target!r} names no workflow; name one as package.module:workflow, such as"
+        " shop.checkout:build"
+    )
+
+
+def imported(name: str) -> ModuleType:
+    """Import a module, as ``python -m`` finds it: also in the current folder."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name == missing or name.startswith(f"{missing}."):
+            raise ConfigurationError(
+                f"there is no module {name!r} in {here}, nor among the installed packages"
+            ) from error
+        raise _import_failed(name, error) from error
+    except Exception as error:
+        raise _import_failed(name, error) from error
+
+
+def _import_failed(name: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"the module {name!r} cannot be imported: {plain_text(error)}; --debug shows where"
+    )
+
+
+def _known(module: ModuleType) -> str:
+    """Return which workflows a module has, in words."""
+    names = [name for name, each in vars(module).items() if isinstance(each, WorkflowFunction)]
+    return f"its workflows are: {', '.join(names)}" if names else "it has no workflow"

@@ -1,0 +1,1 @@
+"""Import paths of existing callers; the modules here only re-export."""

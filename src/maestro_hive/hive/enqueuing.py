@@ -1,0 +1,414 @@
+"""Runs without a caller: accepted when they are recorded, and executed by workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+from maestro_hive.engine import settings, values
+from maestro_hive.engine.budget import checked_amount
+from maestro_hive.engine.open_run import Opening
+from maestro_hive.hive import runs
+from maestro_hive.hive.branches import active_run_or_none, current_branch, place
+from maestro_hive.hive.budgets import declare, run_budget
+from maestro_hive.hive.dispatching import (
+    DEFAULT_QUEUE,
+    belongs_to_workers,
+    check_version,
+    dispatch_facts,
+    give_to_workers,
+    wake_workers,
+)
+from maestro_hive.hive.functions import Definitions, WorkflowFunction
+from maestro_hive.hive.handle import RunHandle
+from maestro_hive.hive.runner import HowStarted
+from maestro_hive.hive.same_run import check_equal
+from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import ConfigurationError, RunLeasedError
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.records import EntryKind, NewDispatch
+from maestro_hive.maestro.state.store import NewRun
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from maestro_hive.engine.options import Amount
+    from maestro_hive.engine.rates import Rate
+    from maestro_hive.hive.active_run import ActiveRun
+    from maestro_hive.hive.hive import Hive
+    from maestro_hive.hive.queues import QueueSettings
+    from maestro_hive.hive.runner import Runner
+    from maestro_hive.hive.runs import Input
+    from maestro_hive.hive.worker import Worker
+    from maestro_hive.maestro.state.store import RunLease, Store
+
+R = TypeVar("R")
+
+_priority = settings.rule(int, "a whole number up to a million", lambda it: abs(it) <= 1_000_000)
+
+
+class Order(NamedTuple):
+    """A run to record for workers."""
+
+    run_id: str
+    given: Input
+    dispatch: NewDispatch
+    #: The run whose workflow enqueues it.
+    by: str | None = None
+    #: What it may spend with its children.
+    budget: Amount | None = None
+
+
+#: How often it is tried to get a run whose holder leaves it at that moment.
+_ATTEMPTS = 10
+
+
+def enqueue(store: Store, order: Order) -> None:
+    """Record a run for workers, durably; one that is recorded is left as it is.
+
+    Raises ``RunMismatchError`` if that has another workflow or other arguments, and ``RunLeasedError``
+    if its caller executes it in another process. One that belonged to its caller, who left it, belongs
+    to workers from now on.
+    """
+    run_id, given, dispatch, by, budget = order
+    if budget is not None:  # before a worker can take it
+        declare(store, run_budget(run_id, budget))
+    first = runs.started(given, **dispatch_facts(dispatch), enqueued_by=by)
+    new = NewRun(run_id, given.workflow, (first,), runs.PENDING, dispatch)
+    if not store.create_runs([new])[0]:
+        _take_existing(store, order)
+    wake_workers(store)
+
+
+def _take_existing(store: Store, order: Order) -> None:
+    """Check that a run is the one that is recorded already, and let it belong to workers."""
+    run_id = order.run_id
+    state = runs.read_run(store, run_id)
+    if state.started is None:
+        raise ConfigurationError(
+            f"run {run_id!r} was not started by a workflow, but by executors; give this one"
+            " another run_id"
+        )
+    check_equal(run_id, runs.recorded_input(state.started, store.load), order.given)
+    for _ in range(_ATTEMPTS):
+        if runs.ended_state(store, run_id) is not None or belongs_to_workers(store, run_id):
+            return
+        if give_to_workers(store, run_id, order.dispatch):
+            return
+        lease = store.run_leases().get(run_id)
+        if lease is not None and not belongs_to_workers(store, run_id):
+            # Stopped by its caller, no worker would have it: so it is not accepted.
+            holder = lease.holder
+            raise RunLeasedError(run_id, host=holder.host, pid=holder.pid, since=holder.since)
+
+
+def new_dispatch(
+    queue: object, priority: object = 0, delay: object = 0.0, version: object = None
+) -> NewDispatch:
+    """Return how workers get a run; raise if that is given wrongly."""
+    return NewDispatch(
+        queue=files.check_identifier(cast("str", queue), "queue"),
+        priority=_priority("priority", priority),
+        due=float(settings.number(0)("delay", delay)),
+        version=check_version(version),
+    )
+
+
+def own_budget(
+    parameters: tuple[str, ...], budget: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the budget of a run, and the arguments of its workflow: one may be called ``budget``."""
+    if budget is not None and "budget" in parameters:
+        return None, {**kwargs, "budget": budget}
+    return budget, kwargs
+
+
+class Enqueuing(Definitions):
+    """What a hive does for runs that no caller waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queues: dict[str, QueueSettings] = {}
+
+    if TYPE_CHECKING:  # what the hive has
+
+        def _open(self) -> Store: ...
+        @property
+        def _runs(self) -> Runner: ...
+        def _name(self, workflow: WorkflowFunction[..., Any], run_id: str | None) -> str: ...
+        def _input(
+            self,
+            workflow: WorkflowFunction[..., Any],
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+        ) -> Input: ...
+        def _as_started(self, run_id: str) -> tuple[WorkflowFunction[..., Any], Input]: ...
+        def _bound(self, run_id: str, given: Input) -> tuple[WorkflowFunction[..., Any], Input]: ...
+
+    async def start(
+        self,
+        workflow: Callable[..., Awaitable[R]],
+        /,
+        *args: Any,
+        run_id: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        budget: Amount | None = None,
+        **kwargs: Any,
+    ) -> RunHandle[R]:
+        """Start a run on this event loop, and return its handle when it is recorded, durably.
+
+        From then on it goes on whatever happens to this process: a worker takes it, from ``queue``,
+        if it does not end here. The same ``run_id`` is the same run. It starts at once: the
+        concurrency and the rate of the queue are for what workers take from it. What has to keep
+        them, or may have to wait for its turn, is for ``enqueue``. ``budget`` is what it may spend.
+        """
+        made = self._known(workflow)
+        budget, kwargs = own_budget(made.parameters, budget, kwargs)
+        given = self._input(made, args, kwargs)
+        name = self._name(made, run_id)
+        self._set_budget(name, budget)
+        dispatch = new_dispatch(queue)
+        handle: RunHandle[R] = RunHandle(self._open, name)
+        runner = self._runs
+        if runs.ended_state(self._open(), name) is not None:
+            # The result or the failure is given when it is asked for.
+            handle.keep(asyncio.ensure_future(runner.run(made, given, name)))
+            return handle
+        recorded = asyncio.get_running_loop().create_future()
+        how = HowStarted(Opening(dispatch=dispatch), recorded)
+        started = runner.start(made, given, name, how=how)
+        if not isinstance(started, asyncio.Task):  # it is executed here already
+            handle.keep(asyncio.wrap_future(started))
+            await values.in_thread(partial(give_to_workers, self._open(), name, dispatch))
+            return handle
+        handle.keep(started)
+        try:
+            await asyncio.wait({started, recorded}, return_when="FIRST_COMPLETED")
+        except asyncio.CancelledError:
+            started.cancel()  # it may not be recorded, and nobody has its handle
+            raise
+        if not recorded.done() and (started.cancelled() or started.exception() is not None):
+            return self._started_elsewhere(started, name)
+        return handle
+
+    def _started_elsewhere(self, started: asyncio.Task[Any], name: str) -> RunHandle[Any]:
+        """Return the handle of a run that another process executes, for workers; or raise why not."""
+        try:
+            started.result()
+        except RunLeasedError:
+            if belongs_to_workers(self._open(), name):
+                return RunHandle(self._open, name)
+            raise
+        return RunHandle(self._open, name)
+
+    def enqueue(
+        self,
+        workflow: Callable[..., Awaitable[R]] | str,
+        /,
+        *args: Any,
+        run_id: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = 0,
+        delay: float = 0.0,
+        version: str | None = None,
+        budget: Amount | None = None,
+        **kwargs: Any,
+    ) -> RunHandle[R]:
+        """Record a run for any worker, and return its handle when that is durable: one commit.
+
+        ``workflow`` may be a name: its code is needed where a worker executes it, and not here; its
+        arguments are best given by name then. The same ``run_id`` is the same run. It waits for
+        ``delay`` seconds at least; a ``priority`` higher by 1 is worth a minute of waiting.
+        ``version`` has it executed by workers of that version alone. In a workflow it is enqueued
+        once per run, however often that is resumed. ``budget`` is what it may spend with its children.
+        """
+        dispatch = new_dispatch(queue, priority, delay, version)
+        if budget is not None:
+            checked_amount("the budget of the run", budget)
+            budget, kwargs = own_budget(self._parameters_of(workflow), budget, kwargs)
+        given = self._enqueued_input(workflow, args, kwargs)
+        run = active_run_or_none()
+        if run is not None:
+            name = self._enqueue_once(run, given, dispatch, run_id, budget)
+        else:
+            name = runs.new_id(given.workflow) if run_id is None else run_id
+            files.check_identifier(name, "run id")
+            enqueue(self._open(), Order(name, given, dispatch, budget=budget))
+        return RunHandle(self._open, name)
+
+    async def aenqueue(
+        self,
+        workflow: Callable[..., Awaitable[R]] | str,
+        /,
+        *args: Any,
+        run_id: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = 0,
+        delay: float = 0.0,
+        version: str | None = None,
+        budget: Amount | None = None,
+        **kwargs: Any,
+    ) -> RunHandle[R]:
+        """Do as ``enqueue``, without blocking the event loop."""
+        call: Callable[[], RunHandle[R]] = partial(
+            self.enqueue,
+            workflow,
+            *args,
+            run_id=run_id,
+            queue=queue,
+            priority=priority,
+            delay=delay,
+            version=version,
+            budget=budget,
+            **kwargs,
+        )
+        # In a workflow at once: what is not durable must not be waited for.
+        return call() if active_run_or_none() is not None else await values.in_thread(call)
+
+    def _set_budget(self, run_id: str, budget: Amount | None) -> None:
+        """Set what a run may spend with its children, before it is started."""
+        if budget is not None:
+            declare(self._open(), run_budget(run_id, budget))
+
+    def _parameters_of(self, workflow: Callable[..., Awaitable[Any]] | str) -> tuple[str, ...]:
+        known = (
+            self._workflows.get(workflow) if isinstance(workflow, str) else self._known(workflow)
+        )
+        return () if known is None else known.parameters
+
+    def _enqueued_input(
+        self, workflow: Callable[..., Awaitable[Any]] | str, args: tuple[Any, ...], kwargs: Any
+    ) -> Input:
+        """Return a workflow's input; as it is given, where the code of the workflow is not known."""
+        if not isinstance(workflow, str):
+            return self._input(self._known(workflow), args, kwargs)
+        known = self._workflows.get(files.check_identifier(workflow, "workflow"))
+        if known is not None:
+            return self._input(known, args, kwargs)
+        return runs.make_input(workflow, args, kwargs)
+
+    def _enqueue_once(
+        self,
+        run: ActiveRun,
+        given: Input,
+        dispatch: NewDispatch,
+        run_id: str | None,
+        budget: Amount | None = None,
+    ) -> str:
+        """Enqueue a run from a workflow, once: its id follows from where that is called."""
+        run.check_active()
+        branch = current_branch() or run.detached
+        identity = place(branch, runs.identity_of("enqueue", given.identity, run_id or ""))
+        known = run.run.state.values.get(identity)
+        if known is None:
+            made_id = runs.child_id(run.run_id, given.workflow, identity)
+            name = made_id if run_id is None else run_id
+            files.check_identifier(name, "run id")
+            # First the run: after a kill in between, it is found by its id.
+            self._enqueue_by(run, Order(name, given, dispatch, run.run_id, budget))
+            with run.suspended_by_failure():
+                made = codec.encode(name, "the run id")
+                run.run.append([runs.value_recorded(identity, "enqueue", made)], sync=False)
+            known = run.run.state.values[identity]
+        branch.note(identity, known.sha256)
+        return str(codec.decode(run.run.store.load(known) or b"null", "the run id"))
+
+    def _enqueue_by(self, run: ActiveRun, order: Order) -> None:
+        """Enqueue a run; what is wrong with that is the workflow's, and a failed store is not."""
+        wrong: ConfigurationError | None = None
+        with run.suspended_by_failure():
+            try:
+                enqueue(self._open(), order)
+            except ConfigurationError as error:
+                wrong = error
+        if wrong is not None:
+            raise wrong
+
+    # --- workers ---
+
+    def queue(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        per_worker: int | None = None,
+        rate: Rate | str | None = None,
+    ) -> None:
+        """Limit a queue: so many runs at once over all workers and in each, and so many starts.
+
+        ``rate`` is a text such as ``30/s``. The limits are those of the workers of this hive: give
+        them the same everywhere. What nobody limits is limited by the worker's own concurrency.
+        A run that ``start`` begins does not pass them, nor count: only what workers take does.
+        """
+        from maestro_hive.hive.queues import QueueSettings  # noqa: PLC0415 - not for every program
+
+        made = QueueSettings.checked(name, concurrency, per_worker, rate)
+        known = self._queues.setdefault(made.name, made)
+        if known != made:
+            raise ConfigurationError(f"the queue {name!r} was given other limits before: {known}")
+
+    def worker(
+        self,
+        queues: list[str] | tuple[str, ...] | None = None,
+        concurrency: int = 50,
+        *,
+        version: str | None = None,
+        adopt: bool = False,
+        grace: float = 10.0,
+        release_after: float = 5.0,
+    ) -> Worker:
+        """Return a worker, for ``async with``: while the block runs, it executes enqueued runs.
+
+        It takes runs of these queues, or of all, at most ``concurrency`` at once: those that are due,
+        and those whose process died. ``adopt`` has it take those, too, that a person stopped. At the
+        end of the block it takes nothing more, waits for ``grace`` seconds, and leaves the rest to
+        the next worker. A thread cannot be stopped: a run whose step, a plain function, still runs in
+        one after that is left when the thread has ended, or with this process. A run that only waits
+        is released from memory after ``release_after`` seconds, and taken again when it is due.
+        """
+        from maestro_hive.hive.worker import (  # noqa: PLC0415 - as above
+            Worker,
+            WorkerHost,
+            WorkerSettings,
+        )
+
+        chosen = WorkerSettings.checked(
+            queues=queues,
+            concurrency=concurrency,
+            version=version,
+            adopt=adopt,
+            grace=grace,
+            release_after=release_after,
+        )
+        host = WorkerHost(
+            hive=cast("Hive", self),  # of which this is a part
+            store=self._open,
+            runner=lambda: self._runs,
+            claimed=self._claimed,
+            workflows=self._workflows,
+            queues=self._queues,
+        )
+        return Worker(host, chosen)
+
+    def _claimed(self, store: Store, lease: RunLease) -> tuple[WorkflowFunction[..., Any], Input]:
+        """Return the workflow and the input of a run that a worker has taken."""
+        (first,) = store.entries(lease.run, up_to=1) or (None,)
+        if lease.seq != 1 or first is None or first.kind != EntryKind.RUN_STARTED:
+            return self._as_started(lease.name)
+        return self._bound(lease.name, runs.read_input(first, store.load))
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self) -> Any:
+        async with self.worker():
+            yield
+
+    def lifespan(self, _app: object = None) -> AbstractAsyncContextManager[None]:
+        """Return a worker for the life of an ASGI application: ``FastAPI(lifespan=hive.lifespan)``.
+
+        It takes runs of all queues, as ``hive.worker()`` does. For other queues, another concurrency
+        or another grace, use ``async with hive.worker(…)`` in a lifespan of your own.
+        """
+        return self._lifespan()

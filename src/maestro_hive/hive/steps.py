@@ -1,0 +1,491 @@
+"""How a workflow's call of a step becomes a step of its run: planned, found or executed, delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from maestro_hive.engine import values
+from maestro_hive.engine.breaker import CircuitBreaker
+from maestro_hive.engine.budget import Budget
+from maestro_hive.engine.errors import (
+    CircuitBreakerOpen,
+    HelpNeeded,
+    TokenBudgetExceeded,
+    UnrecoverableError,
+    parts_of,
+)
+from maestro_hive.engine.execution_log import STEPS, ExecutionLog
+from maestro_hive.engine.failures import error_facts, with_own_lines
+from maestro_hive.engine.healing.stage import judge_completed
+from maestro_hive.engine.limits import Limit
+from maestro_hive.engine.memory_step import MemoryPersona
+from maestro_hive.engine.options import sizing_of
+from maestro_hive.engine.plan import EarlierCalls
+from maestro_hive.engine.policy import PolicyCheck
+from maestro_hive.engine.prices import default_prices
+from maestro_hive.engine.recorded_errors import (
+    StepFailure,
+    attach_failure,
+    error_from,
+    failed_attempts,
+)
+from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
+from maestro_hive.engine.step import StepExecution, StepSpec
+from maestro_hive.engine.step_record import RunStep
+from maestro_hive.engine.turn import Turn
+from maestro_hive.engine.values import OwnArguments
+from maestro_hive.hive import runs
+from maestro_hive.hive.branches import CONTENT_BYTES, Operation, enter_body
+from maestro_hive.hive.run_log import RunLog
+from maestro_hive.kernel.errors import (
+    CorruptionError,
+    FencedError,
+    FolderError,
+    NewerFormatError,
+    RunLeasedError,
+    StorageError,
+    StoreBusyError,
+)
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.records import EntryKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from maestro_hive.engine.config import ExecutionConfig
+    from maestro_hive.engine.escalation import Escalation
+    from maestro_hive.engine.healing.healers import Healer
+    from maestro_hive.engine.healing.stage import HealingEngine
+    from maestro_hive.engine.options import Options
+    from maestro_hive.engine.plan import Plan
+    from maestro_hive.engine.policy import Enforcer
+    from maestro_hive.engine.prices import Prices
+    from maestro_hive.engine.rates import Rate
+    from maestro_hive.engine.step import Stage
+    from maestro_hive.hive.active_run import ActiveRun
+    from maestro_hive.hive.functions import StepFunction
+    from maestro_hive.maestro.state.records import Entry
+    from maestro_hive.maestro.state.store import Store
+
+#: What says nothing about the workflow: it is suspended, and resumed at its next start.
+_SUSPENDING = (
+    CircuitBreakerOpen,
+    CorruptionError,
+    FencedError,
+    FolderError,
+    NewerFormatError,
+    RunLeasedError,
+    StorageError,
+    StoreBusyError,
+)
+
+
+class Substitutes(Protocol):
+    """What tests put in the place of the bodies of steps, and of the clock and the dice."""
+
+    def body(
+        self, step: StepFunction[..., Any], run_id: str, identity: bytes, task: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return the async function that is called instead of ``task``."""
+        ...
+
+    def value(self, name: str, run_id: str, identity: bytes) -> Any:
+        """Return the time, a random number or a UUID for this call of the workflow."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class RunContext:
+    """What the steps of every run of a hive are executed with."""
+
+    config: ExecutionConfig
+    store: Store
+    healer: HealingEngine | None = None
+    #: What ``@hive.healer`` made, and the folder that healers may repair.
+    healers: Sequence[Healer] = ()
+    workspace: Path | None = None
+    enforcer: Enforcer | None = None
+    escalation: Escalation | None = None
+    substitutes: Substitutes | None = None
+    prices: Prices = field(default_factory=default_prices)
+    #: For how many seconds a workflow that is cancelled may clean up.
+    cancel_grace: float = 60.0
+    #: What is logged of runs, and of their steps.
+    run_log: RunLog = field(init=False)
+    step_log: ExecutionLog = field(init=False)
+    _breakers: dict[str, CircuitBreaker] = field(default_factory=dict)
+    _limits: dict[tuple[str, Rate | None, int | None], Limit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        level = self.config.log_level
+        self.run_log, self.step_log = RunLog(level), ExecutionLog(STEPS, level)
+
+    def breaker(self, name: str) -> CircuitBreaker:
+        """Return the breaker of that name."""
+        found = self._breakers.get(name)
+        if found is None:
+            level2 = self.config.level2
+            found = self._breakers[name] = CircuitBreaker(
+                level2.circuit_breaker_threshold,
+                level2.circuit_breaker_cooldown_seconds,
+                name=name,
+                store=self.store,
+            )
+        return found
+
+    def stages(self, name: str, options: Options) -> tuple[Stage, ...]:
+        """Return the stages that each attempt of a step passes."""
+        rate, most = options.rate, options.max_concurrency
+        if rate is None and most is None:
+            return ()
+        found = self._limits.get((name, rate, most))
+        if found is None:
+            found = Limit(self.store, name, rate=rate, max_concurrency=most)
+            self._limits[name, rate, most] = found
+        return (found,)
+
+
+class PreparedStep(NamedTuple):
+    """What all calls of a step in one run have in common."""
+
+    spec: StepSpec
+    policy: RoundPolicy
+
+
+class StepArguments(NamedTuple):
+    """What is called, with its arguments; ``own`` makes those of each attempt."""
+
+    task: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    own: OwnArguments | None
+    is_async: bool
+    #: Whether other calls may be the same step: it has a key.
+    is_shared: bool
+
+
+class StepCalls:
+    """The calls of steps in one run."""
+
+    def __init__(self, active: ActiveRun, context: RunContext) -> None:
+        self._active = active
+        self._context = context
+        self._prepared: dict[StepFunction[..., Any], PreparedStep] = {}
+        self._earlier = EarlierCalls(active.run.state)
+
+    async def call(
+        self,
+        step: StepFunction[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: str | None = None,
+        task: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Return a step's result: from the journal if it is there, else by executing it.
+
+        ``task`` is what is called with the arguments, where it is not the step's function itself.
+        """
+        active = self._active
+        operation = Operation(active)
+        try:
+            is_plain = codec.is_small(args) and (not kwargs or codec.is_small(kwargs.values()))
+            plan = await self._plan(operation, step, args, kwargs, key, is_plain=is_plain)
+            if active.resumed_at:
+                plan = await self._claim(operation, plan, key)
+            outcome = self._outcome(plan)
+            if outcome is not None:
+                if active.run.state.unjudged:
+                    await self._judge(step, plan)
+                if outcome.kind != EntryKind.STEP_CANCELLED:
+                    return await self._deliver(operation, plan, outcome)
+                known = active.run.state.by_identity.get(plan.identity)
+                await operation.cancelled_again(outcome, None if known is None else known.started)
+            await operation.may_execute(plan.name)
+            own = None if is_plain else OwnArguments(plan.encoded)
+            body, is_async = task or step.task, step.is_async
+            if self._context.substitutes is not None:
+                body, is_async = self._substitute(step, plan, body), True
+            call = StepArguments(body, args, kwargs, own, is_async, key is not None)
+            return await self._execute(operation, step, plan, call)
+        except Exception as error:
+            with_own_lines(error)
+            raise
+        finally:
+            operation.close()
+
+    def _substitute(
+        self, step: StepFunction[..., Any], plan: Plan, task: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        assert self._context.substitutes is not None
+        run_id = self._active.run_id
+        return self._context.substitutes.body(step, run_id, plan.identity, task)
+
+    async def _plan(
+        self,
+        operation: Operation,
+        step: StepFunction[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: str | None,
+        *,
+        is_plain: bool,
+    ) -> Plan:
+        options = step.options
+        place = operation.place if key is None else operation.place_by_key
+        if is_plain:
+            return step.planner.plan(
+                args, kwargs, key=key, store_input=options.store_input, place=place
+            )
+        operation.hold()
+        try:
+            return await values.plan(
+                step.planner, args, kwargs, key=key, store_input=options.store_input, place=place
+            )
+        finally:
+            operation.release()
+
+    async def _claim(self, operation: Operation, plan: Plan, key: str | None) -> Plan:
+        """Return the plan with the identity under which the step is recorded, if it is."""
+        replay = self._active.replay
+        if replay.claim(plan.identity) or key is not None:
+            return plan
+        earlier = self._earlier.contents(plan)
+        for content in earlier:
+            identity = operation.place_of(content)
+            if replay.claim(identity):
+                operation.identity = identity
+                return self._matched(plan, identity)
+        await operation.find_moved(plan.content, *earlier)
+        if operation.identity == plan.identity:
+            return plan
+        return self._matched(plan, operation.identity)
+
+    def _matched(self, plan: Plan, identity: bytes) -> Plan:
+        """Return the plan of a step that changed code asks for in another way."""
+        entry = self._earlier.match(plan, identity[:CONTENT_BYTES])
+        if entry is not None:
+            # At once: while it waited, it could be cancelled before its own cancellation is found.
+            with self._active.suspended_by_failure():
+                self._active.run.append([entry], sync=False)
+        return plan.at(identity)
+
+    # --- what is recorded ---
+
+    def _outcome(self, plan: Plan) -> Entry | None:
+        """Return the entry of a step's outcome, if it has one."""
+        state = self._active.run.state
+        found = state.by_identity.get(plan.identity)
+        if found is not None and found.completed is not None:
+            return found.completed
+        return state.outcomes.get(plan.identity)
+
+    async def _deliver(self, operation: Operation, plan: Plan, outcome: Entry) -> Any:
+        """Return or raise what is recorded, when it is its turn."""
+        if outcome.kind == EntryKind.STEP_FAILED:
+            await operation.turn(outcome, outcome.facts)
+            return self._raise(plan, outcome)
+        operation.reserve(outcome)
+        with self._active.suspended_by_failure():  # as by a class that is not imported here
+            data = self._active.run.store.load(outcome)
+            result = None if not data else await values.decode(data, "result")
+        await self._turn_of(operation, outcome)
+        return result
+
+    async def _judge(self, step: StepFunction[..., Any], plan: Plan) -> None:
+        """Record the verdicts that a process did not live to record, of a step that it completed."""
+        state = self._active.run.state.by_identity.get(plan.identity)
+        if state is None or state.completed is None or not state.repairs:
+            return
+        spec = self._prepared.setdefault(step, self._prepare(step)).spec
+        record = RunStep(self._active.run, plan, 1)
+        with self._active.suspended_by_failure():
+            await judge_completed(StepExecution(spec, record, step.name, step.task, (), {}, True))
+
+    async def _turn_of(self, operation: Operation, completed: Entry) -> None:
+        if completed.facts and facts_of(completed).get("cancelled"):
+            # It was cancelled, and completed all the same: so it is again.
+            await operation.turn_despite_cancellation(completed, completed.sha256)
+        else:
+            await operation.turn(completed, completed.sha256)
+
+    def _raise(self, plan: Plan, outcome: Entry) -> None:
+        """Raise a step's own error, as it is recorded; return if it is to be skipped."""
+        facts = facts_of(outcome)
+        if facts.get("skipped"):
+            return
+        error = error_from(facts["error"])
+        attempts = failed_attempts(RunStep(self._active.run, plan, 1).attempts())
+        failure = StepFailure(
+            step=plan.name,
+            persona=plan.persona,
+            attempts=attempts,
+            rounds=int(facts.get("rounds", 1)),
+            ticket=facts.get("ticket"),
+            identity=plan.identity.hex(),
+        )
+        attach_failure(error, failure)
+        raise error
+
+    # --- executing ---
+
+    async def _execute(
+        self,
+        operation: Operation,
+        step: StepFunction[..., Any],
+        plan: Plan,
+        call: StepArguments,
+    ) -> Any:
+        active, run = self._active, self._active.run
+        prepared = self._prepared.get(step)
+        if prepared is None:
+            prepared = self._prepared[step] = self._prepare(step)
+        turn = Turn(run, plan.identity, plan.name)
+        while not turn.take():
+            await turn.wait()
+            outcome = self._outcome(plan)
+            if outcome is not None and outcome.kind != EntryKind.STEP_CANCELLED:
+                return await self._deliver(operation, plan, outcome)
+        record = RunStep(run, plan, 1)
+        execution = StepExecution(
+            prepared.spec,
+            record,
+            step.name,
+            call.task,
+            call.args,
+            call.kwargs,
+            call.is_async,
+            call.own,
+        )
+        entered = self._enter_resumed if active.was_resumed else enter_body
+        execution.on_attempt = partial(entered, plan.identity)
+        execution.on_completed = operation.reserve
+        rounds = Rounds(prepared.policy, execution, run, plan.identity)
+        result: Any = None
+        failed: dict[str, Any] | None = None
+        try:
+            try:
+                result = await rounds.run()
+            except RoundsSkippedError:
+                failed = {"skipped": True}
+            except asyncio.CancelledError:
+                await self._cancelled(operation, plan, is_shared=call.is_shared)
+                raise
+            except Exception as error:
+                if _suspends(error, self._context):
+                    raise active.suspended(error) from error
+                failed = {"error": _own_error(error, record), "rounds": max(1, len(rounds.failed))}
+            # Not in an except block: the engine's error would become the context of the step's.
+            if failed is not None:
+                return await self._failed(operation, plan, failed)
+        finally:
+            turn.give_back()
+        completed = run.state.by_identity[plan.identity].completed
+        if completed is not None:  # unless the run was reset meanwhile
+            await self._turn_of(operation, completed)
+        return result
+
+    def _enter_resumed(self, identity: bytes) -> None:
+        enter_body(identity)
+        self._active.note_resumed()
+
+    async def _failed(self, operation: Operation, plan: Plan, facts: dict[str, Any]) -> Any:
+        """Record that a step failed for good, and raise its error."""
+        run = self._active.run
+        with self._active.suspended_by_failure():
+            try:
+                await run.record(runs.step_failed(plan.identity, plan.name, **facts), sync=True)
+            except asyncio.CancelledError:
+                await operation.end_cancelled(run.state.outcomes[plan.identity])
+                raise
+        return await self._deliver(operation, plan, run.state.outcomes[plan.identity])
+
+    async def _cancelled(self, operation: Operation, plan: Plan, *, is_shared: bool) -> None:
+        """Record that the workflow cancelled a step, unless it has another outcome.
+
+        Of one that other calls share, by its key, it is no end.
+        """
+        outcome = self._outcome(plan)
+        if outcome is not None:
+            await operation.end_cancelled(outcome)
+        elif not is_shared:
+            cancelled = runs.step_cancelled(plan.identity, plan.name)
+            await operation.record_cancelled(cancelled, partial(self._outcome, plan))
+
+    def _prepare(self, step: StepFunction[..., Any]) -> PreparedStep:
+        context, options, clock = self._context, step.options, self._active.run.store.clock
+        config = context.config
+        checks: tuple[PolicyCheck, ...] = ()
+        if context.enforcer is not None:
+            checks = (PolicyCheck(context.enforcer),)
+        rng = random.Random(config.level1.jitter_seed)  # noqa: S311 - for jitter alone
+        limit, level2 = None, config.level2
+        if options.max_attempts is not None or options.rounds is not None:
+            limit = options.attempt_limit(config)
+            level2 = replace(level2, max_attempts=limit.rounds)
+        own, persona = options.budget, MemoryPersona()
+        budget = Budget(
+            config.tokens, step.persona, self._active.run, persona, defaults=False, own=own
+        )
+        stages = context.stages(step.name, options)
+        spec = StepSpec(
+            config=config,
+            persona=step.persona,
+            options=options,
+            clock=clock,
+            rng=rng,
+            budget=budget,
+            checks=checks,
+            stages=(budget, *stages) if budget.is_set else stages,
+            sizing=sizing_of(options, context.prices),
+            counts_usage=True,
+            healer=context.healer,
+            healers=context.healers,
+            workspace=context.workspace,
+            declared=step.function,
+            reads_back=True,
+            limit=limit,
+            log=context.step_log,
+        )
+        policy = RoundPolicy(
+            config=level2,
+            breaker=context.breaker(options.breaker_name(step.name)),
+            escalation=context.escalation,
+            rng=rng,
+            log=context.step_log,
+        )
+        return PreparedStep(spec, policy)
+
+
+def is_suspending(error: BaseException) -> bool:
+    """Return whether an error says nothing about the workflow."""
+    return any(isinstance(part, _SUSPENDING) for part in parts_of(error))
+
+
+def _suspends(error: Exception, context: RunContext) -> bool:
+    """Return whether the run is suspended by what a step raised, and the workflow sees nothing of it."""
+    match error:
+        case TokenBudgetExceeded():
+            return error.context.get("scope") != "step"  # which is the step's own
+        case HelpNeeded() if context.escalation is not None:
+            return True  # a person was asked
+        case HelpNeeded() | UnrecoverableError():
+            facts: object = error.context
+            return isinstance(facts, dict) and bool(facts.get("needs_retry"))
+        case _:
+            return is_suspending(error)
+
+
+def _own_error(error: Exception, record: RunStep) -> dict[str, Any]:
+    """Return the facts of the error that the step's own code raised, where the engine gave up."""
+    gave_up = isinstance(error, HelpNeeded | UnrecoverableError) and error.result is not None
+    if gave_up and not error.context.get("ambiguous"):  # type: ignore[attr-defined]
+        last = record.state.last_failure if record.state is not None else None
+        if last is not None:
+            return dict(facts_of(last)["error"])
+    return error_facts(error)

@@ -1,0 +1,112 @@
+"""``maestro budget`` and ``maestro costs``: what is set there holds for every process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive import BudgetExceeded, Hive
+from tests.cli.processes import answer, complaint, in_terminal, maestro
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def program(hive: Hive) -> Any:
+    @hive.step(persona="writer", max_tokens=60, model="claude-sonnet-4-5")
+    async def ask(number: int) -> dict[str, int]:
+        return {"number": number, "tokens_used": 60}
+
+    @hive.workflow
+    async def build(count: int) -> int:
+        return len([await ask(number) for number in range(count)])
+
+    return build
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a run that a budget has stopped."""
+    with Hive(tmp_path / "state") as hive, pytest.raises(BudgetExceeded):
+        hive.run_sync(program(hive), 3, run_id="r", budget=100)
+    return tmp_path / "state"
+
+
+def budgets(folder: Path) -> dict[str, dict[str, Any]]:
+    found = answer(maestro("budget", "--json", "--store", folder))["budgets"]
+    return {f"{each['scope']} {each['name']}": each for each in found}
+
+
+def test_budgets_are_shown_with_their_limits(folder: Path) -> None:
+    found = budgets(folder)
+    run, writer = found["run r"], found["persona writer"]
+    assert (run["tokens"], run["token_limit"], run["used"]) == (60, 100, 0.6)
+    assert (writer["tokens"], writer["token_limit"], writer["used"]) == (60, None, None)
+    assert [each for each in found if each.startswith("day ")]
+    shown = in_terminal("budget", "--store", folder)
+    assert "████████████········" in shown.text
+    assert "60%" in shown.text
+
+
+def test_a_raised_run_goes_on(folder: Path) -> None:
+    assert answer(maestro("runs", "--json", "--store", folder))["runs"][0]["status"] == "bankrupt"
+    done = maestro("budget", "raise", "run", "r", "--tokens", "100", "--store", folder)
+    assert (done.returncode, done.stdout) == (0, "run r may spend 100 more\n")
+    with Hive(folder) as hive:
+        assert hive.run_sync(program(hive), 3, run_id="r") == 3
+    shown = answer(maestro("show", "r", "--json", "--store", folder))["run"]
+    assert (shown["tokens"], shown["saved_tokens"]) == (180, 60)
+    assert "saved:         60 tokens" in maestro("show", "r", "--store", folder).stdout
+
+
+def test_limits_are_set_for_one_and_for_each(folder: Path) -> None:
+    for words in (
+        ["persona", "writer", "--tokens", "60"],
+        ["day", "--usd", "5", "--zone", "Europe/Berlin"],
+        ["run", "--tokens", "10", "--usd", "0.5"],
+    ):
+        assert maestro("budget", "set", *words, "--store", folder).returncode == 0
+    found = answer(maestro("budget", "--json", "--store", folder))
+    assert found["day_zone"] == "Europe/Berlin"
+    assert budgets(folder)["persona writer"]["token_limit"] == 60
+    assert budgets(folder)["run r"]["token_limit"] == 100, "its own"
+    assert maestro("budget", "set", "run", "r", "--none", "--store", folder).returncode == 0
+    assert budgets(folder)["run r"]["token_limit"] is None
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["set", "persona", "a"], "give --tokens, --usd or both"),
+        (["set", "team", "a", "--tokens", "5"], "persona"),
+        (["raise", "persona", "a", "--tokens", "5"], "no limit in tokens"),
+        (["raise", "persona", "a"], "how much more"),
+        (["release", "persona"], "which persona"),
+    ],
+)
+def test_what_is_typed_wrongly_is_refused(folder: Path, words: list[str], text: str) -> None:
+    assert text in complaint(maestro("budget", *words, "--store", folder), 2)
+
+
+def test_nothing_is_released_where_nothing_was_lost(folder: Path) -> None:
+    done = maestro("budget", "release", "--store", folder)
+    assert (done.returncode, done.stdout) == (0, "released 0 reservations\n")
+
+
+@pytest.mark.parametrize(
+    "by, name", [("persona", "writer"), ("workflow", "build"), ("model", "claude-sonnet-4-5")]
+)
+def test_costs_are_listed(folder: Path, by: str, name: str) -> None:
+    found = answer(maestro("costs", "--by", by, "--json", "--store", folder))
+    (row,) = found["costs"]
+    assert (found["by"], row["name"], row["calls"], row["tokens"]) == (by, name, 1, 60)
+    assert row["usd"] == 0.0009
+    assert name in maestro("costs", "--by", by, "--store", folder).stdout
+
+
+def test_costs_stay_when_a_run_is_purged(folder: Path) -> None:
+    assert maestro("purge", "r", "--yes", "--store", folder).returncode == 0
+    (day,) = answer(maestro("costs", "--by", "day", "--json", "--store", folder))["costs"]
+    assert day["tokens"] == 60
+    assert "run r" not in budgets(folder)

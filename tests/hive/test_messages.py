@@ -1,0 +1,363 @@
+"""Messages to runs: each is taken once, or refused in the transaction that posts it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import textwrap
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive import Hive
+from maestro_hive.engine.open_run import append_entries
+from maestro_hive.hive import AlreadyAnsweredError, runner, runs
+from maestro_hive.hive.inbox import NAMESPACE, InboxWatcher
+from maestro_hive.hive.runs import read_run
+from maestro_hive.kernel.errors import ConfigurationError, FencedError
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.views import question_id
+from tests.hive.conftest import quick_config
+from tests.python_processes import PythonProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+QUESTIONS = 300
+
+
+@dataclasses.dataclass
+class Size:
+    wide: int
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it takes too long"
+        await asyncio.sleep(0.01)
+
+
+async def leave(running: asyncio.Task[Any]) -> None:
+    running.cancel()
+    await asyncio.wait({running})
+
+
+def asking(hive: Hive, count: int = 1, name: str = "approve", **options: Any) -> Any:
+    @hive.workflow(name="ask")
+    async def ask() -> Any:
+        return [await hive.wait_for(name, **options) for _ in range(count)]
+
+    return ask
+
+
+async def started(hive: Hive, workflow: Callable[..., Awaitable[Any]]) -> asyncio.Task[Any]:
+    running = asyncio.create_task(hive.run(workflow, run_id="r"))
+    await until(lambda: len(hive.runs()) == 1 and bool(hive.questions("r")))
+    return running
+
+
+# --- many at once, from several processes ----------------------------------------------------------
+
+_PROGRAM = textwrap.dedent("""
+    import asyncio, sys
+    from maestro_hive import Hive
+
+    hive = Hive(sys.argv[1])
+
+    @hive.workflow
+    async def ask(count):
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(hive.wait_for("approve", about=n)) for n in range(count)]
+        return [each.result() for each in asked]
+
+    print(hive.run_sync(ask, int(sys.argv[2]), run_id="r"))
+""")
+
+_SENDER = textwrap.dedent("""
+    import json, random, sys, time
+    from maestro_hive import Hive
+    from maestro_hive.kernel.errors import ConfigurationError
+
+    hive, me, start = Hive(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    questions = json.loads(open(sys.argv[4]).read())
+    random.Random(7).shuffle(questions)
+    time.sleep(max(0, start - time.time()))
+    told = {}
+    for each in questions:
+        try:
+            hive.answer("r", "approve", me, by=me, question=each)
+        except ConfigurationError as error:
+            told[each] = str(error)
+        else:
+            told[each] = "accepted"
+    print(json.dumps(told))
+""")
+
+
+def test_of_answers_at_once_each_question_takes_one_and_all_others_are_refused(
+    folder: Path,
+) -> None:
+    with Hive(folder) as hive, PythonProcess(_PROGRAM, folder, QUESTIONS, stderr=True) as program:
+
+        def is_asked() -> bool:
+            return len(hive.runs()) == 1 and len(hive.questions("r")) == QUESTIONS
+
+        asyncio.run(until(is_asked, 60))
+        asked = folder.with_name("questions.json")  # a sender that starts late sees them all, too
+        asked.write_text(json.dumps([each.id for each in hive.questions("r")]))
+        start = time.time() + 1.0
+        names = ("ann", "ann's script", "bob", "bob's script")
+        senders = {name: PythonProcess(_SENDER, folder, name, start, asked) for name in names}
+        told = {name: json.loads(each.communicate(120)[0]) for name, each in senders.items()}
+        out, err = program.communicate(60)
+        assert program.wait() == 0, (out, err)
+        accepted = {
+            question: [name for name in names if told[name][question] == "accepted"]
+            for question in told["ann"]
+        }
+        assert len(accepted) == QUESTIONS
+        assert {len(each) for each in accepted.values()} == {1}
+        refusals = [text for each in told.values() for text in each.values() if text != "accepted"]
+        assert len(refusals) == QUESTIONS * (len(names) - 1)
+        assert all("has its answer to 'approve' already" in text for text in refusals)
+        state = read_run(hive._open(), "r")
+        recorded = {
+            question_id(state.waits[identity]): [facts_of(entry)["by"]]
+            for identity, entry in state.answers.items()
+        }
+        assert recorded == accepted
+        assert hive._open().document(NAMESPACE, "r") is None
+
+
+# --- one answer, in the transaction that posts it ---------------------------------------------------
+
+
+def test_an_answer_that_was_taken_while_another_was_made_leaves_no_room_for_it(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, store = asking(hive, 2), hive._open()
+    posted = store.update_document
+
+    async def until_the_second(value: str) -> None:
+        running = await started(hive, asks)
+        hive.answer("r", "approve", value, by="ann")
+        await until(lambda: len(read_run(store, "r").waits) == 2)
+        await leave(running)
+
+    async def until_the_first() -> None:
+        await leave(await started(hive, asks))
+
+    def overtaken(namespace: str, key: str, change: Any, wake: Any = None) -> Any:
+        monkeypatch.undo()
+        asyncio.run(until_the_second("first"))
+        return posted(namespace, key, change, wake)
+
+    asyncio.run(until_the_first())
+    monkeypatch.setattr(store, "update_document", overtaken)
+    with pytest.raises(AlreadyAnsweredError, match="answered by ann, with 'first'") as caught:
+        hive.answer("r", "approve", "second")
+    assert (caught.value.by, caught.value.value) == ("ann", "first")
+    (left,) = hive.questions("r")  # the next one, which the answer was not made for
+    with pytest.raises(AlreadyAnsweredError):
+        hive.answer("r", "approve", "late", question=caught.value.question)
+    hive.answer("r", "approve", "mine", question=left.id)
+    assert hive.run_sync(asks, run_id="r") == ["first", "mine"]
+
+
+def test_an_early_answer_that_is_sent_twice_answers_one_question(hive: Hive) -> None:
+    gate = asyncio.Event()
+
+    @hive.workflow
+    async def later() -> list[Any]:
+        await gate.wait()
+        return [await hive.wait_for("n"), await hive.wait_for("n")]
+
+    async def main() -> list[Any]:
+        running = asyncio.create_task(hive.run(later, run_id="r"))
+        await until(lambda: [info.status for info in hive.runs()] == ["running"])
+        hive.answer("r", "n", 1, early=True, by="ann")
+        with pytest.raises(AlreadyAnsweredError, match="an early one waits for it by ann, with 1"):
+            hive.answer("r", "n", 1, early=True)
+        gate.set()
+        await until(lambda: len(read_run(hive._open(), "r").waits) == 2)
+        hive.answer("r", "n", 2, early=True)
+        return await running
+
+    assert asyncio.run(main()) == [1, 2]
+
+
+def test_an_early_answer_is_that_of_the_question_from_the_moment_it_is_asked(folder: Path) -> None:
+    """Also where the process that asks it is killed before it takes the answer."""
+    with Hive(folder, quick_config()) as hive:
+        gate = asyncio.Event()
+
+        @hive.workflow
+        async def later() -> Any:
+            await gate.wait()
+            return [await hive.wait_for("approve", type=Size) for _ in range(2)]
+
+        async def first(monkeypatch: pytest.MonkeyPatch) -> None:
+            monkeypatch.setattr(InboxWatcher, "_handle", _never)
+            running = asyncio.create_task(hive.run(later, run_id="r"))
+            await until(lambda: [info.status for info in hive.runs()] == ["running"])
+            hive.answer("r", "approve", Size(3), early=True)
+            gate.set()
+            await until(lambda: bool(read_run(hive._open(), "r").waits))
+            await leave(running)
+
+        with pytest.MonkeyPatch.context() as patch:
+            asyncio.run(first(patch))
+        assert hive.questions("r") == []
+        with pytest.raises(AlreadyAnsweredError):
+            hive.answer("r", "approve", Size(4))
+
+        async def second() -> Any:
+            running = asyncio.create_task(hive.run(later, run_id="r"))
+            await until(lambda: len(read_run(hive._open(), "r").waits) == 2)
+            hive.answer("r", "approve", {"wide": 5})
+            return await running
+
+        assert asyncio.run(second()) == [Size(3), Size(5)]
+
+
+async def _never(*_: object) -> None:
+    """Take no message."""
+
+
+def test_a_message_is_recorded_and_removed_in_one_transaction(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Hive(folder, quick_config()) as hive:
+        asks, store = asking(hive), hive._open()
+
+        async def main() -> None:
+            running = await started(hive, asks)
+            seen: list[tuple[bool, bool]] = []
+            append = store.append
+
+            def watched(*args: Any, **options: Any) -> Any:
+                outcome = append(*args, **options)
+                recorded = bool(read_run(store, "r").answers)
+                seen.append((recorded, store.document(NAMESPACE, "r") is not None))
+                return outcome
+
+            monkeypatch.setattr(store, "append", watched)
+            hive.answer("r", "approve", 1)
+            assert await running == [1]
+            assert (True, False) in seen
+            assert (True, True) not in seen
+
+        asyncio.run(main())
+
+
+def test_an_answer_that_came_in_time_is_taken_though_the_run_was_resumed_later(
+    folder: Path,
+) -> None:
+    with Hive(folder, quick_config()) as hive:
+        asks = asking(hive, timeout=2.5)
+
+        async def first() -> None:
+            await leave(await started(hive, asks))
+
+        asyncio.run(first())
+        hive.answer("r", "approve", "in time")
+        time.sleep(2.6)
+        for _ in range(3):  # it was a race
+            assert hive.run_sync(asks, run_id="r") == ["in time"]
+
+
+def test_of_several_open_questions_of_a_name_one_must_be_named(hive: Hive) -> None:
+    @hive.workflow
+    async def ask() -> Any:
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(hive.wait_for("approve")) for _ in range(2)]
+        return [each.result() for each in asked]
+
+    async def main() -> Any:
+        running = asyncio.create_task(hive.run(ask, run_id="r"))
+        await until(lambda: len(hive.runs()) == 1 and len(hive.questions("r")) == 2)
+        one, two = hive.questions("r")
+        with pytest.raises(ConfigurationError, match=f"asks 'approve' 2 times.*{one.id}.*{two.id}"):
+            hive.answer("r", "approve", "x")
+        with pytest.raises(ConfigurationError, match=f"no question 'beef'.*{one.id}"):
+            hive.answer("r", "approve", "x", question="beef")
+        hive.answer("r", "approve", "two", question=two.id)
+        hive.answer("r", "approve", "one")  # the only one that is left
+        return await running
+
+    assert asyncio.run(main()) == ["one", "two"]
+
+
+def test_an_answer_after_the_question_says_what_the_answer_was(hive: Hive) -> None:
+    @hive.workflow
+    async def ask() -> None:
+        await hive.wait_for("approve")
+        await hive.wait_for("other")
+
+    async def main() -> None:
+        running = asyncio.create_task(hive.run(ask, run_id="r"))
+        await until(lambda: len(hive.runs()) == 1 and bool(hive.questions("r")))
+        (asked,) = hive.questions("r")
+        hive.answer("r", "approve", "yes", by="ann")
+        await until(lambda: bool(read_run(hive._open(), "r").answers))
+        with pytest.raises(ConfigurationError, match="last one was answered by ann with 'yes'"):
+            hive.answer("r", "approve", "no")
+        with pytest.raises(AlreadyAnsweredError, match=f"question {asked.id} was answered by ann"):
+            hive.answer("r", "approve", "no", question=asked.id)
+        await leave(running)
+
+    asyncio.run(main())
+
+
+def test_a_request_to_cancel_is_refused_once_the_run_has_ended(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, store = asking(hive), hive._open()
+    posted = store.update_document
+
+    async def main() -> None:
+        running = await started(hive, asks)
+
+        def overtaken(namespace: str, key: str, change: Any, wake: Any = None) -> Any:
+            monkeypatch.undo()
+            lease = store.acquire_run("r")
+            ended = runs.ended("success", value=codec.encode(1))
+            append_entries(store, lease, [ended], "success")
+            store.release_run(lease)
+            return posted(namespace, key, change, wake)
+
+        monkeypatch.setattr(store, "update_document", overtaken)
+        assert not hive.cancel("r")
+        assert store.document(NAMESPACE, "r") is None
+        await leave(running)
+
+    asyncio.run(main())
+
+
+def test_a_watcher_that_is_cancelled_while_a_record_fails_ends(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = asyncio.Event()
+
+    async def fail_when_cancelled(*_: object) -> None:
+        try:
+            recording.set()
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:  # as a record does that its run's lease was released under
+            raise FencedError("r", fence=1, current=2) from None
+
+    async def main() -> None:
+        monkeypatch.setattr(runner, "deliver", fail_when_cancelled)
+        running = await started(hive, asking(hive))
+        hive.answer("r", "approve", "yes")
+        await recording.wait()
+        await leave(running)
+        here = asyncio.current_task()
+        await until(lambda: asyncio.all_tasks() == {here}, 5)
+
+    asyncio.run(main())
