@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import _thread
 import threading
+import time
 import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from maestro_hive.kernel.errors import MaestroError
-from maestro_hive.kernel.process import PerProcess
+from maestro_hive.kernel.process import PerProcess, run_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,15 +96,59 @@ def retained(kind: type[SharedT]) -> list[SharedT]:
     return [each for each in list(_registry().retained) if isinstance(each, kind)]
 
 
+#: For how long the exit of the process waits for them, in seconds.
+PATIENCE = 5.0
+
+
+class _LastCalls:
+    """The calls for collected objects that have not returned yet."""
+
+    def __init__(self) -> None:
+        #: A lock for each, which is free when its call has returned. The set's operations are
+        #: atomic: the collector may come here at any point, so nothing here may wait for a lock.
+        self.running: set[_thread.LockType] = set()
+        self.refused = False
+
+    def start(self, call: Callable[[], object]) -> None:
+        if self.refused:
+            return
+        returned = _thread.allocate_lock()
+        returned.acquire()
+        self.running.add(returned)
+        try:
+            _thread.start_new_thread(self._make, (call, returned))
+        except RuntimeError:  # no thread may be started: the process ends, or has too many
+            self.running.discard(returned)
+
+    def _make(self, call: Callable[[], object], returned: _thread.LockType) -> None:
+        try:
+            with suppress(MaestroError):  # a store that failed or was closed holds nothing
+                call()
+        finally:
+            self.running.discard(returned)
+            returned.release()
+
+    def end(self) -> None:
+        """Make no further call, and wait for those that run."""
+        self.refused = True
+        until = time.monotonic() + PATIENCE
+        for returned in list(self.running):
+            returned.acquire(timeout=max(0.0, until - time.monotonic()))
+
+
+_last_calls = PerProcess(_LastCalls)
+
+
 def call_for_collected(call: Callable[[], object]) -> None:
     """Make the last call for an object that is being collected; an error of ours is ignored.
 
-    In a thread: the collector may have come here from inside the store, with its locks held.
+    In a thread: the collector may have come here from inside the store, with its locks held. The
+    process waits for it at its exit; an object that is collected later is not called for, since
+    what the process holds ends with it.
     """
+    _last_calls().start(call)
 
-    def call_quietly() -> None:
-        with suppress(MaestroError):  # a store that failed or was closed holds nothing
-            call()
 
-    with suppress(RuntimeError):  # the process ends, and what it holds with it
-        _thread.start_new_thread(call_quietly, ())
+# First: a thread that closes a run while the stores are closed, or that is still there when the
+# interpreter ends, could fail or end the process with an error.
+run_at_exit(-1, lambda: _last_calls().end())

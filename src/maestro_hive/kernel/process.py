@@ -83,8 +83,8 @@ _exit_functions: list[tuple[int, Callable[[], None]]] = []
 def run_at_exit(order: int, function: Callable[[], None]) -> None:
     """Have ``function`` called when the process exits; those of a lower order come first.
 
-    Executions close their runs (0), then copies are written (1), then stores are closed (2),
-    whichever module was imported first.
+    Calls for collected objects return (-1), executions close their runs (0), then copies are
+    written (1), then stores are closed (2), whichever module was imported first.
     """
     _exit_functions.append((order, function))
 
