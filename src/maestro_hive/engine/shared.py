@@ -6,10 +6,11 @@ Also what must live on without a reference. A forked child starts with an empty 
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
 import time
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from maestro_hive.kernel.errors import MaestroError
@@ -122,8 +123,12 @@ class _LastCalls:
 
     def _make(self, call: Callable[[], object], returned: _thread.LockType) -> None:
         try:
-            with suppress(MaestroError):  # a store that failed or was closed holds nothing
-                call()
+            call()
+        except MaestroError:  # a store that failed or was closed holds nothing
+            pass
+        except Exception:  # noqa: BLE001 - there is no caller to raise it to
+            # Here, and not when the thread ends: nothing may be printed once the process ends.
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
         finally:
             self.running.discard(returned)
             returned.release()
