@@ -65,6 +65,8 @@ _BLIND = 0.05
 _LOOKS = 200
 #: Seconds of a killed process's end after which others may have waited for its locks for too long.
 _SLOW_END = 10.0
+#: How long the bodies that must have started are waited for, in seconds: a busy machine is slow.
+_PATIENCE = 30.0
 
 
 # --- in the processes that are killed --------------------------------------------------------------
@@ -298,6 +300,16 @@ class _Workers:
             time.sleep(0.01)
         return rng.choice(list(self.alive))
 
+    def wait_for_bodies(self, least: int) -> None:
+        """Return when so many bodies of each step have started, or after half a minute."""
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            self.bodies.read()
+            started = Counter(body.name for body in self.bodies.found.values())
+            if all(started[name] >= least for name in STEPS):
+                return
+            time.sleep(0.05)
+
     def stop(self, worker: int, seconds: float) -> None:
         """Stop a process for so long, whatever happens to others meanwhile."""
         life, child = self.alive[worker]
@@ -335,6 +347,8 @@ class Attack:
     burning: int = 2
     #: How long a process may live between two kills of any of them.
     pause: float = 0.4
+    #: How many bodies of each step must have started: after the kills, they are waited for.
+    least: int = 20
 
 
 def attack_limits(attack: Attack, folder: Path, track: Callable[[Iterator[int]], Any]) -> _Workers:
@@ -351,13 +365,14 @@ def attack_limits(attack: Attack, folder: Path, track: Callable[[Iterator[int]],
             if rng.random() < 0.25:
                 workers.stop(rng.choice(list(workers.alive)), rng.uniform(0.02, 1.2))
             workers.kill(workers.choose(rng))
+        workers.wait_for_bodies(attack.least)
         for worker in list(workers.alive):
             workers.kill(worker, again=False)
     workers.bodies.read()
     return workers
 
 
-def check_limits(workers: _Workers, folder: Path, outcome: Outcome, least: int = 20) -> None:
+def check_limits(workers: _Workers, folder: Path, outcome: Outcome, least: int) -> None:
     """Compare what the ledger says with what the steps allow; of each, so many must have started."""
     spans = workers.bodies.by_name(workers.deaths)
     for name, limited in STEPS.items():
@@ -403,10 +418,10 @@ def _used(spans: list[tuple[float, float]], rate: Rate) -> float:
 def limits(plan: Plan, outcome: Outcome) -> None:
     """Attack all limits at once, and count by the ledger."""
     kills = plan.amount(quick=40, full=500)
-    attack = Attack(seed=plan.seed, kills=kills)
+    attack = Attack(seed=plan.seed, kills=kills, least=plan.amount(quick=5, full=20))
     folder = plan.scratch / "limits"
     workers = attack_limits(attack, folder, lambda items: plan.track("kills", items, kills))
-    check_limits(workers, folder, outcome, least=plan.amount(quick=5, full=20))
+    check_limits(workers, folder, outcome, attack.least)
     inside = workers.landed["in a body"]
     outcome.require(inside >= 0.8 * kills, f"only {inside} of {kills} kills landed in a body")
     outcome.ran.append(f"{kills} kills and {workers.stops} stops of {attack.workers} processes")

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def test_no_limit_is_exceeded_while_processes_are_killed_and_stopped(tmp_path: Path) -> None:
     folder, outcome = tmp_path / "limits", Outcome()
-    attack = Attack(seed=4, kills=10, workers=4, burning=1)
+    attack = Attack(seed=4, kills=10, workers=4, burning=1, least=3)
     workers = attack_limits(attack, folder, lambda items: items)
-    check_limits(workers, folder, outcome, least=3)
+    check_limits(workers, folder, outcome, attack.least)
     assert outcome.failures == []
     assert workers.landed["in a body"] >= 6
 
