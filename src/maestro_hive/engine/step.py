@@ -9,7 +9,6 @@ Rounds, behind a circuit breaker, are made around this by ``rounds``.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from dataclasses import dataclass, field
 from logging import DEBUG
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
@@ -39,6 +38,7 @@ from maestro_hive.engine.failures import (
     passes_through,
     status_of,
 )
+from maestro_hive.engine.healing.arguments import arguments_by_name
 from maestro_hive.engine.healing.failure import diagnosis_of
 from maestro_hive.engine.healing.stage import (
     HealingEngine,
@@ -682,16 +682,7 @@ class StepExecution:
 
     def arguments(self) -> dict[str, Any]:
         """Return the task's arguments by name, as far as they have one."""
-        return self.by_name(self.args, self.kwargs)
-
-    def by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments of the task by name, as far as they have one."""
-        try:
-            bound = inspect.signature(self.task).bind_partial(*args, **kwargs)
-        except (TypeError, ValueError):  # it takes no such arguments, or does not declare them
-            return kwargs
-        bound.apply_defaults()
-        return {**bound.arguments, **kwargs}
+        return arguments_by_name(self.task, self.args, self.kwargs)
 
 
 def _leave(admissions: Sequence[Admission]) -> None:

@@ -18,6 +18,7 @@ from maestro_hive.engine.errors import text_of
 from maestro_hive.engine.failures import attempt_line, plain_text
 from maestro_hive.engine.healing.arguments import (
     ChangedArguments,
+    arguments_by_name,
     encode_arguments,
     with_changes,
 )
@@ -109,7 +110,7 @@ async def _add_context(step: StepExecution, failure: Failure) -> None:
         run_id=record.run_id,
         attempt=number,
         attempts=[attempt_line(each) for each in record.attempts()],
-        arguments=step.by_name(*await step.arguments_of_attempt()),
+        arguments=arguments_by_name(step.task, *await step.arguments_of_attempt()),
         repairs=tried,
         tried=[each.healer for each in tried if each.is_same_failure],
         worked_before=record.worked_before(fingerprint),
