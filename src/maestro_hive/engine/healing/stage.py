@@ -8,12 +8,13 @@ verdict. What was recorded is not done again; what was not is, at the next start
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from maestro_hive.engine.attempt import call_in_thread, is_async
+from maestro_hive.engine.attempt import is_async
 from maestro_hive.engine.errors import text_of
 from maestro_hive.engine.failures import attempt_line, plain_text
 from maestro_hive.engine.healing.arguments import (
@@ -22,6 +23,7 @@ from maestro_hive.engine.healing.arguments import (
     encode_arguments,
     with_changes,
 )
+from maestro_hive.engine.healing.calls import UserCallError, called
 from maestro_hive.engine.healing.failure import (
     Fix,
     HealingResult,
@@ -195,7 +197,8 @@ async def heal(step: StepExecution, failure: Failure) -> None:
     result = HealingResult(failure, fix, status, feedback=fix.feedback if fix else None)
     result.attempts, result.error_message = asked, _joined(troubles)
     if fix is None:
-        await call_in_thread(engine.make_ticket, (result,), {})
+        with contextlib.suppress(UserCallError):  # it may still be made, and the step goes on
+            await called(engine.make_ticket, (result,), step.spec.timeout)
     engine.note(result)
     tried = _tried(failure, fix, result.status.name, result.error_message, arguments)
     await _record(step, tried)
@@ -237,16 +240,14 @@ async def _ask(
     call, given = healer.propose, (failure, _engine(step.spec).workspace)
     in_loop = getattr(healer, "is_async", False) or is_async(call)
     name = name_of(healer)
-    deadline = asyncio.timeout(step.spec.timeout)
     try:
-        async with deadline:
-            answer = await (call(*given) if in_loop else call_in_thread(call, given, {}))  # type: ignore[misc]
+        answer = await called(call, given, step.spec.timeout, in_loop=in_loop)
         fix = checked_fix(answer, name)
         if fix is not None:
             _check_wait(step, fix)
-    except Exception as error:  # noqa: BLE001 - the user's code, like the task
-        if isinstance(error, TimeoutError) and deadline.expired():
-            return None, f"{name} was not finished within {step.spec.timeout:g} seconds"
+    except UserCallError as error:
+        return None, f"{name} {error}"[:_MAX_TEXT]
+    except Exception as error:  # noqa: BLE001 - what the user's code gave, like the task
         return None, f"{name}: {type(error).__name__}: {text_of(error)}"[:_MAX_TEXT]
     return fix, None
 
@@ -344,12 +345,12 @@ async def _change_files(step: StepExecution, failure: Failure, fix: Fix) -> str 
 
     try:
         call = workspace.write, (fix.files, before, fix.check, turn)
-        async with asyncio.timeout(step.spec.timeout):
-            await call_in_thread(*call, {})
+        await called(*call, step.spec.timeout)
     except Exception as error:  # noqa: BLE001 - the check is the user's own
         restored, left = await in_thread(undo)
         repair = Repair(step.record.started_attempt()[0], failure.get_hash(), fix.healer, facts)
-        reason = plain_text(error)[:_MAX_TEXT]
+        late = isinstance(error, UserCallError)
+        reason = (f"the check {error}" if late else plain_text(error))[:_MAX_TEXT]
         verdict = Verdict(FAILED, reason, tuple(sorted(restored)), left)
         await step.record.record_verdict(repair, verdict)
         return f"{fix.healer}: {reason}"
@@ -427,18 +428,14 @@ async def _ask_foreign(step: StepExecution, failure: Failure, troubles: list[str
     """Call an engine of the caller's, for no longer than an attempt; if it raises, nothing is repaired."""
     engine, seconds = step.spec.healer, step.spec.timeout
     assert engine is not None
-    deadline = asyncio.timeout(seconds)
     try:
-        async with deadline:
-            call = engine.heal_single
-            answer = await (
-                call(failure) if is_async(call) else call_in_thread(call, (failure,), {})
-            )
+        call = engine.heal_single
+        answer = await called(call, (failure,), seconds, in_loop=is_async(call))
         fix, status = _read(answer)
+    except UserCallError as error:
+        return _tried(failure, None, "FAILED", _joined([*troubles, f"it {error}"]))
     except Exception as error:  # noqa: BLE001 - the user's code, like the task
         text = f"{type(error).__name__}: {text_of(error)}"
-        if deadline.expired() and isinstance(error, TimeoutError):
-            text = f"it was not finished within {seconds:g} seconds"
         return _tried(failure, None, "FAILED", _joined([*troubles, text]))
     arguments = None
     try:
