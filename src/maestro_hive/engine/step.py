@@ -204,7 +204,7 @@ class StepSpec:
         for name, value in chosen.items():
             object.__setattr__(self, name, value)
         if self.disabled_healers:
-            check_disabled(self)
+            check_disabled(self.disabled_healers, self.healer, self.healers)
 
     def _result_check(self) -> Callable[[Any], None] | None:
         returns, declared = self.options.returns, self.declared

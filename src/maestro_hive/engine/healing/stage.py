@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -32,7 +32,7 @@ from maestro_hive.engine.healing.failure import (
     recorded_failure,
 )
 from maestro_hive.engine.healing.function_healers import checked_fix
-from maestro_hive.engine.healing.healers import name_of
+from maestro_hive.engine.healing.healers import DEFAULT_HEALERS, name_of
 from maestro_hive.engine.healing.repairs import FAILED, INTERRUPTED, Repair, Verdict, verdict_of
 from maestro_hive.engine.healing.workspace import Turn, Workspace
 from maestro_hive.engine.recorded_errors import error_from
@@ -152,14 +152,20 @@ def _healers_for(spec: StepSpec, failure: Failure) -> list[Healer]:
     return ranked(failure, enabled)[: engine.max_retries + len(spec.healers)]
 
 
-def check_disabled(spec: StepSpec) -> None:
-    """Raise if a healer that shall not be asked does not exist."""
-    if _is_foreign(spec):
+def check_disabled(
+    names: Iterable[str], own: HealingEngine | None, healers: Iterable[Healer], where: str = ""
+) -> None:
+    """Raise if a healer that shall not be asked does not exist; an engine of the user's is not known."""
+    from maestro_hive.engine.healing.engine import SelfHealingEngine  # noqa: PLC0415 - rare
+
+    if own is not None and not isinstance(own, SelfHealingEngine):
         return
-    known = [name_of(each) for each in (*spec.healers, *_engine(spec).healers)]
-    for name in sorted(spec.disabled_healers):
+    more = DEFAULT_HEALERS if own is None else own.healers
+    known = [name_of(each) for each in (*healers, *more)]
+    for name in sorted(names):
         if name not in known:
-            raise refused("disabled_healers", name, f"names of healers: {', '.join(known)}")
+            wanted = f"names of healers: {', '.join(known)}"
+            raise refused(f"{where}disabled_healers", name, wanted)
 
 
 # --- healing ---------------------------------------------------------------------------------------
