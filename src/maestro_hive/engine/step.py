@@ -514,8 +514,6 @@ class StepExecution:
         failure = diagnose(self, error, facts)
         diagnosis = None if failure is None else diagnosis_of(failure)
         await self._record_failed(failed_attempt(facts, decision, diagnosis))
-        if self.repairs:
-            await judge(self, completed=False)
         if not decision.retry:  # the next round, if there is one, heals it before it starts
             self.give_up(error, decision.reason, breaker_counts)
         if failure is not None:
@@ -525,6 +523,8 @@ class StepExecution:
     async def _record_failed(self, end: AttemptEnd) -> None:
         await self.record.fail(end)
         log_failed_attempt(self, end)
+        if self.repairs:
+            await judge(self, completed=False)
 
     def _decide(self, error: Exception) -> Decision:
         level1, options = self.spec.config.level1, self.spec.options

@@ -17,7 +17,7 @@ from maestro_hive.engine.accounts import UNSIZED
 from maestro_hive.engine.failures import set_failure
 from maestro_hive.engine.healing.arguments import ChangedArguments
 from maestro_hive.engine.healing.function_healers import TriedRepair
-from maestro_hive.engine.healing.repairs import INTERRUPTED, Repair, counted, worked_before
+from maestro_hive.engine.healing.repairs import FAILED, WORKED, Repair, counted, worked_before
 from maestro_hive.engine.healing.workspace import FileBefore
 from maestro_hive.engine.open_run import RUNNING
 from maestro_hive.engine.plan import effect_key
@@ -421,11 +421,14 @@ class RunStep:
         ]
 
     def pending_repairs(self) -> list[Repair]:
-        """Return the repairs that have no verdict yet."""
+        """Return the repairs that are not decided yet."""
         state = self.state
-        found = [] if state is None or not state.repairs else pending_repairs(state)
-        read = (Repair.read(each.attempt, facts_of(each)) for each in found)
-        return [each for each in read if each is not None]
+        if state is None or not state.repairs:
+            return []
+        judged = judged_repairs(state)
+        found = pending_repairs(state)
+        read = ((Repair.read(e.attempt, facts_of(e)), key_of(e) in judged) for e in found)
+        return [made._replace(is_undecided=known) for made, known in read if made is not None]
 
     def interrupted_repairs(self) -> list[Repair]:
         """Return the repairs that were about to change files when their process died."""
@@ -492,7 +495,7 @@ class RunStep:
         """Record whether a repair worked, and count it for all runs in the same transaction."""
         entry = self._repair_entry(EntryKind.REPAIR_JUDGED, verdict.facts(repair))
         now = self._clock.now().isoformat()
-        counts = verdict.verdict != INTERRUPTED
+        counts = verdict.verdict in (WORKED, FAILED)
         change = counted(repair, verdict.verdict, self.plan.name, now) if counts else None
         entry = entry._replace(attempt=repair.attempt)
         await self.run.record(entry, sync=False, change=change)

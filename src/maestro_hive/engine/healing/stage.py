@@ -33,7 +33,14 @@ from maestro_hive.engine.healing.failure import (
 )
 from maestro_hive.engine.healing.function_healers import checked_fix
 from maestro_hive.engine.healing.healers import DEFAULT_HEALERS, name_of
-from maestro_hive.engine.healing.repairs import FAILED, INTERRUPTED, Repair, Verdict, verdict_of
+from maestro_hive.engine.healing.repairs import (
+    FAILED,
+    INTERRUPTED,
+    UNDECIDED,
+    Repair,
+    Verdict,
+    verdict_of,
+)
 from maestro_hive.engine.healing.workspace import Turn, Workspace
 from maestro_hive.engine.recorded_errors import error_from
 from maestro_hive.engine.settings import refused
@@ -381,13 +388,18 @@ async def _restore_files(
 
 
 async def judge(step: StepExecution, *, completed: bool) -> None:
-    """Record what is known by now about the repairs that have no verdict; restore files."""
+    """Record what is known by now about the repairs that are not decided; restore files."""
     left: list[Repair] = []
     for repair in step.repairs:
         later = step.record.fingerprints_after(repair.attempt)
         verdict = verdict_of(repair, later, completed=completed)
         if verdict is None:
             left.append(repair)
+            continue
+        if verdict.verdict == UNDECIDED:
+            if not repair.is_undecided:
+                await step.record.record_verdict(repair, verdict)
+            left.append(repair._replace(is_undecided=True))
             continue
         if verdict.verdict == FAILED and repair.facts.get("files"):
             before, root = step.record.files_before(repair)

@@ -480,9 +480,10 @@ class RepairTried(AttemptEvent):
 
 @_event(EntryKind.REPAIR_JUDGED)
 class RepairJudged(AttemptEvent):
-    """It is known whether the repair of a failed attempt worked; ``verdict`` is worked or failed.
+    """What is known of the repair of a failed attempt; ``verdict`` is worked, failed or undecided.
 
-    Or interrupted: its process died while it changed files, which are restored, and it is made again.
+    Undecided: another failure came; a later one may follow. Or interrupted: its process died while it
+    changed files, which are restored, and it is made again.
     """
 
     verdict: str
@@ -496,7 +497,8 @@ class RepairJudged(AttemptEvent):
     def __str__(self) -> str:
         because = f": {self.reason}" if self.reason else ""
         files = f"; restored {', '.join(self.restored)}" if self.restored else ""
-        return f"{self.which} repair by {self.healer} {self.verdict}{because}{files}"
+        said = "is undecided" if self.verdict == "undecided" else self.verdict
+        return f"{self.which} repair by {self.healer} {said}{because}{files}"
 
 
 @_event()
