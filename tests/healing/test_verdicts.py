@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ from maestro_hive import Fix, Hive
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.maestro.state.events import RepairJudged
 from maestro_hive.unified_execution import GovernanceViolation
-from tests.healing.test_user_healers import events, printed, shown
+from tests.healing.test_user_healers import Reading, events, printed, shown
 from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:
@@ -99,6 +100,31 @@ def test_it_is_undecided_once_however_many_rounds_follow(hive: Hive) -> None:
     failing = Failing(hive, *errors, max_attempts=5, rounds=5)
     assert hive.run_sync(failing.flow, run_id="r") == "done"
     assert [each[2] for each in judged(hive)] == ["undecided", "worked"]
+
+
+def test_what_an_engine_of_a_callers_did_is_judged_by_its_name(tmp_path: Path) -> None:
+    """One that was written for the first implementation names no healer."""
+
+    class TheirEngine:
+        def heal_single(self, failure: Any) -> Any:
+            known = failure.context["arguments"]
+            answers = {
+                1: SimpleNamespace(status="FAILED", fix=None),
+                2: SimpleNamespace(status="FIXED", fix={"arguments": {"depth": 5}}),
+            }
+            return answers[failure.context["attempt"]] if known["depth"] == 1 else None
+
+    with Hive(tmp_path / "state", quick_config(), healing_engine=TheirEngine()) as hive:
+        reading = Reading(hive)
+        assert hive.run_sync(reading.flow, run_id="r") == "a 5"
+        assert judged(hive) == [(2, "TheirEngine", "worked", "the step was completed")]
+        text = printed(hive, "show", "r", "read")
+        assert [line.strip() for line in text.splitlines() if "repair:" in line] == [
+            "repair: none",
+            "repair: TheirEngine: FIXED",
+        ]
+        (proven,) = shown(hive, "repairs")["repairs"]
+        assert (proven["healer"], proven["worked"]) == ("TheirEngine", 1)
 
 
 def test_files_are_restored_when_the_next_attempt_ends_by_a_refusal(

@@ -449,7 +449,7 @@ async def _ask_foreign(step: StepExecution, failure: Failure, troubles: list[str
     try:
         call = engine.heal_single
         answer = await called(call, (failure,), seconds, in_loop=is_async(call))
-        fix, status = _read(answer)
+        fix, status = _read(answer, type(engine).__name__)
     except UserCallError as error:
         return _tried(failure, None, "FAILED", _joined([*troubles, f"it {error}"]))
     except Exception as error:  # noqa: BLE001 - the user's code, like the task
@@ -465,21 +465,21 @@ async def _ask_foreign(step: StepExecution, failure: Failure, troubles: list[str
     return _tried(failure, fix, status, _joined(troubles), arguments)
 
 
-def _read(answer: object) -> tuple[Fix, str]:
-    """Return what an engine answered, whatever the classes of its objects are."""
+def _read(answer: object, name: str) -> tuple[Fix, str]:
+    """Return what the engine of that name answered, whatever the classes of its objects are."""
     found = getattr(answer, "status", None)
     status = str(getattr(found, "value", found)).upper()[:_MAX_TEXT]
     fix = getattr(answer, "fix", None)
     arguments = _part(fix, "arguments")
-    return (
-        Fix(
-            _text(_part(fix, "description")) or _text(fix) or "",
-            feedback=_text(getattr(answer, "feedback", None)) or _text(_part(fix, "feedback")),
-            arguments=dict(arguments) if isinstance(arguments, Mapping) else {},
-            healer=_text(_part(fix, "healer")) or "",
-        ),
-        status,
+    feedback = _text(getattr(answer, "feedback", None)) or _text(_part(fix, "feedback"))
+    did_something = status == "FIXED" or feedback
+    made = Fix(
+        _text(_part(fix, "description")) or _text(fix) or "",
+        feedback=feedback,
+        arguments=dict(arguments) if isinstance(arguments, Mapping) else {},
+        healer=_text(_part(fix, "healer")) or (name if did_something else ""),
     )
+    return made, status
 
 
 def _part(fix: object, name: str) -> object:
