@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,8 @@ from maestro_hive import Fix, Hive, PersonaExecutor
 from maestro_hive.engine.healing.arguments import arguments_by_name, with_changes
 from maestro_hive.engine.healing.engine import SelfHealingEngine
 from maestro_hive.engine.healing.failure import FailureType
+from maestro_hive.maestro.state.events import RepairTried
+from tests.healing.test_user_healers import events
 from tests.hive.conftest import quick_config
 from tests.unified_execution.restarts import execute
 
@@ -101,6 +104,44 @@ def test_a_healer_may_give_all_arguments_back_with_one_changed(hive: Hive) -> No
 
     assert hive.run_sync(flow, run_id="r") == "done"
     assert seen == [(("a", "b"), 1, {"colour": "red"}), (("a", "b"), 2, {"colour": "red"})]
+
+
+class Rules:
+    """Forbids one path, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str | None] = []
+
+    def check(
+        self, agent: Any, tool_name: str, target_path: str | None = None, action: str = ""
+    ) -> Any:
+        del agent, tool_name, action
+        self.asked.append(target_path)
+        allowed = target_path != "/secret"
+        return SimpleNamespace(allowed=allowed, violation_type=None, message="keep out")
+
+
+def test_changed_arguments_are_checked_by_the_policy(tmp_path: Path) -> None:
+    rules, seen = Rules(), list[str]()
+    with Hive(tmp_path / "state", quick_config(), enforcer=rules) as hive:
+
+        @hive.step(max_attempts=2)
+        async def read(path: str) -> str:
+            seen.append(path)
+            if path == "/empty":
+                raise ValueError("nothing there")
+            return path
+
+        @hive.workflow
+        async def flow() -> str:
+            return await read("/empty")
+
+        hive.healer(ValueError, name="daring")(lambda: {"path": "/secret"})
+        hive.healer(ValueError, name="modest")(lambda: {"path": "/public"})
+        assert hive.run_sync(flow, run_id="r") == "/public"
+        (tried,) = (each for each in events(hive) if isinstance(each, RepairTried))
+    assert (seen, rules.asked) == (["/empty", "/public"], ["/empty", "/secret", "/public"])
+    assert (tried.healer, str(tried.error)[:29]) == ("modest", "daring: GovernanceViolation: ")
 
 
 def test_an_executors_task_gets_all_arguments_back_with_one_changed() -> None:

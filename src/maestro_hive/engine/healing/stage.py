@@ -308,7 +308,9 @@ async def _changed(step: StepExecution, arguments: Mapping[str, Any]) -> NewArgu
     """Return all changed arguments of a step, with these among them, and how they are recorded."""
     before = await step.changed.by_name() if step.changed is not None else {}
     changed = {**before, **arguments}
-    with_changes(step.task, (step.args, step.kwargs), changed)
+    args, kwargs = with_changes(step.task, (step.args, step.kwargs), changed)
+    for each in step.spec.checks:  # what is forbidden stays so, whoever asks for it
+        await each.check(replace(step, args=args, kwargs=kwargs))
     if step.record.run_id is None:
         return changed, None
     return changed, await encode_arguments(changed, store_input=step.spec.options.store_input)
