@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from maestro_hive.engine.healing.failure import Failure
     from maestro_hive.engine.healing.healers import Healer
     from maestro_hive.engine.healing.workspace import FileBefore
-    from maestro_hive.engine.step import StepExecution, StepSpec
+    from maestro_hive.engine.step import StepExecution
+    from maestro_hive.engine.step_spec import StepSpec
     from maestro_hive.maestro.state.codec import Encoded
 
 
