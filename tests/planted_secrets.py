@@ -32,7 +32,7 @@ SHAPED: dict[str, str] = {
 #: Secrets that are found by where they stand: the text, and what must not be left of it.
 SURROUNDED: dict[str, tuple[str, str]] = {
     "bearer": ("Authorization: Bearer mF_9.B5f-4.1JqM", "mF_9.B5f-4.1JqM"),
-    "basic": (f"'authorization': 'Basic {base64.b64encode(b'ada:l0velace').decode()}'", "bDB2ZWxhY2U"),
+    "basic": (f"'authorization': 'Basic {base64.b64encode(b'ada:l0velace').decode()}'", "mwwdmVsYWNl"),
     "address": ("postgresql" + "://ada:l0ve%2Flace@db.example.com:5432/app", "l0ve"),
     "aws-secret": (
         "AKIA" + "Q3EGRIVWQ7ZKXN4T, " + "kT7/Q2mX9vL4pRbwZ8sYc3nJ+dGfA1uE5iOoZtVy",

@@ -253,9 +253,13 @@ def test_no_file_of_this_project_is_changed() -> None:
         if redacted != text:
             lines = zip(text.splitlines(), redacted.splitlines(), strict=False)
             changed[name] = [after for before, after in lines if before != after]
-    # Addresses with a password, which is what those tests are about.
-    assert changed.pop("tests/unified_execution/test_config.py") is not None
-    assert changed == {}
+    # They are about secrets, and have some.
+    about = {
+        "tests/planted_secrets.py",
+        "tests/unified_execution/test_config.py",
+        "tests/unit/test_redaction.py",
+    }
+    assert changed.keys() <= about, changed
 
 
 # --- time ----------------------------------------------------------------------------------------

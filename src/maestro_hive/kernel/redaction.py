@@ -42,6 +42,8 @@ _SHORTEST_MARKED = 4
 _SHORTEST_BASE64 = 20
 #: The shortest line of base64 that is continued in the next one; mails and certificates wrap at 64.
 _SHORTEST_WRAPPED = 60
+#: How much more than what is left of a text is searched for secrets before it is cut.
+_CUT_MARGIN = 1 << 16
 #: How often what was decoded is decoded again.
 _DEPTH = 2
 
@@ -82,7 +84,7 @@ class _Known:
                 self._environment = None
 
     def needles(self) -> tuple[_Needle, ...]:
-        """Return what to look for, made anew when the environment has changed."""
+        """Return what to look for, made again when the environment has changed."""
         # The dict inside, if it is there: a log line is redacted in the time that a copy would take.
         environment: Mapping[bytes, bytes] = getattr(os.environb, "_data", os.environb)
         if environment != self._environment:
@@ -117,6 +119,12 @@ def mark_secret(value: str) -> str:
     """
     _KNOWN.mark(_checked(value))
     return value
+
+
+def know_secret(value: str) -> None:
+    """Treat a setting as ``mark_secret`` does, unless it is too short or an ordinary word."""
+    if len(value) >= _SHORTEST and not is_ordinary(value):
+        _KNOWN.mark(value)
 
 
 def _checked(value: object) -> str:
@@ -184,11 +192,18 @@ def _in_base64(value: bytes, offset: int) -> Iterator[str]:
 # --- texts ---------------------------------------------------------------------------------------
 
 
-def redact_text(text: str) -> str:
-    """Return a text with every secret replaced by ``[redacted]`` or ``[redacted:NAME]``."""
+def redact_text(text: str, also: tuple[str, ...] = ()) -> str:
+    """Return a text with every secret replaced by ``[redacted]`` or ``[redacted:NAME]``.
+
+    What is in ``also`` is replaced, too, if it is not too short to be told from other text.
+    """
     if len(text) < _SHORTEST_MARKED:
         return text
-    found = _merged(_secrets_in(text, _DEPTH))
+    needles = _KNOWN.needles()
+    for value in also:
+        if len(value) >= _SHORTEST_MARKED and not is_ordinary(value):
+            needles += tuple(_needles_of(value, None))
+    found = _merged(_secrets_in(text, needles, _DEPTH))
     if not found:
         return text
     parts, end = [], 0
@@ -196,11 +211,6 @@ def redact_text(text: str) -> str:
         parts += [text[end : secret.start], _label(secret.name)]
         end = secret.end
     return "".join([*parts, text[end:]])
-
-
-def has_secret(text: str) -> bool:
-    """Return whether a text has a secret that ``redact_text`` would replace."""
-    return redact_text(text) != text
 
 
 def _label(name: str | None) -> str:
@@ -220,9 +230,9 @@ def _merged(found: Iterable[_Found]) -> list[_Found]:
     return merged
 
 
-def _secrets_in(text: str, depth: int) -> Iterator[_Found]:
+def _secrets_in(text: str, needles: tuple[_Needle, ...], depth: int) -> Iterator[_Found]:
     """Yield every secret of a text, also encoded ones."""
-    for needle in _KNOWN.needles():
+    for needle in needles:
         at = text.find(needle.text)
         while at >= 0:
             end = at + len(needle.text)
@@ -231,8 +241,8 @@ def _secrets_in(text: str, depth: int) -> Iterator[_Found]:
     for start, end in shaped_secrets(text):
         yield _Found(start, end, None)
     if depth:
-        yield from _percent_encoded(text, depth - 1)
-        yield from _encoded_in_base64(text, depth - 1)
+        yield from _percent_encoded(text, needles, depth - 1)
+        yield from _encoded_in_base64(text, needles, depth - 1)
 
 
 def _with_margin(text: str, start: int, end: int, needle: _Needle) -> _Found:
@@ -255,7 +265,7 @@ def _percent_codes() -> re.Pattern[str]:
     return re.compile(r"%[0-9A-Fa-f]{2}(?:%[0-9A-Fa-f]{2})*+")
 
 
-def _percent_encoded(text: str, depth: int) -> Iterator[_Found]:
+def _percent_encoded(text: str, needles: tuple[_Needle, ...], depth: int) -> Iterator[_Found]:
     """Yield the secrets that are there when percent codes are decoded."""
     codes = list(_percent_codes().finditer(text)) if "%" in text else []
     if not codes:
@@ -273,7 +283,7 @@ def _percent_encoded(text: str, depth: int) -> Iterator[_Found]:
     starts.append(end)
     decoded_starts = [0, *accumulate(map(len, parts))]
     ends = [*starts[1:], len(text)]
-    for secret in _secrets_in("".join(parts), depth):
+    for secret in _secrets_in("".join(parts), needles, depth):
         first = bisect_right(decoded_starts, secret.start) - 1
         last = bisect_right(decoded_starts, secret.end - 1) - 1
         start = starts[first] if first % 2 else starts[first] + secret.start - decoded_starts[first]
@@ -281,7 +291,7 @@ def _percent_encoded(text: str, depth: int) -> Iterator[_Found]:
         yield _Found(start, stop, secret.name)
 
 
-def _encoded_in_base64(text: str, depth: int) -> Iterator[_Found]:
+def _encoded_in_base64(text: str, needles: tuple[_Needle, ...], depth: int) -> Iterator[_Found]:
     """Yield the runs of characters that have a secret when they are decoded as base64.
 
     Where the encoded text starts in its run is not known, as in ``path/c2Vj…``: so a run is decoded
@@ -294,7 +304,7 @@ def _encoded_in_base64(text: str, depth: int) -> Iterator[_Found]:
     for offset in range(4):
         decoded = [_decoded(each, offset) for each in characters]
         starts = [0, *accumulate(len(each) + 1 for each in decoded)]
-        for secret in _secrets_in("\n".join(decoded), depth):
+        for secret in _secrets_in("\n".join(decoded), needles, depth):
             first = bisect_right(starts, secret.start) - 1
             last = bisect_right(starts, secret.end - 1) - 1
             for start, end in runs[first : last + 1]:
@@ -339,33 +349,43 @@ def _decoded(run: str, offset: int) -> str:
     return binascii.a2b_base64(padded).decode("latin-1")
 
 
+def cut(text: str, most: int) -> str:
+    """Return the start of a text that is too long, cut after its secrets were replaced.
+
+    Half a secret would not be found afterwards. A text that is short enough is not changed.
+    """
+    return text if len(text) <= most else redact_text(text[: most + _CUT_MARGIN])[:most]
+
+
+def cut_start(text: str, most: int) -> str:
+    """Return the end of a text that is too long, cut as ``cut`` does."""
+    return text if len(text) <= most else redact_text(text[-most - _CUT_MARGIN :])[-most:]
+
+
 # --- values --------------------------------------------------------------------------------------
 
 
-def redact_value(value: object) -> object:
+def redact_value(value: object, also: tuple[str, ...] = ()) -> object:
     """Return a JSON-like value with every secret replaced, also what is under a name that says so.
 
     Texts are redacted as ``redact_text`` does; what is under a key such as ``password`` or ``api_key``
     is replaced whatever it looks like. Lists, tuples and dicts are copied; other values stay.
     """
     if isinstance(value, str):
-        return redact_text(value)
+        return redact_text(value, also)
     if isinstance(value, dict):
         return {
-            redact_text(key) if isinstance(key, str) else key: _redact_field(key, item)
+            redact_text(key, also) if isinstance(key, str) else key: (
+                _hidden(item)
+                if isinstance(key, str) and is_secret_name(key)
+                else redact_value(item, also)
+            )
             for key, item in value.items()
         }
-    if isinstance(value, list):
-        return [redact_value(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(redact_value(item) for item in value)
+    if isinstance(value, list | tuple):
+        items = [redact_value(item, also) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     return value
-
-
-def _redact_field(key: object, value: object) -> object:
-    if isinstance(key, str) and is_secret_name(key):
-        return _hidden(value)
-    return redact_value(value)
 
 
 def _hidden(value: object) -> object:

@@ -119,7 +119,7 @@ _ANYWHERE: tuple[Shape, ...] = (
             _is_password,
             edge="",
         )
-        for name in ("uthorization", "UTHORIZATION")
+        for name in "uthorization UTHORIZATION".split()
     ),
     *(
         Shape(name, r"[ \t]{1,4}(?P<secret>[A-Za-z0-9._~+/=-]{10,}+)", _is_mixed, edge="")
@@ -170,7 +170,7 @@ def shaped_secrets(text: str) -> Iterator[Span]:
 
 
 def token_runs(text: str) -> list[Span]:
-    """Return where a text has many characters of keys in a row: letters, digits, ``_-.+/=~``."""
+    """Return where a text has many characters of keys in a row: ``A-Za-z0-9_-.+/=~``."""
     mask = text.encode("ascii", "replace").translate(_MASK)  # a byte for each character
     found = []
     start = mask.find(_RUN)
