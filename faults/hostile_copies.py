@@ -115,7 +115,7 @@ class Samples:
 def _exports(golden: Path) -> Iterator[tuple[str, bytes]]:
     with reading(golden) as reader:
         for record in reader.runs():
-            text = export_run(reader, record.name).text
+            text = export_run(reader, record.name, with_values=True).text
             if len(text) < _MOST_TEXT:
                 yield record.name, text
 

@@ -209,7 +209,7 @@ def run_document() -> bytes:
         completed = NewEntry(EntryKind.STEP_COMPLETED, step, 1, value=value, family="work")
         for entry in (started, completed):
             _append(store, hold, entry, sync=True)
-    return export_run(store, RUN).text
+    return export_run(store, RUN, with_values=True).text
 
 
 SCENARIOS: dict[str, Callable[[Path], Iterator[str]]] = {

@@ -32,6 +32,7 @@ EXECUTED = (
     "docs/howto/schedules.md",
     "docs/howto/services.md",
     "docs/howto/budgets.md",
+    "docs/security.md",
 )
 
 PICTURES = ROOT / "docs" / "pictures"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from maestro_hive.hive.hive import Hive as Hive
     from maestro_hive.hive.run_log import RunContextFilter as RunContextFilter
     from maestro_hive.kernel.errors import MaestroError as MaestroError
+    from maestro_hive.kernel.redaction import mark_secret as mark_secret
     from maestro_hive.maestro.state.checkpoint import CheckpointManager as CheckpointManager
     from maestro_hive.maestro.state.codec import register_codec as register_codec
     from maestro_hive.maestro.state.state_manager import StateManager as StateManager
@@ -54,6 +55,7 @@ load_lazily(
         "maestro_hive.hive.hive": "Hive",
         "maestro_hive.hive.run_log": "RunContextFilter",
         "maestro_hive.kernel.errors": "MaestroError",
+        "maestro_hive.kernel.redaction": "mark_secret",
         "maestro_hive.maestro.state.checkpoint": "CheckpointManager",
         "maestro_hive.maestro.state.codec": "register_codec",
         "maestro_hive.maestro.state.state_manager": "StateManager",

@@ -121,7 +121,10 @@ def run(tmp_path: Path) -> dict[str, Any]:
     ]
     workflow(tmp_path / "old", "asking", "waiting", *steps, asks())
     file = tmp_path / "run.json"
-    assert maestro("export", "asking", file, "--store", tmp_path / "old").returncode == 0
+    assert (
+        maestro("export", "asking", file, "--with-values", "--store", tmp_path / "old").returncode
+        == 0
+    )
     found: dict[str, Any] = json.loads(file.read_text())["document"]["run"]
     return found
 

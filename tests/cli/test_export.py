@@ -52,7 +52,7 @@ def new(tmp_path: Path) -> Path:
 def file(tmp_path: Path, old: Path) -> Path:
     """Return the run as a file."""
     file = tmp_path / "run.json"
-    done = maestro("export", RUN, file, "--store", old)
+    done = maestro("export", RUN, file, "--with-values", "--store", old)
     assert done.returncode == 0, done.stderr
     return file
 
@@ -109,7 +109,7 @@ def test_a_run_may_get_another_id(old: Path, file: Path) -> None:
 
 
 def test_a_pipe_will_do(old: Path, new: Path) -> None:
-    exported = maestro("export", RUN, "-", "--store", old)
+    exported = maestro("export", RUN, "-", "--with-values", "--store", old)
     assert exported.returncode == 0
     documents.unseal(exported.stdout.encode(), KIND, "stdout")  # and nothing else
     done = maestro("import", "-", "--store", new, stdin=exported.stdout)
@@ -129,7 +129,7 @@ def test_large_values_and_classes_of_the_program_come_along(tmp_path: Path, new:
         assert executor.state_persistence is not None
         executor.state_persistence.mark_task_completed("drawn", {"page": Page("home")})
     file = tmp_path / "run.json"
-    assert maestro("export", RUN, file, "--store", old).returncode == 0
+    assert maestro("export", RUN, file, "--with-values", "--store", old).returncode == 0
     done = maestro("import", file, "--store", new)
     assert done.returncode == 0, done.stderr
 
@@ -147,7 +147,7 @@ def test_a_workflow_and_what_it_waits_for_come_along(tmp_path: Path, new: Path) 
     old, file = tmp_path / "old", tmp_path / "run.json"
     child = entry(EntryKind.CHILD_STARTED, run_id="part", workflow="part")
     workflow(old, "asking", "waiting", child, asks())
-    exported = maestro("export", "asking", file, "--store", old)
+    exported = maestro("export", "asking", file, "--with-values", "--store", old)
     assert "it has 1 child run: export them separately" in exported.stderr
     assert maestro("import", file, "--store", new).returncode == 0
     (run,) = answer(maestro("runs", "--json", "--store", new))["runs"]
@@ -160,7 +160,7 @@ def test_a_run_that_was_imported_can_be_exported_again(
 ) -> None:
     maestro("import", file, "--store", new)
     again, third = tmp_path / "again.json", tmp_path / "third"
-    assert maestro("export", RUN, again, "--store", new).returncode == 0
+    assert maestro("export", RUN, again, "--with-values", "--store", new).returncode == 0
     assert maestro("import", again, "--store", third).returncode == 0
     assert shown(third) == shown(new)
 
@@ -171,7 +171,7 @@ def test_a_run_that_was_imported_can_be_exported_again(
 def test_a_live_run_is_exported_as_of_now_and_goes_on(tmp_path: Path, new: Path) -> None:
     old, file = tmp_path / "old", tmp_path / "run.json"
     with active_run(old) as process:
-        assert maestro("export", RUN, file, "--store", old).returncode == 0
+        assert maestro("export", RUN, file, "--with-values", "--store", old).returncode == 0
         process.finish("done")
     assert [step["status"] for step in shown(old)["steps"]] == ["success"]
     assert maestro("import", file, "--store", new).returncode == 0
@@ -181,11 +181,11 @@ def test_a_live_run_is_exported_as_of_now_and_goes_on(tmp_path: Path, new: Path)
 def test_a_file_that_is_there_is_kept_unless_forced(old: Path, tmp_path: Path) -> None:
     file = tmp_path / "precious"
     file.write_text("precious")
-    message = complaint(maestro("export", RUN, file, "--store", old), code=2)
+    message = complaint(maestro("export", RUN, file, "--with-values", "--store", old), code=2)
     assert "exists already" in message
     assert "--force" in message
     assert file.read_text() == "precious"
-    assert maestro("export", RUN, file, "--force", "--store", old).returncode == 0
+    assert maestro("export", RUN, file, "--force", "--with-values", "--store", old).returncode == 0
     documents.unseal(file.read_bytes(), KIND, "file")
 
 
@@ -195,11 +195,13 @@ def test_the_file_is_its_owners_alone(file: Path) -> None:
 
 def test_what_cannot_be_exported_is_one_sentence(tmp_path: Path, old: Path) -> None:
     target = tmp_path / "x.json"
-    complaint(maestro("export", "run-2", target, "--store", old), code=2)
-    complaint(maestro("export", RUN, "--store", old), code=2)
-    complaint(maestro("export", RUN, tmp_path, "--store", old), code=2)  # a folder
+    complaint(maestro("export", "run-2", target, "--with-values", "--store", old), code=2)
+    complaint(maestro("export", RUN, "--with-values", "--store", old), code=2)
+    complaint(maestro("export", RUN, tmp_path, "--with-values", "--store", old), code=2)  # a folder
     nowhere = tmp_path / "no folder" / "x.json"
-    assert "was not written" in complaint(maestro("export", RUN, nowhere, "--store", old))
+    assert "was not written" in complaint(
+        maestro("export", RUN, nowhere, "--with-values", "--store", old)
+    )
     assert not target.exists()
 
 
@@ -291,7 +293,9 @@ def test_a_file_with_wrong_facts_and_the_right_checksum_is_refused(
     ]
     workflow(tmp_path / "old", RUN, "waiting", *entries, asks())
     file = tmp_path / "run.json"
-    assert maestro("export", RUN, file, "--store", tmp_path / "old").returncode == 0
+    assert (
+        maestro("export", RUN, file, "--with-values", "--store", tmp_path / "old").returncode == 0
+    )
     run = json.loads(file.read_text())["document"]["run"]
     (changed,) = [each for each in run["entries"] if each["kind"] == kind]
     changed["facts"] = {**changed["facts"], **facts} if isinstance(facts, dict) else facts
@@ -370,7 +374,7 @@ def test_the_disk_that_is_full_leaves_no_half_a_run(new: Path, file: Path) -> No
 def test_both_end_a_finished_run_as_finished(tmp_path: Path, new: Path) -> None:
     old, file = tmp_path / "old", tmp_path / "run.json"
     workflow(old, "good", "success", ends("success", {"pages": 3}))
-    maestro("export", "good", file, "--store", old)
+    maestro("export", "good", file, "--with-values", "--store", old)
     maestro("import", file, "--store", new)
     assert shown(new, "good")["result"] == {"pages": 3}
     assert maestro("events", "good", "--follow", "--store", new).returncode == 0

@@ -46,7 +46,9 @@ def test_what_is_no_file_is_never_replaced(
 
 def test_of_two_exports_to_one_file_one_is_refused(old: Path, tmp_path: Path) -> None:
     target = tmp_path / "there.json"
-    started = [start_maestro("export", RUN, target, "--store", old) for _ in range(4)]
+    started = [
+        start_maestro("export", RUN, target, "--with-values", "--store", old) for _ in range(4)
+    ]
     for process in started:
         process.communicate(timeout=60)
     assert sorted(process.wait() for process in started) == [0, 2, 2, 2]

@@ -155,7 +155,7 @@ def test_a_purged_run_has_no_stream_and_an_export_says_what_it_lacks(
     tmp_path: Path, hive: Hive
 ) -> None:
     written(hive, "a", "b")
-    done = maestro("export", "r", tmp_path / "r.json", "--store", tmp_path)
+    done = maestro("export", "r", tmp_path / "r.json", "--with-values", "--store", tmp_path)
     assert done.returncode == 0
     assert "its streams (2 chunks) are not in the file" in done.stderr
     assert maestro("purge", "r", "--yes", "--store", tmp_path).returncode == 0

@@ -369,7 +369,7 @@ def test_a_child_that_was_purged_by_name_is_executed_again(tmp_path: Path) -> No
 def test_an_imported_run_says_which_child_has_to_be_imported_too(tmp_path: Path) -> None:
     folder, other, file = tmp_path / "state", tmp_path / "other", tmp_path / "boss.json"
     boss(folder)
-    assert maestro("export", "boss", file, "--store", folder).returncode == 0
+    assert maestro("export", "boss", file, "--with-values", "--store", folder).returncode == 0
     assert maestro("import", file, "--store", other).returncode == 0
     done = run_python(BOSS, other, "well")
     assert done.stdout == ""  # what was paid is not paid again
@@ -377,7 +377,7 @@ def test_an_imported_run_says_which_child_has_to_be_imported_too(tmp_path: Path)
     assert "import that run too" in done.stderr
     for name in [name for name in runs(folder) if name.startswith(part)]:
         copy = tmp_path / f"{name}.json"
-        assert maestro("export", name, copy, "--store", folder).returncode == 0
+        assert maestro("export", name, copy, "--with-values", "--store", folder).returncode == 0
         assert maestro("import", copy, "--store", other).returncode == 0
     done = run_python(BOSS, other, "well")
     assert done.stdout == ""

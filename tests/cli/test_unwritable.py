@@ -74,7 +74,7 @@ def _assert_readable(folder: Path) -> None:
 def test_a_read_only_folder_is_read(read_only: Path, tmp_path: Path) -> None:
     _assert_readable(read_only)
     copy = tmp_path / "done.json"
-    assert maestro("export", "done", copy, "--store", read_only).returncode == 0
+    assert maestro("export", "done", copy, "--with-values", "--store", read_only).returncode == 0
     assert maestro("import", copy, "--store", tmp_path / "other").returncode == 0
 
 
@@ -100,7 +100,7 @@ def test_importing_into_a_full_disk_is_an_error_that_says_so(
     full: Path, made: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "done.json"
-    assert maestro("export", "done", copy, "--store", made).returncode == 0
+    assert maestro("export", "done", copy, "--with-values", "--store", made).returncode == 0
     message = complaint(maestro("import", copy, "--as", "new", "--store", full))
     assert "the disk is full (ENOSPC)" in message
 

@@ -321,7 +321,9 @@ class FirstLife:
         asyncio.run(hive.resume("work-forked"))
         hive.fork("work", from_step="number#5", new_run_id="work-pending")
         hive.fork("work", new_run_id="work-dropped")
-        exported = maestro("export", "work-stopped", "-", "--store", self.folder).stdout.encode()
+        exported = maestro(
+            "export", "work-stopped", "-", "--with-values", "--store", self.folder
+        ).stdout.encode()
         import_run(self.folder, exported, "a file", run_id="work-imported")
         assert hive.cancel("work-dropped", "not needed")
 

@@ -174,7 +174,7 @@ def test_every_run_is_exported_and_imported(archive: Path, folder: Path, tmp_pat
     other = tmp_path / "other"
     runs = expected(archive)["runs"]
     for run_id in runs:
-        exported = maestro("export", run_id, "-", "--store", folder)
+        exported = maestro("export", run_id, "-", "--with-values", "--store", folder)
         imported = maestro("import", "-", "--store", other, stdin=exported.stdout)
         assert (exported.returncode, imported.returncode) == (0, 0), (exported, imported)
     for run_id, found in make.summary(other)["runs"].items():

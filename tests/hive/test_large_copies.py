@@ -136,7 +136,7 @@ def test_checkpoints_and_exports_are_read_in_parts_too(
     monkeypatch.setattr("maestro_hive.maestro.state.strict_json.MAX_BYTES", 12_000)
     found = run.copies.checkpoint("saved")
     assert len(found.entries) == 10
-    exported = export_run(run.store, "r")
+    exported = export_run(run.store, "r", with_values=True)
     assert exported.size > 20_000
     import_run(tmp_path / "other", exported.text, "a file")
     there = open_run(config_in(tmp_path / "other"), "r")

@@ -59,7 +59,7 @@ def test_the_error_of_an_attempt_can_be_made_again(failed: Path) -> None:
 
 def test_an_exported_run_has_its_errors(failed: Path, tmp_path: Path) -> None:
     with closing(open_reader(failed)) as reader:
-        text = transfer.export_run(reader, "r").text
+        text = transfer.export_run(reader, "r", with_values=True).text
     transfer.import_run(tmp_path / "other", text, "r.json")
     assert recorded(tmp_path / "other", "r") == recorded(failed, "r")
 

@@ -1,7 +1,8 @@
 """Copies to take elsewhere: a whole state folder, made while it is in use, and a run as one file.
 
-A run is exported from one state folder and imported into another as the document that is next to a
-journal as ``execution_state.json``, with the same checksum.
+A run is exported with its values, and imported into another folder, as the document that is next to a
+journal as ``execution_state.json``, with the same checksum. To be read elsewhere it is exported without
+its secrets: as a document of another kind, which nothing is resumed from.
 """
 
 from __future__ import annotations
@@ -32,21 +33,31 @@ from maestro_hive.kernel.errors import (
     FolderError,
     StorageError,
 )
-from maestro_hive.maestro.state import run_document
-from maestro_hive.maestro.state.projections import fold
+from maestro_hive.kernel.redaction import REDACTED, redact_text, redact_value
+from maestro_hive.maestro.state import codec, run_document
+from maestro_hive.maestro.state.json_stream import BytesSource
+from maestro_hive.maestro.state.projections import facts_of, fold
+from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.run_document import CopiedEntries, read_run
-from maestro_hive.maestro.state.views import plain_values, show_fields
+from maestro_hive.maestro.state.views import is_redacted, plain_values, show_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from maestro_hive.maestro.state.json_stream import Source
     from maestro_hive.maestro.state.projections import RunState
-    from maestro_hive.maestro.state.records import RunRecord
+    from maestro_hive.maestro.state.records import Entry, RunRecord
     from maestro_hive.maestro.state.run_document import RunCopy, RunText
     from maestro_hive.maestro.state.store import Reader, Store
 
 _LIMIT = run_document.MAX_DOCUMENT_BYTES
+#: The kind of an export whose secrets are replaced, and how the text of one starts: its members are in
+#: alphabetical order.
+REDACTED_KIND = "redacted_run"
+_REDACTED_HEAD = b'{"document":{"format":%d,"kind":"%s",' % (
+    run_document.DOCUMENT_FORMAT,
+    REDACTED_KIND.encode(),
+)
 #: How many bytes of stdin are read at a time.
 _SPOOLED_BYTES = 1 << 20
 
@@ -170,11 +181,13 @@ class ExportedRun:
         return b"".join(self.chunks())
 
 
-def export_run(reader: Reader, run_id: str, scratch: Path | None = None) -> ExportedRun:
+def export_run(
+    reader: Reader, run_id: str, scratch: Path | None = None, *, with_values: bool
+) -> ExportedRun:
     """Return a run as of now, as the text of a file; it may be executed meanwhile.
 
-    The text is in a temporary file of the folder ``scratch``, and was read again: what is returned
-    can be imported.
+    The text is in a temporary file of the folder ``scratch``. ``with_values`` it was read again, and
+    can be imported; else secrets are replaced in it, and it cannot.
     """
     record = find_run(reader, run_id)
     document, state = _document(reader, record)
@@ -185,10 +198,16 @@ def export_run(reader: Reader, run_id: str, scratch: Path | None = None) -> Expo
         files.explained(lambda reason: StorageError(f"{problem}: {reason}")),
         tempfile.TemporaryFile(dir=scratch) as file,
     ):
-        file.writelines(run_document.seal_in_chunks(KIND, {}, raw={"run": document}))
+        if with_values:
+            chunks = run_document.seal_in_chunks(KIND, {}, raw={"run": document})
+        else:
+            raw = {"run": _redacted(document, state)}
+            chunks = run_document.seal_in_chunks(REDACTED_KIND, {"redacted": True}, raw=raw)
+        file.writelines(chunks)
         file.flush()
         written = _read_file(file, f"the file of run {run_id!r}")
-    read_export(written, written.name)
+    if with_values:
+        read_export(written, written.name)
     return ExportedRun(run_id, written, state, reader.last_chunk(record.id))
 
 
@@ -201,6 +220,42 @@ def _document(reader: Reader, record: RunRecord) -> tuple[RunText, RunState]:
         shown["status"] = record.status
     fence = state.fence_floor + (lease.fence if lease is not None else 0)
     return document_of(reader, record.id, state, record.name, fence, shown), state
+
+
+def _redacted(document: RunText, state: RunState) -> Iterator[bytes]:
+    """Yield a run as JSON text in which secrets are replaced, each value where it was recorded.
+
+    It has no digests of values: a short secret could be guessed from one.
+    """
+    hidden = {number for number, step in state.steps.items() if is_redacted(step)}
+    yield b'{"entries":['
+    for number, entry in enumerate(document.entries()):
+        shown = _redacted_entry(document.store, entry, hides=entry.step in hidden)
+        yield (b"," if number else b"") + codec.dump(shown)
+    rest = {
+        "saved_at": document.saved_at,
+        "seq": document.seq,
+        "state": {name: redact_value(codec.parse(text)) for name, text in document.state.items()},
+        "workflow_id": redact_text(document.name),
+    }
+    yield b"]," + codec.dump(rest)[1:]
+
+
+def _redacted_entry(reader: Reader, entry: Entry, *, hides: bool) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "at": entry.at,
+        "attempt": entry.attempt,
+        "facts": redact_value(facts_of(entry)),
+        "kind": EntryKind(entry.kind).name.lower(),
+        "seq": entry.seq,
+        "step": entry.step,
+    }
+    value = reader.load(entry)
+    if hides and entry.kind == EntryKind.STEP_COMPLETED:
+        shown["value"] = REDACTED
+    elif value is not None:
+        shown["value"] = redact_value(codec.parse(value, depth=codec.DOCUMENT_DEPTH))
+    return shown
 
 
 def write_copy(store: Store, folder: Path, run_id: str) -> None:
@@ -256,7 +311,13 @@ def _exists_already(target: Path) -> ConfigurationError:
 
 
 def read_export(text: bytes | Source, name: str) -> RunCopy:
-    """Return the run in a file; raise if the file is damaged, or of a newer version."""
+    """Return the run in a file; raise if the file is damaged, redacted, or of a newer version."""
+    source = BytesSource(text, name) if isinstance(text, bytes) else text
+    if source.read_at(0, len(_REDACTED_HEAD)) == _REDACTED_HEAD:
+        raise ConfigurationError(
+            f"{name} is a redacted export: its secrets were replaced by {REDACTED}, so its run cannot be"
+            " resumed. Export the run again with --with-values, and import that file."
+        )
     body = run_document.unseal(text, KIND, name, lazy=True)
     run = body.get("run")
     if not isinstance(run, dict):

@@ -65,8 +65,8 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("resolve", "control", "Say whether an ambiguous step had its effect."),
         Verb("cancel", "control", "Cancel a run and its children."),
         Verb("fork", "control", "Start a new run from the completed steps of another."),
-        Verb("export", "maintenance", "Write a run to one file, to be imported elsewhere."),
-        Verb("import", "maintenance", "Import a run from a file that export wrote."),
+        Verb("export", "maintenance", "Write a run to one file, to be read or imported elsewhere."),
+        Verb("import", "maintenance", "Import a run from a file that export --with-values wrote."),
     ),
     "Workers": (
         Verb("worker", "workers", "Execute enqueued runs with the workflows of a module."),
@@ -231,7 +231,7 @@ def _after_flush(code: int) -> int:
 
 def _explained(error: click.ClickException | MaestroError | OSError, *, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error)
+        click.echo(output.redacted("".join(traceback.format_exception(error))), err=True, nl=False)
     complain(_sentence(error))
     if isinstance(error, click.ClickException):
         return error.exit_code
@@ -256,7 +256,8 @@ def _report_unexpected(
     call: Call, kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     if call.debug:
-        sys.__excepthook__(kind, error, trace)
+        text = "".join(traceback.format_exception(kind, error, trace))
+        click.echo(output.redacted(text), err=True, nl=False)
         return
     complain(
         f"internal error: {kind.__name__}: {error}; --debug shows where."

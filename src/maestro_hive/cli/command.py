@@ -142,8 +142,11 @@ class _Lines(_Sentences):
         """Print a record."""
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
         text = f"{when} {record.levelname.lower()}: {output.printable(record.getMessage())}"
-        if record.exc_info and self.level <= logging.DEBUG:
-            text += f"\n{''.join(traceback.format_exception(record.exc_info[1]))}".rstrip()
+        if self.level <= logging.DEBUG:
+            if record.exc_text:  # its exception has secrets, and was removed
+                text += f"\n{record.exc_text}"
+            elif record.exc_info:
+                text += f"\n{''.join(traceback.format_exception(record.exc_info[1]))}".rstrip()
         click.echo(text, err=True)
 
 
@@ -257,7 +260,7 @@ def complete(command: CommandT, *, reads: bool, imports: bool = False) -> Comman
     text, _, examples = inspect.cleandoc(command.help or "").partition("\n\nExamples:\n")
     command.help, command.examples = text, inspect.cleandoc(examples)
     common = [_STORE_OF_HIVE if imports else _STORE, _VERBOSE, _DEBUG]
-    command.params += [*common, _JSON] if reads else common
+    command.params += [*common, _JSON, WITH_VALUES] if reads else common
     return command
 
 
@@ -273,6 +276,11 @@ def _set_flag(ctx: click.Context, option: click.Parameter, value: bool) -> None:
     if value:
         name = "wants_json" if option.name == "json" else "debug"
         setattr(ctx.ensure_object(Call), name, True)
+
+
+def _keep_values(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        output.keep_values(ctx)
 
 
 def _add_verbosity(ctx: click.Context, _: click.Parameter, value: int) -> None:
@@ -311,6 +319,16 @@ _DEBUG, _JSON = (
         "--debug": "Show the traceback of an error.",
         "--json": "Print JSON.",
     }.items()
+)
+
+
+#: For verbs that show what is stored; everything else that is printed has no secrets.
+WITH_VALUES = click.Option(
+    ["--with-values"],
+    is_flag=True,
+    callback=_keep_values,
+    expose_value=False,
+    help="Print values as they are stored, with secrets.",
 )
 
 

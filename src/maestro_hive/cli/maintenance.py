@@ -23,6 +23,7 @@ from maestro_hive.cli import output
 from maestro_hive.cli.command import FAILED, duration, run_ids, verb
 from maestro_hive.cli.output import complain
 from maestro_hive.kernel import files
+from maestro_hive.kernel.redaction import REDACTED
 from maestro_hive.maestro.state.run_document import MAX_DOCUMENT_BYTES
 from maestro_hive.maestro.state.run_view import to_dict
 
@@ -210,11 +211,16 @@ def backup_command(call: Call, target: Path) -> None:
 @click.argument("run_id", metavar="RUN", shell_complete=run_ids)
 @click.argument("target", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-def export_command(call: Call, run_id: str, target: Path, *, force: bool) -> None:
-    """Write a run to one file, to be imported elsewhere.
+@click.option("--with-values", is_flag=True, help="Keep secrets: only such a file can be imported.")
+def export_command(
+    call: Call, run_id: str, target: Path, *, force: bool, with_values: bool
+) -> None:
+    """Write a run to one file, to be read or imported elsewhere.
 
     The file has everything that is recorded, with a SHA-256 over all of it: completed steps,
-    attempts, memory, history, waits. The run may be executed meanwhile: the file has it as of one
+    attempts, memory, history, waits. Secrets are replaced by [redacted], as docs/security.md says:
+    such a file can be shown to others, and not be imported. With --with-values it has everything as
+    it is stored, and can be imported. The run may be executed meanwhile: the file has it as of one
     moment. Inputs and results are in plain text; only you may read the file. FILE may be - for
     stdout. Children are runs of their own, and exported separately. What steps wrote to their
     streams is not in the file: 'maestro logs' prints it, and a backup of the folder has it.
@@ -222,13 +228,14 @@ def export_command(call: Call, run_id: str, target: Path, *, force: bool) -> Non
     Examples:
         maestro export checkout-42 checkout-42.json
         maestro export checkout-42 checkout-42.json --force    replacing an existing file
-        maestro export checkout-42 - | ssh other maestro import -
+        maestro export checkout-42 - --with-values | ssh other maestro import -
     """
     to_stdout = str(target) == "-"
     if not to_stdout:
         check_target(target, force=force)
     with call.reading() as reader:
-        exported = export_run(reader, run_id, None if to_stdout else target.absolute().parent)
+        scratch = None if to_stdout else target.absolute().parent
+        exported = export_run(reader, run_id, scratch, with_values=with_values)
     what = f"{output.many(exported.steps, 'step')}, {output.size(exported.size)}"
     if to_stdout:
         sys.stdout.buffer.writelines(exported.chunks())
@@ -237,6 +244,10 @@ def export_command(call: Call, run_id: str, target: Path, *, force: bool) -> Non
     else:
         write_export(target, exported.chunks(), force=force)
         output.line(f"run {run_id!r} was exported to {target}: {what}")
+    if not with_values:
+        output.note(
+            f"secrets are replaced by {REDACTED}, so it cannot be imported; --with-values keeps them"
+        )
     if exported.children:
         children = output.many(exported.children, "child run")
         output.note(f"it has {children}: export them separately")
@@ -252,9 +263,9 @@ def export_command(call: Call, run_id: str, target: Path, *, force: bool) -> Non
 )
 @click.option("--as", "new_id", metavar="NEW_ID", help="Its id in this folder.  [default: its own]")
 def import_command(call: Call, source: str, new_id: str | None) -> None:
-    """Import a run from a file that export wrote.
+    """Import a run from a file that export --with-values wrote.
 
-    The file is checked first: one that is damaged, or of a newer version, changes nothing. An id
+    The file is checked first: one that is damaged, redacted or of a newer version changes nothing. An id
     that exists is refused. The state folder is created if needed. Start the run's program on that
     folder with the same id: completed steps do not run again. With --as its steps have other effect
     keys than those of the original. FILE may be - for stdin.

@@ -2,7 +2,8 @@
 
 In a terminal a table has a heading, colours and relative times. Elsewhere it is one line per item,
 columns separated by tabs and times as ISO 8601, for ``grep``, ``cut`` and ``sort``. Text of runs is
-made harmless: it cannot control a terminal.
+made harmless: it cannot control a terminal, and its secrets are replaced, unless ``--with-values`` is
+given.
 """
 
 from __future__ import annotations
@@ -81,16 +82,21 @@ def heading(text: str) -> None:
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """Return a value as JSON that cannot control a terminal; times as ISO 8601.
+    """Return a value as JSON that cannot control a terminal, without secrets; times as ISO 8601.
 
     What JSON has no form for is written in the form in which it is stored.
     """
+    value = without_secrets(value)
     try:
         text = json.dumps(
-            value, indent=indent, ensure_ascii=False, allow_nan=False, default=_stored
+            value,
+            indent=indent,
+            ensure_ascii=False,
+            allow_nan=False,
+            default=lambda each: without_secrets(_stored(each)),
         )
     except (TypeError, ValueError):  # a key that is not text, or NaN
-        text = json.dumps(_plain(value), indent=indent, ensure_ascii=False)
+        text = json.dumps(without_secrets(_plain(value)), indent=indent, ensure_ascii=False)
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -129,7 +135,8 @@ def took(seconds: float) -> str:
 
 
 def shortened(text: str | None, most: int) -> str | None:
-    """Return a text of at most so many characters."""
+    """Return a text of at most so many characters, cut after its secrets were replaced."""
+    text = text and redacted(text)
     return text if text is None or len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -272,6 +279,36 @@ def _colour(terminal: bool) -> bool:
     return terminal and may_use_colours()
 
 
+# --- secrets --------------------------------------------------------------------------------------
+
+#: Where a call of ``maestro`` says that it prints values with their secrets.
+_WITH_VALUES = "maestro_hive.with_values"
+
+
+def keep_values(context: click.Context) -> None:
+    """Print values as they are stored in this call, also secrets."""
+    context.meta[_WITH_VALUES] = True
+
+
+def _keeps_values() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and _WITH_VALUES in context.meta
+
+
+def redacted(text: str) -> str:
+    """Return a text in which secrets are replaced, unless this call prints them."""
+    from maestro_hive.kernel.redaction import redact_text  # noqa: PLC0415 - not for --help
+
+    return text if _keeps_values() else redact_text(text)
+
+
+def without_secrets(value: object) -> object:
+    """Return a value in which secrets are replaced, unless this call prints them."""
+    from maestro_hive.kernel.redaction import redact_value  # noqa: PLC0415 - not for --help
+
+    return value if _keeps_values() else redact_value(value)
+
+
 # --- texts, times and sizes -----------------------------------------------------------------------
 
 _UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
@@ -285,13 +322,15 @@ _UNPRINTABLE = re.compile(
 def printable(text: str) -> str:
     """Return a text that cannot control a terminal: what could is shown as its number.
 
-    What a run stores comes from models and other programs; line ends and tabs stay.
+    What a run stores comes from models and other programs; line ends and tabs stay. Secrets do not.
     """
+    text = redacted(text)
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def in_one_line(text: str) -> str:
     r"""Return a printable text without line ends and tabs: they are shown as ``\n`` and ``\t``."""
+    text = redacted(text)
     one = text.replace("\\", "\\\\") if "\n" in text or "\t" in text else text
     return printable(one.replace("\n", "\\n").replace("\t", "\\t"))
 

@@ -520,12 +520,12 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[out
 
 def _print_value(name: str, value: Json) -> None:
     if value is not None:
-        _print_text(name, value_text(value))
+        _print_text(name, value_text(output.without_secrets(value)))
 
 
 def _print_call(title: str, name: str, arguments: Json) -> None:
     if arguments is not None:
-        _print_text(title, call_text(name, arguments))
+        _print_text(title, call_text(name, output.without_secrets(arguments)))
 
 
 def _print_text(name: str, shown: ValueText) -> None:
@@ -539,11 +539,11 @@ def _short_text(value: object) -> str:
         tree = codec.parse(codec.encode(value).data, depth=codec.DOCUMENT_DEPTH)
     except CodecError:
         return str(value)
-    return " ".join(value_text(tree).text.split())
+    return _short_text_of_tree(tree)
 
 
 def _short_text_of_tree(tree: Json) -> str:
-    return " ".join(value_text(tree).text.split())
+    return " ".join(value_text(output.without_secrets(tree)).text.split())
 
 
 def _print_traceback(error: Json) -> None:

@@ -7,7 +7,6 @@ folder that was set, nothing would be found, and every step would be executed an
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,11 +18,12 @@ from maestro_hive.engine import settings
 from maestro_hive.engine.settings import Secret, Settings, refused, setting
 from maestro_hive.kernel.errors import FolderError
 from maestro_hive.kernel.files import make_private_folder
+from maestro_hive.kernel.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 DEFAULT_STATE_DIR = "/var/maestro/state"
 DEFAULT_CHECKPOINT_DIR = "/var/maestro/checkpoints"

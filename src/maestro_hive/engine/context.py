@@ -25,6 +25,7 @@ from maestro_hive.engine.errors import ExecutionException, text_of
 from maestro_hive.engine.streams import DiscardedStream
 from maestro_hive.engine.usage import MOST_TOKENS, StreamUsage, Usage, usage_in, usage_of
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
+from maestro_hive.kernel.redaction import redact_text
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ class StepContext:
             if error is None:
                 raise
             with contextlib.suppress(Exception):  # an error of the user's making
-                note = f"its memory could not be saved: {text_of(broken)}"
+                note = f"its memory could not be saved: {redact_text(text_of(broken))}"
                 BaseException.add_note(error, note)
         finally:
             with self._record.lock:  # or a thread that is late could still be writing

@@ -7,7 +7,6 @@ fencing number first, so that a process which was taken over cannot pass off its
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import DocumentCorruptError, FolderError, MaestroError
+from maestro_hive.kernel.logs import get_logger
 from maestro_hive.kernel.process import PerProcess, run_at_exit
 from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.checkpoint import CheckpointManager
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.store import Store
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 KIND = "execution_state"
 FILE = "execution_state.json"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from maestro_hive.engine.config import ErrorCategory
 from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.redaction import redact_text, redact_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ _MAX_ERROR = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EscalationCase:
-    """A failure that is escalated to a person.
+    """A failure that is escalated to a person; secrets in its texts and its report are replaced.
 
     ``effect_key`` is the same whenever the same failure is escalated again: the receiver can
     detect the repetition by it. Without a ``run_id`` there is no run that could be resumed.
@@ -40,6 +41,13 @@ class EscalationCase:
     description: str
     failure_report: FailureReport
     labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # Whoever makes a case, and whatever it is sent to: it leaves the process.
+        for name in ("task_name", "summary", "description"):
+            object.__setattr__(self, name, redact_text(getattr(self, name)))
+        object.__setattr__(self, "failure_report", redacted_report(self.failure_report))
+        object.__setattr__(self, "labels", tuple(map(redact_text, self.labels)))
 
 
 class Escalation(Protocol):
@@ -110,13 +118,25 @@ def checked(thing: object, method: str, name: str) -> Callable[..., object]:
     return found
 
 
+def redacted_report(report: FailureReport) -> FailureReport:
+    """Return a report in which secrets are replaced."""
+    fix = report.suggested_fix
+    context = redact_value(report.to_dict()["context"])
+    return replace(
+        report,
+        details=redact_text(str(report.details)),
+        context=context if isinstance(context, list) else [context],
+        suggested_fix=None if fix is None else redact_text(str(fix)),
+    )
+
+
 # --- texts -------------------------------------------------------------------------------------
 
 
 def summarise(task_name: str, report: FailureReport) -> str:
     """Return the failure in one line."""
     line = f"{task_name}: {report.error_category}: {report.details}"
-    line = " ".join(line.split())
+    line = redact_text(" ".join(line.split()))  # before it is cut: half a secret is not found
     return line if len(line) <= _MAX_SUMMARY else line[: _MAX_SUMMARY - 1] + "…"
 
 
@@ -158,6 +178,7 @@ def _attempt_line(attempt: ExecutionAttempt) -> str:
 
 
 def _shortened(text: str) -> str:
+    text = redact_text(text)
     return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + "…"
 
 

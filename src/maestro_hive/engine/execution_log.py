@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.kernel.logs import SafeLog
+from maestro_hive.kernel.logs import SafeLog, get_logger
+from maestro_hive.kernel.redaction import redact_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 
 #: How runs go, and how their steps do.
-RUNS = logging.getLogger("maestro_hive.runs")
-STEPS = logging.getLogger("maestro_hive.steps")
+RUNS = get_logger("maestro_hive.runs")
+STEPS = get_logger("maestro_hive.steps")
 for _each in (RUNS, STEPS):
     _each.addHandler(logging.NullHandler())
 
@@ -56,6 +57,7 @@ def names(run_id: str | None, step: str | None = None, attempt: int | None = Non
 def error_text(facts: Mapping[str, Any]) -> str:
     """Return ``Type: message`` of an error, as it is recorded, in one line."""
     kind, message = str(facts.get("type")), " ".join(str(facts.get("message")).split())
+    message = redact_text(message)  # before it is cut: half a secret is not found
     if len(message) > _MESSAGE_LENGTH:
         message = f"{message[:_MESSAGE_LENGTH]}…"
     return kind if message in ("", kind) else f"{kind}: {message}"

@@ -21,6 +21,7 @@ from maestro_hive.engine.errors import (
 )
 from maestro_hive.engine.recorded_errors import error_tree, is_hidden
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
+from maestro_hive.kernel.redaction import cut, cut_start, redact_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,7 +119,7 @@ def error_facts(error: BaseException) -> dict[str, Any]:
         "type": kind,
         "message": message,
         "category": str(category),
-        "traceback": writable(trace)[-_TRACEBACK_LENGTH:],
+        "traceback": cut_start(writable(trace), _TRACEBACK_LENGTH),
         "exception": error_tree(error),
     }
     return {**facts, "recoverable": False} if is_unrecoverable(error) else facts
@@ -126,7 +127,7 @@ def error_facts(error: BaseException) -> dict[str, Any]:
 
 def _kind_and_message(error: BaseException) -> tuple[str, str]:
     kind = type(error).__name__
-    return kind, (text_of(error) or kind)[:_MESSAGE_LENGTH]
+    return kind, cut(text_of(error) or kind, _MESSAGE_LENGTH)
 
 
 def _own_frames(error: BaseException) -> TracebackType | None:
@@ -190,7 +191,7 @@ def plain_text(error: BaseException) -> str:
 def note_broken(option: str, error: Exception, broken: Exception) -> None:
     """Say in the task's error, which the caller gets, that a function of its options failed."""
     with contextlib.suppress(Exception):  # an error of the user's making
-        note = f"the function given as {option} failed: {plain_text(broken)}"
+        note = f"the function given as {option} failed: {redact_text(plain_text(broken))}"
         BaseException.add_note(error, note)
 
 
@@ -228,7 +229,7 @@ def set_failure(
 def attempt_facts(attempt: ExecutionAttempt) -> dict[str, Any]:
     """Return an attempt as it stands in a report."""
     known = attempt.to_dict()
-    message = (attempt.error_message or "")[:_REPORT_TEXT_LENGTH] or None
+    message = cut(attempt.error_message or "", _REPORT_TEXT_LENGTH) or None
     return {**{name: known[name] for name in _REPORTED}, "error_message": message}
 
 
@@ -275,7 +276,7 @@ def report_from(facts: Mapping[str, Any]) -> FailureReport:
 
 
 def _text(value: object) -> str:
-    return str(value)[:_REPORT_TEXT_LENGTH]
+    return cut(str(value), _REPORT_TEXT_LENGTH)
 
 
 # --- tracebacks that show the user's code --------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import threading
 import time
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from maestro_hive.engine.accounts import RunAccounts, ledger_of, log_warning
 from maestro_hive.engine.copies import RunCopies, copier, has_copies
 from maestro_hive.engine.shared import forget_shared, shared
 from maestro_hive.kernel.errors import FencedError, StorageError
+from maestro_hive.kernel.logs import get_logger
 from maestro_hive.maestro.state.budgets import Settle
 from maestro_hive.maestro.state.checkpoint import automatic_checkpoint_id
 from maestro_hive.maestro.state.projections import RunState, StepLabels, facts_of, fold
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         Store,
     )
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The status that a run is listed with while executors make its steps.
 RUNNING = "running"

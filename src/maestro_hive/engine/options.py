@@ -48,6 +48,7 @@ class StepOptions(TypedDict, total=False):
     ignore: tuple[str, ...]
     on_ambiguous: Ambiguous
     store_input: bool
+    redact: bool | tuple[str, ...]
     store_streams: bool | None
     check_source: bool | None
     returns: Any
@@ -71,6 +72,7 @@ class CallOptions(TypedDict, total=False):
     retry_on: RetryOn | None
     on_ambiguous: Ambiguous
     store_input: bool
+    redact: bool | tuple[str, ...]
     store_streams: bool | None
     check_source: bool | None
     returns: Any
@@ -119,6 +121,16 @@ def _names(name: str, value: object) -> tuple[str, ...]:
     if names is None or not all(isinstance(each, str) and each for each in names):
         raise settings.refused(name, value, "a tuple with the names of arguments")
     return names
+
+
+def _redact(name: str, value: object) -> bool | tuple[str, ...]:
+    if isinstance(value, bool):
+        return value
+    try:
+        return _names(name, value)
+    except ConfigurationError:
+        message = "True, False, or a tuple with the names of arguments"
+        raise settings.refused(name, value, message) from None
 
 
 def _ambiguous(name: str, value: object) -> str:
@@ -183,6 +195,10 @@ class Options:
     on_ambiguous: Ambiguous = _option("rerun", _ambiguous, recorded=True)
     #: Whether the input is stored, or its digest alone.
     store_input: bool = _option(True, settings.flag)
+    #: The names of arguments that are not stored: ``[redacted]`` is, and their digest is part of the
+    #: identity. True means all of them, and that the result is stored, and shown nowhere. Secrets in its
+    #: errors, and the texts of those arguments, are replaced before they are recorded.
+    redact: bool | tuple[str, ...] = _option(False, _redact, recorded=True)
     #: Whether what the step writes by ``current().write`` is stored, for ``hive.stream``. Without it,
     #: ``StateConfig.store_streams`` decides.
     store_streams: bool | None = _option(None, settings.optional(settings.flag), recorded=True)
@@ -237,6 +253,11 @@ class Options:
             rounds = self.rounds or config.level2.max_attempts
             return AttemptLimit(rounds, rounds * config.level1.max_attempts)
         return AttemptLimit(min(self.rounds or 1, self.max_attempts), self.max_attempts)
+
+    @property
+    def records_arguments(self) -> bool:
+        """Whether arguments may be recorded: none of them is to be left out."""
+        return self.store_input and not self.redact
 
     def breaker_name(self, step: str) -> str:
         """Return the name of the breaker of a step with that name."""

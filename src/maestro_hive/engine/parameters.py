@@ -13,6 +13,7 @@ from itertools import combinations, islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
+from maestro_hive.kernel.redaction import REDACTED
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
@@ -35,10 +36,63 @@ class Given(NamedTuple):
     task: Callable[..., Any] | None = None
 
 
+class Hidden(NamedTuple):
+    """Which arguments of a call are not recorded: all of them, or those of these names."""
+
+    names: frozenset[str] | None
+    #: The names of what is given by place.
+    places: tuple[str, ...]
+
+    @classmethod
+    def of(cls, redact: bool | tuple[str, ...], places: tuple[str, ...]) -> Hidden | None:
+        """Return what the option ``redact`` hides; None for nothing."""
+        if redact is True:
+            return cls(None, places)
+        return cls(frozenset(redact), places) if redact else None
+
+    def texts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        """Return the texts among the arguments that are hidden."""
+        found = [each for each, hides in self._by_place(args) if hides]
+        found += [each for name, each in kwargs.items() if self._hides(name)]
+        return tuple(each for each in found if isinstance(each, str))
+
+    def without(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments as they are recorded."""
+        return (
+            tuple(REDACTED if hides else each for each, hides in self._by_place(args)),
+            {name: REDACTED if self._hides(name) else each for name, each in kwargs.items()},
+        )
+
+    def _by_place(self, args: tuple[Any, ...]) -> list[tuple[Any, bool]]:
+        last = self.places[-1] if self.places else ""  # what takes all further ones
+        names = (*self.places, *[last] * (len(args) - len(self.places)))
+        return [(each, self._hides(name)) for each, name in zip(args, names, strict=False)]
+
+    def _hides(self, name: str) -> bool:
+        return self.names is None or name in self.names
+
+
+def places_of(task: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the arguments that a task takes by place; none if it does not tell."""
+    try:
+        known = inspect.signature(task).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(each.name for each in known if each.kind <= each.VAR_POSITIONAL)
+
+
 class Parameters:
     """The parameters of one step's function; ``ignore`` names those that are not recorded."""
 
-    def __init__(self, function: Callable[..., Any], step: str, ignore: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        step: str,
+        ignore: tuple[str, ...],
+        redact: bool | tuple[str, ...] = False,
+    ) -> None:
         self.signature = inspect.signature(function)
         self._step = step
         #: Whether its first argument is the instance, or the class, that it is a method of.
@@ -48,12 +102,10 @@ class Parameters:
         )
         self._ignored = frozenset(ignore)
         known = self.signature.parameters
-        unknown = sorted(self._ignored - known.keys())
-        if unknown:
-            raise ConfigurationError(
-                f"step {step!r} is to ignore {', '.join(unknown)}, and has no such argument;"
-                f" its arguments are {', '.join(known) or 'none'}"
-            )
+        self._refuse_unknown("ignore", ignore)
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
+        if not isinstance(redact, bool) and not takes_any:
+            self._refuse_unknown("redact", redact)
         recorded = [each for each in known.values() if each.name not in self._ignored]
         self._recorded = self.signature.replace(parameters=recorded)
         self._is_variadic = any(each.kind is each.VAR_POSITIONAL for each in known.values())
@@ -66,6 +118,8 @@ class Parameters:
             for each in recorded
             if each.default is not each.empty and not self._has_place(each)
         }
+        #: Which of them are not recorded.
+        self.hidden = Hidden.of(redact, self.by_place)
         #: What is called with the arguments as they are recorded.
         self.function = function
         optional = (each.name for each in known.values() if each.default is not each.empty)
@@ -83,6 +137,15 @@ class Parameters:
                 for each in needed
             )
             self.arity = len(needed) if plain else None
+
+    def _refuse_unknown(self, option: str, names: tuple[str, ...]) -> None:
+        known = self.signature.parameters
+        unknown = sorted({*names} - known.keys())
+        if unknown:
+            raise ConfigurationError(
+                f"step {self._step!r} is to {option} {', '.join(unknown)}, and has no such argument;"
+                f" its arguments are {', '.join(known) or 'none'}"
+            )
 
     def _has_place(self, parameter: inspect.Parameter) -> bool:
         kinds = inspect.Parameter

@@ -21,7 +21,7 @@ from maestro_hive.maestro.state.records import EntryKind, NewEntry
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from maestro_hive.engine.parameters import Parameters
+    from maestro_hive.engine.parameters import Hidden, Parameters
     from maestro_hive.maestro.state.codec import Encoded, EncodedCall
     from maestro_hive.maestro.state.projections import RunState
 
@@ -195,12 +195,14 @@ class Planner:
         *,
         key: str | None = None,
         store_input: bool = True,
+        hidden: Hidden | None = None,
         encode: Callable[[tuple[Any, ...], dict[str, Any]], EncodedCall] = codec.encode_call,
         place: Callable[[bytes], bytes] | None = None,
     ) -> Plan:
         """Return the plan of a call; ``encode`` may be the one for large values, in a thread.
 
-        ``place`` makes an identity of its content, where the position of a call counts.
+        ``place`` makes an identity of its content, where the position of a call counts. ``hidden``
+        says which arguments are not stored; they count for the identity all the same.
         """
         digest = self._start.copy()
         encoded: Encoded | None = None
@@ -225,11 +227,24 @@ class Planner:
             self._persona,
             self._facts,
             self._family,
-            encoded if store_input else None,
+            self._stored(encoded, hidden, args, kwargs, encode) if store_input else None,
             encoded,
             content,
             None if key is not None or self._parameters is None else (self, args, kwargs),
         )
+
+    def _stored(
+        self,
+        encoded: Encoded | None,
+        hidden: Hidden | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        encode: Callable[[tuple[Any, ...], dict[str, Any]], EncodedCall],
+    ) -> Encoded | None:
+        """Return the input as it is recorded."""
+        if hidden is None or encoded is None:
+            return encoded
+        return None if hidden.names is None else encode(*hidden.without(args, kwargs)).value
 
     def alternatives(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

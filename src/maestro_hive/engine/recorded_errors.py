@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.engine.errors import text_of, writable
 from maestro_hive.kernel.errors import MaestroError
+from maestro_hive.kernel.redaction import cut, cut_start, redact_text
 from maestro_hive.maestro.state import codec, codec_classes, codec_large
 from maestro_hive.maestro.state.strict_json import AtPathError, Json
 
@@ -134,7 +135,7 @@ class _Recorder:
             if self._text(_bare_error(node)) != message:
                 added.append(_MESSAGE + message)
         except Exception as problem:  # noqa: BLE001 - a class of the user's may raise anything
-            reason = _reason(problem)[: self._limits.text]
+            reason = cut(_reason(problem), self._limits.text)
             node = {"class": name, "message": message, "stand_in": reason}
             added.append(f"This stands for {_shown_class(name)}: {reason}")
         notes = self._notes(error, added)
@@ -143,7 +144,7 @@ class _Recorder:
         return node | self._causes(error, around)
 
     def _text(self, value: object) -> str:
-        return text_of(value)[: self._limits.text]
+        return cut(text_of(value), self._limits.text)
 
     # --- what it is made of ---
 
@@ -246,14 +247,14 @@ class _Recorder:
         except Exception:  # noqa: BLE001 - a source that cannot be read is no reason to fail
             return []
         room = self._limits.note - len(_LINES)
-        return [_LINES + writable("".join(lines).rstrip())[-room:]]
+        return [_LINES + cut_start(writable("".join(lines).rstrip()), room)]
 
     def _notes(self, error: BaseException, added: list[str]) -> list[str]:
         given = _attributes_of(error).get("__notes__")
         texts = [each for each in given if isinstance(each, str)] if type(given) is list else []
         count = max(0, self._limits.notes - len(added))
         notes = [*texts[:count], *added[-self._limits.notes :]]
-        return [writable(each)[: self._limits.note] for each in notes]
+        return [cut(writable(each), self._limits.note) for each in notes]
 
 
 def _encoded(value: object) -> str | None:
@@ -348,7 +349,7 @@ def error_from(facts: Mapping[str, Json]) -> Exception:
         "it was recorded as a text alone",
     )
     if facts.get("traceback"):
-        error.add_note(str(facts["traceback"]))
+        error.add_note(redact_text(str(facts["traceback"])))
     return error
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar
 
 from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.redaction import know_secret
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.codec import Json
@@ -33,12 +34,16 @@ class FrozenConfigError(ConfigurationError, FrozenInstanceError):
 
 
 class Secret:
-    """A text that only ``reveal()`` returns; ``repr`` and ``str`` do not show it."""
+    """A text that only ``reveal()`` returns; ``repr`` and ``str`` do not show it.
+
+    It is replaced in all that leaves the process.
+    """
 
     __slots__ = ("_text",)
 
     def __init__(self, text: str) -> None:
         self._text = text
+        know_secret(text)
 
     def reveal(self) -> str:
         """Return the text itself."""

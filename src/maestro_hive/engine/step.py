@@ -44,10 +44,12 @@ from maestro_hive.engine.healing.stage import (
     heal,
     judge,
 )
+from maestro_hive.engine.parameters import Hidden, places_of
 from maestro_hive.engine.result_types import result_check
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
 from maestro_hive.engine.step_record import RunStep
 from maestro_hive.kernel.errors import BudgetRefusedError, StaleDocumentError, StaleLimitsError
+from maestro_hive.kernel.redaction import redact_value
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
@@ -385,10 +387,22 @@ class StepExecution:
         self._note(ExecutionStatus.RETRYING)
 
     async def _record_failed(self, end: AttemptEnd) -> None:
+        if self.spec.options.redact:
+            end = end._replace(
+                error=self.redacted(end.error), diagnosis=self.redacted(end.diagnosis)
+            )
         await self.record.fail(end)
         log_failed_attempt(self, end)
         if self.repairs:
             await judge(self, completed=False)
+
+    def redacted(self, facts: Any) -> Any:
+        """Return what is recorded of a failure of a step that has ``redact``."""
+        redact = self.spec.options.redact
+        hidden = Hidden.of(redact, places_of(self.task)) if redact else None
+        if hidden is None:
+            return facts
+        return redact_value(facts, hidden.texts(self.args, self.kwargs))
 
     def _decide(self, error: Exception) -> Decision:
         level1, options = self.spec.config.level1, self.spec.options

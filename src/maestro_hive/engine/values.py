@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
+    from maestro_hive.engine.parameters import Hidden
     from maestro_hive.engine.plan import Plan, Planner
     from maestro_hive.maestro.state.codec import Encoded
 
@@ -66,10 +67,13 @@ async def plan(
     *,
     key: str | None,
     store_input: bool,
+    hidden: Hidden | None,
     place: Callable[[bytes], bytes] | None = None,
 ) -> Plan:
     """Return the plan of a call whose arguments may be large."""
-    made = partial(planner.plan, args, kwargs, key=key, store_input=store_input, place=place)
+    made = partial(
+        planner.plan, args, kwargs, key=key, store_input=store_input, hidden=hidden, place=place
+    )
     if codec_large.is_large([args, kwargs]):
         return await in_thread(partial(made, encode=codec_large.encode_call_large))
     return made()

@@ -60,7 +60,7 @@ class StepFunction(Generic[P, R]):
         self.name = name
         self.persona = options.persona
         self.options = options
-        self.parameters = Parameters(function, name, options.ignore)
+        self.parameters = Parameters(function, name, options.ignore, options.redact)
         self.signature = self.parameters.signature
         #: What is called with the arguments as they are recorded.
         self.task = self.parameters.function

@@ -237,16 +237,22 @@ class StepCalls:
         *,
         is_plain: bool,
     ) -> Plan:
-        options = step.options
+        store_input, hidden = step.options.store_input, step.parameters.hidden
         place = operation.place if key is None else operation.place_by_key
         if is_plain:
             return step.planner.plan(
-                args, kwargs, key=key, store_input=options.store_input, place=place
+                args, kwargs, key=key, store_input=store_input, hidden=hidden, place=place
             )
         operation.hold()
         try:
             return await values.plan(
-                step.planner, args, kwargs, key=key, store_input=options.store_input, place=place
+                step.planner,
+                args,
+                kwargs,
+                key=key,
+                store_input=store_input,
+                hidden=hidden,
+                place=place,
             )
         finally:
             operation.release()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from maestro_hive.kernel.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EventT = TypeVar("EventT")
 

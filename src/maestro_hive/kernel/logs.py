@@ -1,4 +1,7 @@
-"""Loggers whose handlers may fail: what is logged never changes what is executed."""
+"""Loggers whose handlers may fail, and whose records have no secrets.
+
+What is logged never changes what is executed.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,55 @@ class SafeLog(LoggerAdapter):
             self.logger.log(level, msg, *args, **kwargs)
         except Exception:  # noqa: BLE001 - it is the program's, and can be any
             if logging.raiseExceptions and sys.stderr is not None:
-                traceback.print_exc()
+                sys.stderr.write(_redact(traceback.format_exc()))
+
+
+class RedactionFilter(logging.Filter):
+    """Replaces secrets in the records of a logger: in the message, its arguments and the traceback.
+
+    It refuses no record. A record that has none is not changed. One whose exception has some loses
+    the exception, and has its traceback as text, which every formatter prints.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Redact a record."""
+        _redact_message(record)
+        if record.exc_info and record.exc_info[0] is not None:
+            trace = logging.Formatter().formatException(record.exc_info)
+            redacted = _redact(trace)
+            if redacted != trace:
+                record.exc_info, record.exc_text = None, redacted
+        if record.stack_info:
+            record.stack_info = _redact(record.stack_info)
+        return True
+
+
+def _redact_message(record: logging.LogRecord) -> None:
+    try:
+        message = record.getMessage()
+    except Exception:  # noqa: BLE001 - of an argument; handlers say so, and print no message
+        return
+    redacted = _redact(message)
+    if redacted != message:
+        record.msg, record.args = redacted, ()
+
+
+_FILTER = RedactionFilter()
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return a logger of this package: its records have no secrets."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_FILTER)  # once, however often it is added
+    return logger
 
 
 def get_log(name: str) -> SafeLog:
     """Return the log of a module."""
-    return SafeLog(logging.getLogger(name))
+    return SafeLog(get_logger(name))
+
+
+def _redact(text: str) -> str:
+    from maestro_hive.kernel.redaction import redact_text  # noqa: PLC0415 - most log nothing
+
+    return redact_text(text)

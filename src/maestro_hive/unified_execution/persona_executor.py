@@ -24,6 +24,7 @@ from maestro_hive.engine.execution_log import STEPS, ExecutionLog, names
 from maestro_hive.engine.healing.stage import judge_completed
 from maestro_hive.engine.memory_step import MemoryPersona, MemoryStep
 from maestro_hive.engine.options import CallOptions, Options, sizing_of
+from maestro_hive.engine.parameters import Hidden, places_of
 from maestro_hive.engine.plan import UNNAMED, Planner
 from maestro_hive.engine.policy import Enforcer, PolicyCheck, infer_action
 from maestro_hive.engine.prices import default_prices
@@ -225,7 +226,8 @@ class PersonaExecutor:
             planner = self._planners[name] = Planner(self.persona_id, name, recorded)
         options = self._spec.options
         key = options.key if isinstance(options.key, str) else None
-        plan = planner.plan(args, kwargs, key=key, store_input=options.store_input)
+        hidden = Hidden.of(options.redact, places_of(task)) if options.redact else None
+        plan = planner.plan(args, kwargs, key=key, store_input=options.store_input, hidden=hidden)
         if key is None:
             plan = self._numbered(self._run, planner, plan, task)
         return Call(task, plan.name, args, kwargs, plan)

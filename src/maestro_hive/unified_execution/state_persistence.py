@@ -8,7 +8,6 @@ the journal is gone, the newest of those is resumed from.
 from __future__ import annotations
 
 import copy
-import logging
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,6 +30,7 @@ from maestro_hive.kernel.errors import (
     MaestroError,
     StorageError,
 )
+from maestro_hive.kernel.logs import get_logger
 from maestro_hive.kernel.process import run_at_exit
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.checkpoint import CheckpointNotFoundError, new_checkpoint_id
@@ -67,7 +67,7 @@ __all__ = [
     "save_state",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 DEFAULT_STATE_PATH = DEFAULT_STATE_DIR
 DEFAULT_CHECKPOINT_PATH = DEFAULT_CHECKPOINT_DIR

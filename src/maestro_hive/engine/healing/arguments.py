@@ -39,11 +39,12 @@ class ChangedArguments:
         return with_changes(task, arguments, await self.by_name())
 
 
-async def encode_arguments(changed: Mapping[str, Any], *, store_input: bool) -> Encoded:
+async def encode_arguments(changed: Mapping[str, Any], *, stored: bool) -> Encoded:
     """Return changed arguments as they are recorded; raise if they cannot be."""
-    if not store_input:
+    if not stored:
         raise ConfigurationError(
             "changed arguments are recorded for the next attempt, and the step has store_input=False"
+            " or redact"
         )
     return await values.encode(dict(changed), "arguments")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine.errors import ExecutionException, RecoverableError, plain, text_of
 from maestro_hive.engine.recorded_errors import is_hidden
+from maestro_hive.kernel.redaction import cut, cut_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -260,7 +261,7 @@ def failure_of_error(
     made = Failure(
         failure_id="",
         failure_type=kind,
-        error_message=(text_of(error) or type(error).__name__)[:_MAX_MESSAGE],
+        error_message=cut(text_of(error) or type(error).__name__, _MAX_MESSAGE),
         stack_trace=_trace(error),
         file_path=relative(path, root),
         line_number=line,
@@ -392,7 +393,7 @@ def is_library(path: str) -> bool:
 
 def _trace(error: BaseException) -> str:
     try:
-        return "".join(traceback.format_exception(error))[-_MAX_TRACE:]
+        return cut_start("".join(traceback.format_exception(error)), _MAX_TRACE)
     except Exception:  # noqa: BLE001 - an error of the user's making
         return text_of(error)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from maestro_hive.engine.healing.failure import Failure, FailureType, Fix
 from maestro_hive.engine.retry_policy import MAX_RETRY_AFTER_SECONDS
+from maestro_hive.kernel.redaction import cut
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -111,7 +112,7 @@ def _told_by_pytest(failure: Failure, root: Path) -> str:
         name = each.context.get("nodeid") or each.context.get("test") or each.function or "a test"
         place = f" in line {each.line} of {each.path}" if each.line and each.path else ""
         error = f"{each.error}: {each.message}" if each.error else each.message
-        lines.append(f"The test {name} failed{place}: {error.strip()[:_MAX_MESSAGE]}")
+        lines.append(f"The test {name} failed{place}: {cut(error.strip(), _MAX_MESSAGE)}")
     return "\n".join(lines)
 
 
@@ -312,7 +313,7 @@ def _error_types(failure: Failure) -> list[str]:
 
 
 def _message(failure: Failure) -> str:
-    return failure.error_message.strip()[:_MAX_MESSAGE]
+    return cut(failure.error_message.strip(), _MAX_MESSAGE)
 
 
 def _where(failure: Failure) -> str:

@@ -45,6 +45,7 @@ from maestro_hive.engine.healing.workspace import Turn, Workspace
 from maestro_hive.engine.recorded_errors import error_from
 from maestro_hive.engine.settings import refused
 from maestro_hive.engine.values import in_thread
+from maestro_hive.kernel.redaction import cut
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -231,7 +232,7 @@ async def _use(
         try:  # before files are changed
             arguments = await _changed(step, fix.arguments) if fix.arguments else None
         except Exception as wrong:  # noqa: BLE001 - what the user's own healer gave
-            trouble = f"{fix.healer}: {plain_text(wrong)}"[:_MAX_TEXT]
+            trouble = cut(f"{fix.healer}: {plain_text(wrong)}", _MAX_TEXT)
         if trouble is None and fix.files:
             trouble = await _change_files(step, failure, fix)
             if trouble is not None:
@@ -244,7 +245,7 @@ async def _use(
 
 
 def _joined(troubles: list[str]) -> str | None:
-    return "; ".join(troubles)[:_MAX_TEXT] or None
+    return cut("; ".join(troubles), _MAX_TEXT) or None
 
 
 async def _ask(
@@ -260,9 +261,9 @@ async def _ask(
         if fix is not None:
             _check_wait(step, fix)
     except UserCallError as error:
-        return None, f"{name} {error}"[:_MAX_TEXT]
+        return None, cut(f"{name} {error}", _MAX_TEXT)
     except Exception as error:  # noqa: BLE001 - what the user's code gave, like the task
-        return None, f"{name}: {type(error).__name__}: {text_of(error)}"[:_MAX_TEXT]
+        return None, cut(f"{name}: {type(error).__name__}: {text_of(error)}", _MAX_TEXT)
     return fix, None
 
 
@@ -314,12 +315,12 @@ async def _changed(step: StepExecution, arguments: Mapping[str, Any]) -> NewArgu
         await each.check(replace(step, args=args, kwargs=kwargs))
     if step.record.run_id is None:
         return changed, None
-    return changed, await encode_arguments(changed, store_input=step.spec.options.store_input)
+    return changed, await encode_arguments(changed, stored=step.spec.options.records_arguments)
 
 
 async def _record(step: StepExecution, tried: Tried) -> None:
     """Record what was tried, and let the next attempts have it."""
-    repair = await step.record.record_repair(tried.facts, tried.encoded)
+    repair = await step.record.record_repair(step.redacted(tried.facts), tried.encoded)
     if tried.changed is not None:
         data = tried.encoded.data if tried.encoded is not None else None
         step.changed = ChangedArguments(tried.changed, data)
@@ -346,12 +347,12 @@ async def _change_files(step: StepExecution, failure: Failure, fix: Fix) -> str 
         "files": sorted(fix.files),
         "workspace": str(workspace.root),
     }
-    if not step.spec.options.store_input:
-        return f"{fix.healer}: what files were is recorded, and the step has store_input=False"
+    if not step.spec.options.records_arguments:
+        return f"{fix.healer}: what files were is recorded, and the step has store_input=False or redact"
     try:
         before = await in_thread(lambda: workspace.before(fix.files))
     except Exception as error:  # noqa: BLE001 - what the user's own healer gave
-        return f"{fix.healer}: {plain_text(error)}"[:_MAX_TEXT]
+        return cut(f"{fix.healer}: {plain_text(error)}", _MAX_TEXT)
     await step.record.record_files(_given(facts), before)
     turn = Turn()
 
@@ -366,7 +367,7 @@ async def _change_files(step: StepExecution, failure: Failure, fix: Fix) -> str 
         restored, left = await in_thread(undo)
         repair = Repair(step.record.started_attempt()[0], failure.get_hash(), fix.healer, facts)
         late = isinstance(error, UserCallError)
-        reason = (f"the check {error}" if late else plain_text(error))[:_MAX_TEXT]
+        reason = cut(f"the check {error}" if late else plain_text(error), _MAX_TEXT)
         verdict = Verdict(FAILED, reason, tuple(sorted(restored)), left)
         await step.record.record_verdict(repair, verdict)
         return f"{fix.healer}: {reason}"
@@ -490,4 +491,4 @@ def _part(fix: object, name: str) -> object:
 
 
 def _text(value: object) -> str | None:
-    return text_of(value)[:_MAX_TEXT] if isinstance(value, str) and value else None
+    return cut(text_of(value), _MAX_TEXT) if isinstance(value, str) and value else None

@@ -8,7 +8,6 @@ resumes late writes a lower fencing number, so its file is not the newest.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -29,6 +28,7 @@ from maestro_hive.kernel.errors import (
     InvalidIdentifierError,
     MaestroError,
 )
+from maestro_hive.kernel.logs import get_logger
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state import run_document as documents
 from maestro_hive.maestro.state.json_stream import BytesSource
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.codec import Json
     from maestro_hive.maestro.state.json_stream import Source
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NAME = re.compile(
     r"(\d{6,})\.(\d{8,})~(never|\d{1,12})~([A-Za-z0-9][A-Za-z0-9._:\-]{0,127})\.json"

@@ -321,16 +321,26 @@ class RunText(Iterable[bytes]):
 
     def _entry_chunks(self, missing: set[bytes]) -> Iterator[bytes]:
         """Yield the text of the entries; ``missing`` gets the digests of values stored elsewhere."""
+        before = b""
+        for entries in self._portions():
+            missing.update(
+                each.sha256 for each in entries if each.payload is not None and each.sha256
+            )
+            yield before + b",".join(map(_entry_text, entries))
+            before = b","
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries; raise an error if the run was purged meanwhile."""
+        for entries in self._portions():
+            yield from entries
+
+    def _portions(self) -> Iterator[Sequence[Entry]]:
         for start in range(self.after, self.seq, _CHUNK_ITEMS):
             end = min(start + _CHUNK_ITEMS, self.seq)
             entries = self.store.entries(self.run, start, end)
             if len(entries) < end - start:
                 raise self._purged()
-            missing.update(
-                each.sha256 for each in entries if each.payload is not None and each.sha256
-            )
-            chunk = b",".join(map(_entry_text, entries))
-            yield b"," + chunk if start > self.after else chunk
+            yield entries
 
     def _purged(self) -> StorageError:
         return StorageError(

@@ -28,6 +28,7 @@ from maestro_hive.maestro.state.views import (
     open_waits,
     question_id,
     seconds_between,
+    shown_output,
     step_facts,
     value_of,
 )
@@ -576,7 +577,7 @@ def step_details(run: RecordedRun, step: StepState) -> StepDetails:
         feedback=() if step.completed is not None else tuple(feedback_of(step)),
         progress=run.value(step.progress),
         input=run.value(step.started),
-        output=run.value(step.completed),
+        output=shown_output(step, run.value(step.completed)),
         memory=run.value(state.memories.get(step.persona)),
         history=tuple(run.value(entry) for entry in state.histories.get(step.persona, [])),
         events=_events_of(run, step),

@@ -175,12 +175,22 @@ def show_run(
     }
 
 
+def shown_output(step: StepState, output: Json) -> Json:
+    """Return the result of a step as it is shown: not at all if all of the step is redacted."""
+    return "[redacted]" if step.completed is not None and is_redacted(step) else output
+
+
+def is_redacted(step: StepState) -> bool:
+    """Return whether the result of a step is shown nowhere."""
+    return options_of(step).get("redact") is True
+
+
 def _cached_step(step: StepState, label: str, load: Load, cache: ViewCache) -> dict[str, Json]:
     seq, shown = cache.steps.get(step.number, (-1, {}))
     if seq != step.seq:
         shown = step_facts(step, label)
         shown["started_at"] = shown["started_at"].isoformat()
-        shown["output"] = value_of(step.completed, load)
+        shown["output"] = shown_output(step, value_of(step.completed, load))
         cache.steps[step.number] = (step.seq, shown)
     return shown
 

@@ -7,7 +7,6 @@ every commit so far durable, outside the queue. What guards the file against oth
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -27,6 +26,7 @@ from maestro_hive.kernel.errors import (
     StoreFailedError,
 )
 from maestro_hive.kernel.files import FileLock
+from maestro_hive.kernel.logs import get_logger
 from maestro_hive.maestro.state.sqlite import wal
 from maestro_hive.maestro.state.sqlite.connection import (
     Row,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.maestro.state.records import Damage
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import weakref
 from typing import Protocol
 
 from maestro_hive.kernel.errors import MaestroError
+from maestro_hive.kernel.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class _Maintained(Protocol):

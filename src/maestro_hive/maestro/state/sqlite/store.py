@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import stat
 import threading
@@ -22,6 +21,7 @@ from maestro_hive.kernel.errors import (
     StoreClosedError,
 )
 from maestro_hive.kernel.hooks import Hooks
+from maestro_hive.kernel.logs import get_logger
 from maestro_hive.kernel.process import PerProcess, run_at_exit
 from maestro_hive.maestro.state.records import (
     Damage,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.sqlite.documents import Changed, Where
     from maestro_hive.maestro.state.store import Adopt, ChunkAppend, NewRun, Outcome
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
 
