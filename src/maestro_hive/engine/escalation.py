@@ -31,6 +31,7 @@ class EscalationCase:
 
     ``effect_key`` is the same whenever the same failure is escalated again: the receiver can
     detect the repetition by it. Without a ``run_id`` there is no run that could be resumed.
+    ``fingerprint`` is the same for every failure of the same kind: a ticket is found by it.
     """
 
     run_id: str | None
@@ -40,6 +41,7 @@ class EscalationCase:
     description: str
     failure_report: FailureReport
     labels: tuple[str, ...] = ()
+    fingerprint: str = ""
 
 
 class Escalation(Protocol):
