@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.escalation import JiraClient as JiraClient
     from maestro_hive.engine.options import CallOptions as CallOptions
     from maestro_hive.engine.plan import UnencodableInputWarning as UnencodableInputWarning
+    from maestro_hive.engine.settings import Secret as Secret
     from maestro_hive.engine.results import ExecutionAttempt as ExecutionAttempt
     from maestro_hive.engine.results import ExecutionResult as ExecutionResult
     from maestro_hive.engine.results import ExecutionStatus as ExecutionStatus
@@ -81,6 +82,7 @@ load_lazily(
         "maestro_hive.engine.escalation": "Escalation EscalationCase JiraClient",
         "maestro_hive.engine.options": "CallOptions",
         "maestro_hive.engine.plan": "UnencodableInputWarning",
+        "maestro_hive.engine.settings": "Secret",
         "maestro_hive.engine.results": (
             "ExecutionAttempt ExecutionResult ExecutionStatus Level2Result"
         ),
