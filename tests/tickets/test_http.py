@@ -120,3 +120,21 @@ def test_what_sends_requests_is_imported_only_to_send_one() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("token", ["s3cret\nX-Other: 1", "s3crét", "s3cret\x00"])
+def test_a_token_that_cannot_be_a_header_is_not_sent_and_not_repeated(
+    jira: JiraServer, token: str
+) -> None:
+    tickets = system(jira_base_url=jira.url, jira_api_token=token)
+    with pytest.raises(TicketRefusedError, match="the header Authorization for Jira") as caught:
+        run(tickets.create(a_case()))
+    assert caught.value.permanent
+    assert "s3cr" not in str(caught.value)
+    assert jira.requests == []
+
+
+def test_an_address_with_other_characters_is_encoded(jira: JiraServer) -> None:
+    with pytest.raises(TicketRefusedError, match="404"):
+        run(at(f"{jira.url}/té%20st").create(a_case()))
+    assert jira.requests[0].path == "/t%C3%A9%20st/rest/api/3/issue"

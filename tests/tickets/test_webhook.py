@@ -128,3 +128,8 @@ def test_the_address_of_a_webhook_is_shown_nowhere(
 def test_an_address_may_have_a_query(receiver: WebhookServer) -> None:
     run(system(webhook_url=receiver.address + "?code=1", webhook_secret="s").create(a_case()))
     assert receiver.requests[0].query == {"code": "1"}
+
+
+def test_a_key_with_other_characters_is_encoded(receiver: WebhookServer) -> None:
+    run(webhook(receiver).create(a_case(effect_key="run/ü 1")))
+    assert receiver.requests[0].headers["idempotency-key"] == "run/%C3%BC 1"

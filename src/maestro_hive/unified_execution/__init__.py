@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from maestro_hive.engine.escalation import JiraClient as JiraClient
     from maestro_hive.engine.options import CallOptions as CallOptions
     from maestro_hive.engine.plan import UnencodableInputWarning as UnencodableInputWarning
-    from maestro_hive.engine.settings import Secret as Secret
     from maestro_hive.engine.results import ExecutionAttempt as ExecutionAttempt
     from maestro_hive.engine.results import ExecutionResult as ExecutionResult
     from maestro_hive.engine.results import ExecutionStatus as ExecutionStatus
     from maestro_hive.engine.results import Level2Result as Level2Result
+    from maestro_hive.engine.settings import Secret as Secret
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor as PersonaExecutor
     from maestro_hive.unified_execution.persona_executor import (
         execute_with_level1_retry as execute_with_level1_retry,

@@ -80,7 +80,7 @@ class CommandTickets(OneWay):
 
     @contextlib.asynccontextmanager
     async def _started(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Start the command in a process group of its own; end all of that group afterwards."""
+        """Start the command in a process group of its own; end all of that group if it is given up."""
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -93,8 +93,9 @@ class CommandTickets(OneWay):
             ) from error
         try:
             yield process
-        finally:
+        except BaseException:
             await _end(process)
+            raise
 
     def _shown(self) -> str:
         """Return the program's name; its arguments may have secrets."""
@@ -131,13 +132,11 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End the process group: politely, and after a while by force."""
-    if process.returncode is None:
-        _signal(process, signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGKILL):  # the second also ends what the first left over
+        _signal(process, number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE):
                 await process.wait()
-    _signal(process, signal.SIGKILL)  # also what it left behind
-    await process.wait()
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -208,7 +208,8 @@ def _listed(response: Response) -> list[dict[str, Any]]:
 def _is_limited(response: Response) -> bool:
     """Return whether a refusal is about the rate of requests; GitHub uses 403 for it too."""
     headers = response.headers
-    return headers.get("x-ratelimit-remaining") == "0" or "retry-after" in headers
+    named = headers.get("x-ratelimit-remaining") == "0" or "retry-after" in headers
+    return named or "rate limit" in _said(response).lower()
 
 
 def _wait(response: Response) -> float | None:

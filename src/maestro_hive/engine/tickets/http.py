@@ -10,18 +10,18 @@ import asyncio
 import ipaddress
 import json
 import re
-import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from maestro_hive.engine.tickets import TicketRefusedError, TicketUnknownError
 from maestro_hive.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterable, Callable, Mapping
 
     from maestro_hive.engine.settings import Secret
@@ -32,6 +32,8 @@ MAX_RESPONSE = 16 * 1024 * 1024
 MAX_RETRY_AFTER = 24 * 3600.0
 #: How much of a server's own message an error contains.
 _MAX_MESSAGE = 500
+#: What is not encoded in the path of an address: it may be encoded already.
+_IN_PATHS = "/%:@!$&'()*+,;=~"
 #: The server did not execute the request, and may do so later.
 _TRY_LATER = frozenset({408, 425, 429, 503})
 
@@ -106,6 +108,13 @@ class Server:
         if data is not None:
             given["Content-Type"] = "application/json"
         given |= {**self.headers(body), **(headers or {})}
+        for name, value in given.items():  # the client would repeat the value in its error
+            if not (value.isascii() and value.isprintable()):
+                raise TicketRefusedError(
+                    f"the header {name} for {self.name} cannot be sent: it has characters other than"
+                    " printable ASCII; check the token",
+                    permanent=True,
+                )
         suffix = "?" + urlencode(query) if query else ""
         what = f"{method} {path or 'request'} to {self.host()}"
         try:
@@ -126,19 +135,19 @@ class Server:
         import httpx2  # noqa: PLC0415 - slow to import, and most programs never escalate
 
         parts = urlsplit(self.address)
-        target = parts.path.rstrip("/") + path or "/"
+        target = quote(parts.path.rstrip("/"), safe=_IN_PATHS) + path or "/"
         if parts.query:
-            target += ("&" if "?" in target else "?") + parts.query
+            target += ("&" if "?" in target else "?") + quote(parts.query, safe=_IN_PATHS + "?")
         # The client logs addresses, also those that are secrets; the target is not part of them.
         address = f"{parts.scheme}://{parts.netloc}/"
         loopback = _is_loopback(parts.hostname or "")
         client = httpx2.AsyncClient(
             timeout=self.timeout,
             trust_env=not loopback,  # no proxy is between a machine and itself
-            verify=_tls() if parts.scheme == "https" else False,
+            verify=_tls(),
             follow_redirects=False,
         )
-        extensions = {"target": target.encode("ascii", "strict")}
+        extensions = {"target": target.encode("ascii")}
         sent = {"Accept-Encoding": "identity", **headers}
         try:
             async with (
@@ -223,7 +232,9 @@ def _reason(error: Exception) -> str:
 @cache
 def _tls() -> ssl.SSLContext:
     """Return the context of encrypted connections; to read the certificates takes a while."""
-    return ssl.create_default_context()
+    import httpx2  # noqa: PLC0415 - as above
+
+    return httpx2.create_ssl_context()
 
 
 def _is_loopback(host: str) -> bool:

@@ -220,7 +220,7 @@ _STATUS_QUERY = {"fields": ",".join(_STATUS_FIELDS)}
 
 
 def credentials(email: str | None, token: Secret) -> dict[str, str]:
-    """Return the header that proves who sends a request: of an e-address address, or of a token alone."""
+    """Return the header that proves who sends a request: of an e-mail address, or of a token alone."""
     if email is None:
         return {"Authorization": f"Bearer {token.reveal()}"}
     pair = base64.b64encode(f"{email}:{token.reveal()}".encode()).decode()

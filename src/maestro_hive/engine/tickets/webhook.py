@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from maestro_hive.engine.tickets import Ticket
 from maestro_hive.engine.tickets.one_way import OneWay, comment_message, escalation_message
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from maestro_hive.engine.settings import Secret
     from maestro_hive.engine.tickets.http import Response, Server
 
+#: What is not encoded in the key of a message; keys have no other characters, as a rule.
+_IN_KEYS = "/:@!$&'()*+,;=~#[] "
 #: Slack displays no more of a message; it accepts ten times as much.
 _MAX_CHAT = 4000
 
@@ -56,7 +59,7 @@ class WebhookTickets(OneWay):
         return _text(answer.get("id")) or str(message["effect_key"])
 
     async def _post(self, message: dict[str, Any]) -> Response:
-        headers = {"Idempotency-Key": str(message["effect_key"])}
+        headers = {"Idempotency-Key": quote(str(message["effect_key"]), safe=_IN_KEYS)}
         return await _post(self._server, message, headers)
 
 
