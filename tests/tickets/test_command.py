@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from maestro_hive.engine.tickets import Ticket, TicketRefusedError, TicketUnknownError
 from tests.tickets.cases import LABEL, a_case, system
 from tests.timing import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 run = asyncio.run
 
@@ -80,11 +79,10 @@ def test_a_program_that_does_not_exist_is_named() -> None:
 
 def is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - it may vanish
-        return file.read().rpartition(")")[2].split()[0] != "Z"
+    return state != "Z"
 
 
 STUBBORN = "trap '' TERM; sleep 600 & echo $! > \"$1\"; echo A-1; wait; wait"
@@ -120,6 +118,28 @@ def test_all_of_it_is_killed_when_it_is_cancelled(tmp_path: Path) -> None:
 
     run(cancelled())
     wait_until(lambda: not is_alive(int(child.read_text())))
+
+
+def test_what_it_leaves_behind_delays_nothing(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    assert (
+        run(command('sleep 600 & echo $! > "$1"; echo A-1', str(child)).create(a_case())).key
+        == "A-1"
+    )
+    os.kill(int(child.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("pauses", range(4))
+def test_it_can_be_cancelled_at_any_moment(pauses: int) -> None:
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(command("sleep 600").create(a_case()))
+        for _ in range(pauses):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(cancelled())
 
 
 def test_it_cannot_be_asked() -> None:

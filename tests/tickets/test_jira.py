@@ -10,6 +10,7 @@ import pytest
 from maestro_hive.engine.tickets import Comment, Ticket, TicketRefusedError, TicketUnknownError
 from tests.jira_server import EMAIL, OWN_ACCOUNT, PERSON, JiraServer
 from tests.tickets.cases import LABEL, a_case, system
+from tests.timing import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -301,11 +302,23 @@ def test_what_was_sent_and_not_confirmed_may_have_been_made(
 def test_a_request_without_a_response_in_time_may_have_been_executed(
     cloud: JiraServer, fault: str
 ) -> None:
-    tickets = of(cloud, ticket_timeout_seconds=0.2)
-    cloud.faults = [f"create:{fault}"]
-    with pytest.raises(TicketUnknownError, match="ReadTimeout"):
-        run(tickets.create(a_case()))
-    assert made(cloud) == (1 if fault == "hang-after" else 0)
+    tickets = of(cloud, ticket_timeout_seconds=0.3)
+    error = given_up(cloud, tickets, fault)
+    assert "whether it was executed is not known" in str(error)
+    wait_until(lambda: made(cloud) == (1 if fault == "hang-after" else 0))
+
+
+def given_up(server: JiraServer, tickets: TicketSystem, fault: str) -> TicketUnknownError:
+    """Return the error of a request that the server got; a busy machine may not send it in time."""
+    for _ in range(20):
+        server.faults = [f"create:{fault}"]
+        try:
+            run(tickets.create(a_case()))
+        except TicketRefusedError as error:
+            assert "nothing was sent" in str(error)  # noqa: PT017 - it is tried again
+        except TicketUnknownError as error:
+            return error
+    pytest.fail("no request was sent in time")
 
 
 @pytest.mark.parametrize("operation", READS)

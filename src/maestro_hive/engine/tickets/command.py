@@ -7,18 +7,20 @@ import contextlib
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+import subprocess
+import time
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any
 
 from maestro_hive.engine.tickets import Ticket, TicketRefusedError, TicketUnknownError
 from maestro_hive.engine.tickets.one_way import OneWay, comment_message, escalation_message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from maestro_hive.engine.escalation import EscalationCase
 
-#: How much is read of what a command prints.
+#: How much is read of what a command prints, and how much of that an error contains.
 _MAX_OUTPUT = 64 * 1024
+_MAX_ERROR = 500
 #: How long a command may take to end after it was asked to.
 _GRACE = 2.0
 
@@ -54,37 +56,33 @@ class CommandTickets(OneWay):
         return (lines[0].strip() if lines else "") or str(message["effect_key"])
 
     async def _output(self, message: dict[str, Any]) -> list[str]:
-        async with self._started() as process:
-            try:
-                async with asyncio.timeout(self._timeout):
-                    printed, errors = await _conversation(
-                        process, json.dumps(message, default=str).encode()
-                    )
-                    code = await process.wait()
-            except TimeoutError:
-                raise TicketUnknownError(
-                    f"{self._shown()} did not end in {self._timeout:g} seconds and was killed;"
-                    " whether it made something is not known"
-                ) from None
-        said = " ".join(errors.decode("utf-8", "replace").split())[:500]
-        if code < 0:
-            raise TicketUnknownError(
-                f"{self._shown()} was killed by signal {-code}: {said or 'it printed no error'};"
-                " whether it made something is not known"
-            )
-        if code:
-            raise TicketRefusedError(
-                f"{self._shown()} ended with {code}: {said or 'it printed no error'}"
-            )
-        return printed.decode("utf-8", "replace").splitlines()
+        """Execute the command; return the lines that it printed.
 
-    @contextlib.asynccontextmanager
-    async def _started(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Start the command in a process group of its own; end all of that group if it is given up."""
-        pipe = asyncio.subprocess.PIPE
+        It reads and prints files: pipes would stay open as long as anything that it started, and a
+        command that prints much would have to be read all the time.
+        """
+        with TemporaryFile() as given, TemporaryFile() as printed, TemporaryFile() as errors:
+            given.write(json.dumps(message, default=str).encode())
+            given.seek(0)
+            code = await self._execute(given, printed, errors)
+            said = " ".join(_start_of(errors)[:_MAX_ERROR].split()) or "it printed no error"
+            if code < 0:
+                raise TicketUnknownError(
+                    f"{self._shown()} was killed by signal {-code}: {said};"
+                    " whether it made something is not known"
+                )
+            if code:
+                raise TicketRefusedError(f"{self._shown()} ended with {code}: {said}")
+            return _start_of(printed).splitlines()
+
+    async def _execute(self, given: IO[bytes], printed: IO[bytes], errors: IO[bytes]) -> int:
+        """Start the command in a process group of its own; return its exit code.
+
+        All of the group is ended if the command takes too long, or if the call is cancelled.
+        """
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._arguments, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            process = subprocess.Popen(  # noqa: ASYNC220, S603 - a file of its own; the user's
+                self._arguments, stdin=given, stdout=printed, stderr=errors, start_new_session=True
             )
         except (OSError, ValueError) as error:
             raise TicketRefusedError(
@@ -92,53 +90,44 @@ class CommandTickets(OneWay):
                 permanent=True,
             ) from error
         try:
-            yield process
+            code = await _code(process, self._timeout)
         except BaseException:
             await _end(process)
             raise
+        if code is None:
+            await _end(process)
+            raise TicketUnknownError(
+                f"{self._shown()} did not end in {self._timeout:g} seconds and was killed; whether it"
+                " made something is not known"
+            )
+        return code
 
     def _shown(self) -> str:
         """Return the program's name; its arguments may have secrets."""
         return f"the escalation command {self._arguments[0]}"
 
 
-async def _conversation(process: asyncio.subprocess.Process, message: bytes) -> tuple[bytes, bytes]:
-    """Write all of the message; return the start of what is printed, and of the errors."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    _, printed, errors = await asyncio.gather(
-        _write(process.stdin, message), _read(process.stdout), _read(process.stderr)
-    )
-    return printed, errors
+async def _code(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Return the exit code of a process; None if it has not ended in time.
+
+    It is asked for again and again: asyncio's own processes cannot be cancelled while they start.
+    """
+    deadline = time.monotonic() + seconds
+    pause = 0.005
+    while (code := process.poll()) is None and time.monotonic() < deadline:
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 0.1)
+    return code
 
 
-async def _write(stream: asyncio.StreamWriter, message: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it does not have to read it
-        stream.write(message)
-        await stream.drain()
-    stream.close()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        await stream.wait_closed()
-
-
-async def _read(stream: asyncio.StreamReader) -> bytes:
-    """Read to the end; return the start. What is not read would block the command."""
-    read = b""
-    while chunk := await stream.read(8192):
-        read += chunk[: _MAX_OUTPUT - len(read)]
-    return read
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process group: politely, and after a while by force."""
     for number in (signal.SIGTERM, signal.SIGKILL):  # the second also ends what the first left over
-        _signal(process, number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GRACE):
-                await process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        await _code(process, _GRACE)
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+def _start_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(_MAX_OUTPUT).decode("utf-8", "replace")
