@@ -76,16 +76,17 @@ def test_a_response_that_is_too_large_is_not_read(
 
 def test_a_response_that_never_ends_is_given_up(jira: JiraServer) -> None:
     tickets = at(jira.url, ticket_timeout_seconds=0.3)
-    for _ in range(
-        20
-    ):  # a busy machine may be late for the server's first words, or for the connection
+    said = ""
+    for _ in range(20):  # a busy machine may be late for the connection, or for the first words
         jira.faults = ["create:drip"]
-        with pytest.raises((TicketUnknownError, TicketRefusedError)) as caught:
+        try:
             run(tickets.create(a_case()))
-        if "took too long" in str(caught.value):
+        except (TicketUnknownError, TicketRefusedError) as error:
+            said = f"{type(error).__name__}: {error}"
+        if "took too long" in said:
             break
-    assert isinstance(caught.value, TicketUnknownError)
-    assert "took too long" in str(caught.value)
+    assert said.startswith("TicketUnknownError")
+    assert "took too long" in said
 
 
 def test_a_key_cannot_leave_its_place_in_the_address(jira: JiraServer) -> None:
