@@ -30,15 +30,13 @@ from maestro_hive.unified_execution import (
     current,
     reset_execution_config,
 )
+from tests.tickets.settings_effects import TICKET_SETTINGS
 from tests.timing import least
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Check: TypeAlias = "Callable[[ExecutionConfig], object]"
-
-#: Read by a client that speaks to Jira itself, and by nothing here: a client is handed over ready.
-READ_BY_THE_JIRA_CLIENT = {"ExecutionConfig.jira_email", "ExecutionConfig.jira_api_token"}
 
 
 @pytest.fixture(autouse=True)
@@ -397,6 +395,7 @@ CHECKS: dict[str, tuple[object, Check]] = {
     "ExecutionConfig.log_level": ("DEBUG", logged),
     "ExecutionConfig.jira_project_key": ("AB", tickets),
     "ExecutionConfig.jira_base_url": ("https://jira.example.com", address),
+    **{f"ExecutionConfig.{name}": check for name, check in TICKET_SETTINGS.items()},
 }
 
 
@@ -422,8 +421,7 @@ def test_there_is_a_check_for_every_field() -> None:
     parts = [config, *(each for each in vars(config).values() if isinstance(each, Settings))]
     named = {f"{type(part).__name__}.{each.name}" for part in parts for each in fields(part)}
     inside = {f"ExecutionConfig.{each}" for each in ("level1", "level2", "state", "tokens")}
-    assert named - inside == CHECKS.keys() | READ_BY_THE_JIRA_CLIENT
-    assert not CHECKS.keys() & READ_BY_THE_JIRA_CLIENT
+    assert named - inside == CHECKS.keys()
     assert {each.name for each in fields(config)} >= {"level1", "level2", "state", "tokens"}
 
 

@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 VARIABLES = [
     "MAESTRO_STATE_DIR", "MAESTRO_CHECKPOINT_DIR", "MAESTRO_L1_MAX_ATTEMPTS",
     "MAESTRO_L2_MAX_ATTEMPTS", "MAESTRO_TOKEN_LIMIT", "JIRA_BASE_URL", "JIRA_PROJECT_KEY",
-    "JIRA_EMAIL", "JIRA_API_TOKEN",
+    "JIRA_EMAIL", "JIRA_API_TOKEN", "JIRA_API_VERSION", "JIRA_ISSUE_TYPE", "JIRA_PRIORITY",
+    "MAESTRO_JIRA_INDEX_LAG", "MAESTRO_TICKET_ANSWERERS", "MAESTRO_TICKET_TIMEOUT",
+    "MAESTRO_GITHUB_REPOSITORY", "MAESTRO_GITHUB_TOKEN", "MAESTRO_GITHUB_BASE_URL",
+    "MAESTRO_WEBHOOK_URL", "MAESTRO_WEBHOOK_SECRET", "MAESTRO_SLACK_WEBHOOK_URL",
+    "MAESTRO_ESCALATION_COMMAND", "MAESTRO_ESCALATION_COMMAND_TIMEOUT",
+]  # fmt: skip
+SECRETS = [
+    "jira_api_token", "github_token", "webhook_url", "webhook_secret", "slack_webhook_url",
 ]  # fmt: skip
 
 DEFAULTS: dict[type[Any], dict[str, object]] = {
@@ -95,6 +102,20 @@ DEFAULTS: dict[type[Any], dict[str, object]] = {
         "jira_base_url": "",
         "jira_email": None,
         "jira_api_token": None,
+        "jira_api_version": None,
+        "jira_issue_type": "Bug",
+        "jira_priority": "High",
+        "jira_index_lag_seconds": 120.0,
+        "ticket_answerers": (),
+        "ticket_timeout_seconds": 30.0,
+        "github_repository": "",
+        "github_token": None,
+        "github_base_url": "https://api.github.com",
+        "webhook_url": None,
+        "webhook_secret": None,
+        "slack_webhook_url": None,
+        "escalation_command": (),
+        "escalation_command_timeout_seconds": 60.0,
     },
 }
 EVERY_SETTING = [(kind, name) for kind, values in DEFAULTS.items() for name in values]
@@ -217,6 +238,16 @@ ACCEPTED = [
     (ExecutionConfig, "jira_email", "me@example.com", "me@example.com"),
     (ExecutionConfig, "jira_api_token", "s3cret", Secret("s3cret")),
     (ExecutionConfig, "jira_api_token", Secret("s3cret"), Secret("s3cret")),
+    (ExecutionConfig, "jira_api_version", 2, 2),
+    (ExecutionConfig, "jira_api_version", "3", 3),
+    (ExecutionConfig, "jira_priority", "", ""),
+    (ExecutionConfig, "jira_index_lag_seconds", 0, 0),
+    (ExecutionConfig, "ticket_answerers", ["ada"], ("ada",)),
+    (ExecutionConfig, "ticket_answerers", "ada, grace,", ("ada", "grace")),
+    (ExecutionConfig, "github_repository", "acme/shop.py", "acme/shop.py"),
+    (ExecutionConfig, "escalation_command", ["a", ""], ("a", "")),
+    (ExecutionConfig, "escalation_command", "a 'b c'", ("a", "b c")),
+    (ExecutionConfig, "escalation_command", "", ()),
 ]
 
 
@@ -291,12 +322,22 @@ REFUSED: list[tuple[type[Any], str, list[Any]]] = [
     (ExecutionConfig, "jira_project_key", ["", "a b", "1A", "A-1", None, 1, "A\n", "../x"]),
     (ExecutionConfig, "jira_base_url", ADDRESS),
     (ExecutionConfig, "jira_email", ["", "me", "a b@c", "a@b@c", 1]),
+    (ExecutionConfig, "jira_api_version", [1, "4", 3.0, True, "", [3]]),
+    (ExecutionConfig, "jira_issue_type", ["", " ", None, 1]),
+    (ExecutionConfig, "jira_priority", [None, 1]),
+    (ExecutionConfig, "jira_index_lag_seconds", SECONDS),
+    (ExecutionConfig, "ticket_answerers", [None, 3, [""], [3], {"ada": True}]),
+    (ExecutionConfig, "ticket_timeout_seconds", [0, *SECONDS]),
+    (ExecutionConfig, "github_repository", ["shop", "a/b/c", "a b/c", "a/b\n", None, 1]),
+    (ExecutionConfig, "github_base_url", ADDRESS),
+    (ExecutionConfig, "escalation_command", ["it's", None, 3, [3], [""], {"a": 1}]),
+    (ExecutionConfig, "escalation_command_timeout_seconds", [0, *SECONDS]),
 ]
 
 
 def test_every_setting_has_values_that_are_refused() -> None:
     tested = {(kind, name) for kind, name, _ in REFUSED}
-    assert tested == set(EVERY_SETTING) - {(ExecutionConfig, "jira_api_token")}
+    assert tested == set(EVERY_SETTING) - {(ExecutionConfig, name) for name in SECRETS}
 
 
 @pytest.mark.parametrize(
@@ -316,10 +357,11 @@ def test_a_bad_value_is_refused_with_its_name_and_what_it_must_be(
     assert len(message) < 300
 
 
+@pytest.mark.parametrize("name", SECRETS)
 @pytest.mark.parametrize("value", ["", "  \n", 7, b"s3cret", ["s3cret"], {"token": "s3cret"}])
-def test_a_bad_token_is_refused_and_not_repeated(value: object) -> None:
-    message = refused(ExecutionConfig, "jira_api_token", value)
-    assert message.startswith("ExecutionConfig.jira_api_token is ")
+def test_a_bad_token_is_refused_and_not_repeated(name: str, value: object) -> None:
+    message = refused(ExecutionConfig, name, value)
+    assert message.startswith(f"ExecutionConfig.{name} is ")
     assert "s3cret" not in message
 
 
@@ -372,7 +414,21 @@ FROM_ENVIRONMENT: list[tuple[str, str, type[Any], str, object]] = [
     ("JIRA_PROJECT_KEY", "OPS", ExecutionConfig, "jira_project_key", "OPS"),
     ("JIRA_EMAIL", "me@example.com", ExecutionConfig, "jira_email", "me@example.com"),
     ("JIRA_API_TOKEN", "s3cret\n", ExecutionConfig, "jira_api_token", Secret("s3cret")),
-]
+    ("JIRA_API_VERSION", "2", ExecutionConfig, "jira_api_version", 2),
+    ("JIRA_ISSUE_TYPE", "Task", ExecutionConfig, "jira_issue_type", "Task"),
+    ("JIRA_PRIORITY", "Low", ExecutionConfig, "jira_priority", "Low"),
+    ("MAESTRO_JIRA_INDEX_LAG", "2.5", ExecutionConfig, "jira_index_lag_seconds", 2.5),
+    ("MAESTRO_TICKET_ANSWERERS", "ada, me@x", ExecutionConfig, "ticket_answerers", ("ada", "me@x")),
+    ("MAESTRO_TICKET_TIMEOUT", "7", ExecutionConfig, "ticket_timeout_seconds", 7.0),
+    ("MAESTRO_GITHUB_REPOSITORY", "acme/shop", ExecutionConfig, "github_repository", "acme/shop"),
+    ("MAESTRO_GITHUB_TOKEN", "s3cret", ExecutionConfig, "github_token", Secret("s3cret")),
+    ("MAESTRO_GITHUB_BASE_URL", "https://g.example/", ExecutionConfig, "github_base_url", "https://g.example"),
+    ("MAESTRO_WEBHOOK_URL", "https://w.example", ExecutionConfig, "webhook_url", Secret("https://w.example")),
+    ("MAESTRO_WEBHOOK_SECRET", "s3cret", ExecutionConfig, "webhook_secret", Secret("s3cret")),
+    ("MAESTRO_SLACK_WEBHOOK_URL", "https://s.example", ExecutionConfig, "slack_webhook_url", Secret("https://s.example")),
+    ("MAESTRO_ESCALATION_COMMAND", "a 'b c'", ExecutionConfig, "escalation_command", ("a", "b c")),
+    ("MAESTRO_ESCALATION_COMMAND_TIMEOUT", "9", ExecutionConfig, "escalation_command_timeout_seconds", 9.0),
+]  # fmt: skip
 
 
 def test_every_variable_is_tested() -> None:
@@ -457,6 +513,15 @@ BAD_VARIABLES = [
     ("JIRA_BASE_URL", "jira.example.com", ExecutionConfig),
     ("JIRA_PROJECT_KEY", "not a key", ExecutionConfig),
     ("JIRA_EMAIL", "me", ExecutionConfig),
+    ("JIRA_API_VERSION", "4", ExecutionConfig),
+    ("MAESTRO_JIRA_INDEX_LAG", "soon", ExecutionConfig),
+    ("MAESTRO_JIRA_INDEX_LAG", "-1", ExecutionConfig),
+    ("MAESTRO_JIRA_INDEX_LAG", "nan", ExecutionConfig),
+    ("MAESTRO_TICKET_TIMEOUT", "0", ExecutionConfig),
+    ("MAESTRO_GITHUB_REPOSITORY", "shop", ExecutionConfig),
+    ("MAESTRO_GITHUB_BASE_URL", "github.example.com", ExecutionConfig),
+    ("MAESTRO_ESCALATION_COMMAND", "it's", ExecutionConfig),
+    ("MAESTRO_ESCALATION_COMMAND_TIMEOUT", "long", ExecutionConfig),
 ]
 
 
@@ -619,6 +684,26 @@ def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch, frozen: bool)
     assert config.to_dict()["jira_api_token"] == "***"
     assert token is not None
     assert token.reveal() == "s3cret"
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_no_secret_of_a_configuration_is_shown(name: str) -> None:
+    values: list[Any] = ["s3cret", lambda: "s3cret"]
+    for given in values:
+        config = ExecutionConfig(**{name: given})
+        shown = [repr(config), json.dumps(config.to_dict()), repr(config.frozen())]
+        assert [text for text in shown if "s3cret" in text] == []
+        assert config.to_dict()[name] == "***"
+        assert getattr(config.frozen(), name).reveal() == "s3cret"
+
+
+def test_a_secret_of_a_function_is_read_each_time() -> None:
+    texts = iter([" first\n", "second", "", 7])
+    secret = Secret(lambda: next(texts))  # type: ignore[arg-type, return-value]
+    assert [secret.reveal(), secret.reveal()] == ["first", "second"]
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="lambda> returned no text, and must return"):
+            secret.reveal()
 
 
 def test_a_secret_is_not_json_by_accident() -> None:

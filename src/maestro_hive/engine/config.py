@@ -119,6 +119,8 @@ def folder(name: str, value: object) -> str:
 # --- settings ----------------------------------------------------------------------------------
 
 _strategy = settings.choice(RecoveryStrategy)
+_jira_address = settings.address("https://jira.example.com", "JIRA_EMAIL and JIRA_API_TOKEN")
+_github_address = settings.address("https://github.example.com/api/v3", "MAESTRO_GITHUB_TOKEN")
 
 
 @dataclass
@@ -243,8 +245,9 @@ class _OfBoth:
 class ExecutionConfig(Settings):
     """All settings of an execution; an executor takes a ``frozen()`` copy when it is made.
 
-    Without ``jira_base_url`` escalations are recorded locally only. The token is a ``Secret``: neither ``repr``
-    nor ``to_dict`` shows it.
+    Escalations go to Jira (``jira_base_url``), to GitHub (``github_repository``), to a webhook, or to
+    ``escalation_command``; without any of these they are recorded locally only. Tokens, and the
+    addresses of webhooks, are a ``Secret``: neither ``repr`` nor ``to_dict`` shows them.
     """
 
     level1: Level1Config = setting(Level1Config, settings.part(Level1Config))
@@ -255,9 +258,36 @@ class ExecutionConfig(Settings):
     capture_metrics: bool = setting(True, settings.flag)
     log_level: str = setting("INFO", settings.log_level)
     jira_project_key: str = setting("MD", settings.project_key, "JIRA_PROJECT_KEY")
-    jira_base_url: str = setting("", settings.address, "JIRA_BASE_URL")
+    jira_base_url: str = setting("", _jira_address, "JIRA_BASE_URL")
     jira_email: str | None = setting(None, settings.optional(settings.email), "JIRA_EMAIL")
     jira_api_token: Secret | None = setting(None, settings.secret, "JIRA_API_TOKEN")
+    #: 3 is Jira Cloud, 2 is Server and Data Center; None is 3 with an e-mail address, otherwise 2.
+    jira_api_version: int | None = setting(None, settings.api_version, "JIRA_API_VERSION")
+    jira_issue_type: str = setting("Bug", settings.text, "JIRA_ISSUE_TYPE")
+    #: Given to new tickets where the site accepts it; empty for none.
+    jira_priority: str = setting("High", settings.any_text, "JIRA_PRIORITY")
+    #: After this time a ticket that was created is found by Jira's search.
+    jira_index_lag_seconds: float = setting(120.0, settings.number(0), "MAESTRO_JIRA_INDEX_LAG")
+    #: Accounts whose comments on a ticket are answers; ``*`` for all that can comment.
+    ticket_answerers: tuple[str, ...] = setting((), settings.accounts, "MAESTRO_TICKET_ANSWERERS")
+    #: The longest that each phase of a request to a ticket system may take.
+    ticket_timeout_seconds: float = setting(30.0, settings.positive, "MAESTRO_TICKET_TIMEOUT")
+    github_repository: str = setting("", settings.repository, "MAESTRO_GITHUB_REPOSITORY")
+    github_token: Secret | None = setting(None, settings.secret, "MAESTRO_GITHUB_TOKEN")
+    github_base_url: str = setting(
+        "https://api.github.com", _github_address, "MAESTRO_GITHUB_BASE_URL"
+    )
+    webhook_url: Secret | None = setting(None, settings.secret, "MAESTRO_WEBHOOK_URL")
+    #: Signs what is sent to ``webhook_url``.
+    webhook_secret: Secret | None = setting(None, settings.secret, "MAESTRO_WEBHOOK_SECRET")
+    slack_webhook_url: Secret | None = setting(None, settings.secret, "MAESTRO_SLACK_WEBHOOK_URL")
+    #: A program and its arguments: it gets the failure as JSON, and prints the key of its ticket.
+    escalation_command: tuple[str, ...] = setting(
+        (), settings.arguments, "MAESTRO_ESCALATION_COMMAND"
+    )
+    escalation_command_timeout_seconds: float = setting(
+        60.0, settings.positive, "MAESTRO_ESCALATION_COMMAND_TIMEOUT"
+    )
 
     @_OfBoth
     def in_folder(

@@ -32,6 +32,7 @@ class EscalationCase:
 
     ``effect_key`` is the same whenever the same failure is escalated again: the receiver can
     detect the repetition by it. Without a ``run_id`` there is no run that could be resumed.
+    ``fingerprint`` is the same for every failure of the same kind: a ticket is found by it.
     """
 
     run_id: str | None
@@ -41,6 +42,7 @@ class EscalationCase:
     description: str
     failure_report: FailureReport
     labels: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         # Whoever makes a case, and whatever it is sent to: it leaves the process.

@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,24 +37,33 @@ class FrozenConfigError(ConfigurationError, FrozenInstanceError):
 class Secret:
     """A text that only ``reveal()`` returns; ``repr`` and ``str`` do not show it.
 
-    It is replaced in all that leaves the process.
+    It is replaced in all that leaves the process. It can be made from a function that returns the
+    text, and is called whenever it is needed: to read it from a vault, or to get one that was renewed.
     """
 
     __slots__ = ("_text",)
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str | Callable[[], str]) -> None:
         self._text = text
-        know_secret(text)
+        if isinstance(text, str):
+            know_secret(text)
 
     def reveal(self) -> str:
         """Return the text itself."""
-        return self._text
+        if isinstance(self._text, str):
+            return self._text
+        text: object = self._text()
+        if not isinstance(text, str) or not text.strip():
+            name = getattr(self._text, "__qualname__", type(self._text).__name__)
+            raise ConfigurationError(f"{name} returned no text, and must return a secret")
+        know_secret(text.strip())
+        return text.strip()
 
     def __repr__(self) -> str:
         return "***"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and other.reveal() == self._text
+        return isinstance(other, Secret) and other._text == self._text
 
     def __hash__(self) -> int:
         return hash(self._text)
@@ -135,9 +145,9 @@ def setting(default: object, check: Check[object], variable: str | None = None) 
         if not text:
             return default() if callable(default) else default
         value: object = text
-        if isinstance(default, int):
+        if isinstance(default, int | float):
             with suppress(ValueError):  # the check below refuses what is not a number
-                value = int(text)
+                value = int(text) if isinstance(default, int) else float(text)
         try:
             return check(f"the environment variable {variable}", value)
         except ConfigurationError as error:
@@ -194,6 +204,10 @@ positive = rule(float, "a finite number, more than 0", lambda value: 0 < value <
 share = rule(float, "a share of all calls, more than 0 and up to 1", lambda value: 0 < value <= 1)
 #: True and False alone.
 flag = rule(bool, "True or False")
+#: A text that is not blank.
+text = rule(str, "a text that is not blank", lambda value: value.strip())
+#: A text; empty means none.
+any_text = rule(str, "a text, or empty for none")
 #: The key of a Jira project.
 project_key = rule(
     str,
@@ -244,25 +258,73 @@ def log_level(name: str, value: object) -> str:
     return value.upper()
 
 
-def address(name: str, value: object) -> str:
+def address(example: str, credentials: str) -> Check[str]:
     """Accept an http address without user, password or query; empty means none."""
-    wanted = "an address like https://jira.example.com, or empty for none"
-    if isinstance(value, str) and "@" in value:  # not shown: it may contain a password
-        raise ConfigurationError(
-            f"{name} contains a user or a password, and must be {wanted};"
-            " set the credentials by JIRA_EMAIL and JIRA_API_TOKEN"
-        )
-    if not isinstance(value, str) or (value and not re.fullmatch(_ADDRESS, value)):
-        raise refused(name, value, wanted)
-    return value.rstrip("/")
+    wanted = f"an address like {example}, or empty for none"
+
+    def check(name: str, value: object) -> str:
+        if isinstance(value, str) and "@" in value:  # not shown: it may contain a password
+            raise ConfigurationError(
+                f"{name} contains a user or a password, and must be {wanted};"
+                f" set the credentials by {credentials}"
+            )
+        if not isinstance(value, str) or (value and not re.fullmatch(_ADDRESS, value)):
+            raise refused(name, value, wanted)
+        return value.rstrip("/")
+
+    return check
 
 
 def secret(name: str, value: object) -> Secret | None:
-    """Accept a text that is not blank, or None; no message shows it."""
+    """Accept a text that is not blank, a function that returns one, or None; no message shows it."""
     match value:
         case None | Secret():
             return value
         case str() if value.strip():
             return Secret(value.strip())
+        case _ if callable(value):
+            return Secret(value)
         case _:
-            raise ConfigurationError(f"{name} is blank or not a text, and must be a token or None")
+            raise ConfigurationError(
+                f"{name} is blank or not a text, and must be a token, a function that returns it, or"
+                " None"
+            )
+
+
+def api_version(name: str, value: object) -> int | None:
+    """Accept the versions of Jira's REST interface that are spoken, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, int | str) or str(value) not in {"2", "3"}:
+        raise refused(name, value, "2 (Jira Server and Data Center), 3 (Jira Cloud) or None")
+    return int(value)
+
+
+def repository(name: str, value: object) -> str:
+    """Accept the owner and the name of a repository; empty means none."""
+    if not isinstance(value, str) or not re.fullmatch(r"([\w.-]+/[\w.-]+)?", value):
+        raise refused(name, value, "a repository like owner/name, or empty for none")
+    return value
+
+
+def accounts(name: str, value: object) -> tuple[str, ...]:
+    """Accept names of accounts, also as a text with commas between them."""
+    if isinstance(value, str):
+        return tuple(each.strip() for each in value.split(",") if each.strip())
+    return names(name, value)
+
+
+def arguments(name: str, value: object) -> tuple[str, ...]:
+    """Accept a program and its arguments; a text is split as a shell does it, and no shell is used."""
+    wanted = "a program and its arguments, as a list of texts"
+    given: object = value
+    if isinstance(value, str):
+        try:
+            given = shlex.split(value)
+        except ValueError as error:
+            raise refused(name, value, f"{wanted} ({error})") from None
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise refused(name, value, wanted)
+    if given and not given[0]:
+        raise refused(name, value, f"{wanted} of which the first is not empty")
+    return tuple(given)

@@ -21,6 +21,8 @@ MaestroError
 ├── StaleDocumentError           a document has another version; the write was refused
 ├── StaleLimitsError             the limits of budgets have changed; the write was refused
 ├── BudgetRefusedError           a budget has no room for a call now; the write was refused
+├── TicketRefusedError           (``engine.tickets``) a ticket or comment was not made
+├── TicketUnknownError           (``engine.tickets``) a ticket or comment may have been made
 └── ExecutionException           raised by execution (see ``unified_execution.exceptions``)
 
 Facts are attributes; a message states what happened, to which thing, and what to do.

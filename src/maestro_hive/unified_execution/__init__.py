@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.results import ExecutionResult as ExecutionResult
     from maestro_hive.engine.results import ExecutionStatus as ExecutionStatus
     from maestro_hive.engine.results import Level2Result as Level2Result
+    from maestro_hive.engine.settings import Secret as Secret
     from maestro_hive.unified_execution.persona_executor import PersonaExecutor as PersonaExecutor
     from maestro_hive.unified_execution.persona_executor import (
         execute_with_level1_retry as execute_with_level1_retry,
@@ -81,6 +82,7 @@ load_lazily(
         "maestro_hive.engine.escalation": "Escalation EscalationCase JiraClient",
         "maestro_hive.engine.options": "CallOptions",
         "maestro_hive.engine.plan": "UnencodableInputWarning",
+        "maestro_hive.engine.settings": "Secret",
         "maestro_hive.engine.results": (
             "ExecutionAttempt ExecutionResult ExecutionStatus Level2Result"
         ),
