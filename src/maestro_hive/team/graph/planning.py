@@ -170,7 +170,7 @@ def _conflicts(
     for conflict, members in groups:
         apart: set[int] = set()
         for earlier, later in pairwise(members):
-            if not waited_for.orders(earlier, later):
+            if not waited_for.is_before(earlier, later):
                 apart |= {earlier, later}
                 waits[later][earlier] = None
         if apart:
@@ -195,7 +195,7 @@ class _WaitedFor:
                 reach |= self._reach[each] | self._bit.get(each, 0)
             self._reach[at] = reach
 
-    def orders(self, earlier: int, later: int) -> bool:
+    def is_before(self, earlier: int, later: int) -> bool:
         """Return whether one task waits for another."""
         return bool(self._reach[later] & self._bit[earlier])
 
