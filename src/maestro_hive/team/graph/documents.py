@@ -161,6 +161,8 @@ def json_path(path: Sequence[str | int]) -> str:
     )
 
 
+#: The places of more members are not looked for: their lines are that of what encloses them.
+_MOST_MEMBERS = 50_000
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -177,7 +179,7 @@ def _members(text: str, at: int) -> dict[str | int, int]:
         return found
     is_object = text[at] == "{"
     at = _after_space(text, at + 1)
-    while text[at] not in "}]":
+    while text[at] not in "}]" and len(found) < _MOST_MEMBERS:
         key: str | int = len(found)
         if is_object:
             key, at = json.decoder.scanstring(text, at + 1)  # type: ignore[attr-defined]
