@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 _READERS_FOLDER, _READERS_PROCESS = "/home/you/first", "process 4711 on laptop,"
 _READERS_PID, _READERS_PORT = 4711, 8000
 
-_BLOCK = re.compile(r"^```(python|console)([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"^```(python|console|json(?= ))([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -104,7 +106,7 @@ class _Execution:
         """Execute a block; return it as it should be."""
         language, words, body = block[1], block[2].split(), block[3]
         match language, words:
-            case "python", [name]:
+            case "python" | "json", [name]:
                 (self.folder / name).write_text(body, encoding="utf-8")
                 return block[0]
             case "console", ["rest", *name]:
@@ -163,4 +165,4 @@ def _free_port() -> int:
 def files_of(page: str) -> dict[str, str]:
     """Return the files that a page has the reader save, by name."""
     blocks = _BLOCK.findall(page)
-    return {words.strip(): body for language, words, body in blocks if language == "python"}
+    return {words.strip(): body for language, words, body in blocks if language != "console"}

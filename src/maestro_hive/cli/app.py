@@ -68,6 +68,10 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("export", "maintenance", "Write a run to one file, to be read or imported elsewhere."),
         Verb("import", "maintenance", "Import a run from a file that export --with-values wrote."),
     ),
+    "Task graphs": (
+        Verb("graph", "graphs", "Check a task graph; show its levels and its critical path."),
+        Verb("init", "graphs", "Write an example task graph to start from."),
+    ),
     "Workers": (
         Verb("worker", "workers", "Execute enqueued runs with the workflows of a module."),
         Verb("enqueue", "workers", "Record a run of a workflow, for any worker."),

@@ -1,4 +1,4 @@
-"""``maestro run``: start or resume a workflow of a module, without a script."""
+"""``maestro run``: start or resume a workflow of a module, or show what a task graph would do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from maestro_hive.cli import output
+from maestro_hive.cli import graphs, output
 from maestro_hive.cli.command import (
     INTERRUPTED,
     PERSON_NEEDED,
@@ -63,12 +63,30 @@ class TakesArguments(Helpful):
 
 
 @verb("run", reads=True, cls=TakesArguments, imports=True)
-@click.argument("target", metavar="MODULE:WORKFLOW")
+@click.argument("target", metavar="MODULE:WORKFLOW|GRAPH")
 @click.argument("words", metavar="[ARG]...", nargs=-1)
 @click.option(
     "--run-id", metavar="RUN", help="The run's id; a run of that id is resumed.  [default: new]"
 )
-def run_command(call: Call, target: str, words: tuple[str, ...], run_id: str | None) -> int | None:
+@click.option("--dry-run", is_flag=True, help="Of a task graph: show what would run.")
+@click.option(
+    "--only",
+    metavar="ID",
+    multiple=True,
+    help="Of a task graph: this task and what it depends on; may be given several times.",
+)
+@graphs.workers_option
+@graphs.strict_option
+def run_command(
+    call: Call,
+    target: str,
+    words: tuple[str, ...],
+    run_id: str | None,
+    dry_run: bool,
+    only: tuple[str, ...],
+    workers: int | None,
+    strict: bool,
+) -> int | None:
     """Run a workflow of a module, or resume it.
 
     MODULE is imported, from the current folder too, and nothing else is; it must not run workflows
@@ -80,13 +98,31 @@ def run_command(call: Call, target: str, words: tuple[str, ...], run_id: str | N
     what the workflow prints goes to stderr. Ctrl+C or SIGTERM stops the run, and the same command with
     --run-id resumes it. The exit code is 75 if a person has to decide before it can go on.
 
+    GRAPH is a file with a task graph. This version shows what would run (--dry-run): levels, what each
+    worker would do and how long it would take, conflicts, and programs that are not on PATH.
+
     Examples:
         maestro run shop.checkout:build "cart page"              a text
         maestro run shop.checkout:build feature=cart size=3      by name
         maestro run shop.checkout:build cart --run-id build-42   start it, or resume it
         maestro run shop.checkout:build --run-id build-42 -v     resume it, and show its log
         maestro run shop.checkout:build cart --json              for another program
+        maestro run task-graph.json --dry-run --workers 8        what 8 workers would do
     """
+    if _is_graph(target):
+        if words:
+            raise click.UsageError(f"A task graph takes no arguments, and {words[0]!r} is one.")
+        if not dry_run:
+            raise ConfigurationError(
+                f"{target} is a file, and this version runs no task graphs from files yet;"
+                " --dry-run shows what would run"
+            )
+        return graphs.show_dry_run(call, Path(target), workers, only, strict=strict)
+    if dry_run or only or workers is not None or strict:
+        raise click.UsageError(
+            "--dry-run, --only, --workers and --strict are for task graphs, and"
+            f" {target!r} is not an existing file."
+        )
     with contextlib.redirect_stdout(sys.stderr) if call.wants_json else contextlib.nullcontext():
         found = _find(target)
         folder = use_folder_of(call, found.hive)
@@ -204,6 +240,12 @@ def _find(target: str) -> Found:
     return Found(value, hive)
 
 
+def _is_graph(target: str) -> bool:
+    """Return whether a target is a file that may have a task graph."""
+    path = Path(target)
+    return path.is_file() and path.suffix != ".py"
+
+
 def _refuse(target: str) -> NoReturn:
     """Raise an error that says what is meant instead."""
     path = Path(target)
@@ -215,8 +257,8 @@ def _refuse(target: str) -> NoReturn:
         )
     if path.exists():
         raise ConfigurationError(
-            f"{target} is a {'folder' if path.is_dir() else 'file'}, and this version runs no task"
-            " graphs from files; name a workflow as package.module:workflow"
+            f"{target} is {'a folder' if path.is_dir() else 'no regular file'}, and this version runs"
+            " no task graphs; name a workflow as package.module:workflow"
         )
     raise ConfigurationError(
         f"{target!r} names no workflow; name one as package.module:workflow, such as"

@@ -16,6 +16,7 @@ MaestroError
 │   ├── EncodeError
 │   └── DecodeError
 │       └── UnknownClassError    (``maestro.state.codec``) of a class that is not imported here
+├── GraphError                   (``team.graph``) a task graph with errors, all of them listed
 ├── RunLeasedError               another process holds this lease: host, pid, since when
 ├── FencedError                  the lease was taken over; the write was refused
 ├── StaleDocumentError           a document has another version; the write was refused

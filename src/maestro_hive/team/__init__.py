@@ -1,1 +1,1 @@
-"""Teams: a feature as tasks in dependency levels, executed by concurrent workers."""
+"""Teams: a feature as a graph of tasks, in dependency levels, executed by concurrent workers."""

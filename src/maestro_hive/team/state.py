@@ -325,7 +325,7 @@ def _canonical(tree: dict[str, Json], name: str, problem: type[CodecError]) -> b
 # --- the schemas ---------------------------------------------------------------------------------
 
 _SUFFIX = ".schema.json"
-_SCHEMAS = ("checkpoint", "state", "task")
+_SCHEMAS = ("checkpoint", "state", "task", "task_graph", "task_graph_strict")
 #: How much of a value an error message shows.
 _SHOWN = 300
 

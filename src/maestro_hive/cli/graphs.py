@@ -1,0 +1,314 @@
+"""``maestro graph`` and ``maestro init``, and the dry run of a task graph: nothing is executed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from maestro_hive.cli import output
+from maestro_hive.cli.command import FAILED, verb
+from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.team import graph_files
+from maestro_hive.team.graph import make_plan, select, simulate
+from maestro_hive.team.graph.drawing import MAX_DRAWN, draw
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from maestro_hive.cli.command import Call
+    from maestro_hive.team.graph import Checked, Level, Plan, Problem, Schedule
+    from maestro_hive.team.graph_files import MissingProgram
+
+DEFAULT_WORKERS = 4
+_MOST_WORKERS = 1000
+#: How many ids a line names.
+_NAMED = 8
+
+graph_argument = click.argument("graph", metavar="GRAPH", type=click.Path(path_type=Path))
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(1, _MOST_WORKERS),
+    metavar="N",
+    help=f"How many tasks may run at the same time.  [default: {DEFAULT_WORKERS}]",
+)
+strict_option = click.option(
+    "--strict",
+    is_flag=True,
+    help="Hold a graph to the published schema; tasks that own the same file are errors.",
+)
+
+
+@verb("graph", reads=True)
+@graph_argument
+@workers_option
+@strict_option
+@click.option(
+    "--svg", metavar="FILE", type=click.Path(path_type=Path), help="Draw it; FILE is replaced."
+)
+def graph_command(
+    call: Call, graph: Path, workers: int | None, strict: bool, svg: Path | None
+) -> int | None:
+    """Check a task graph; show its levels and its critical path.
+
+    GRAPH is a file in JSON, as MAHABHARATHA and zerg write it, or in TOML. All errors are listed at
+    once, each with its place and what to do; with any the exit code is 1. Warnings do not stop a run.
+    The time with N workers follows from the estimates of the tasks. Nothing is executed.
+
+    Examples:
+        maestro graph task-graph.json                     is it right, and what would run when?
+        maestro graph task-graph.toml --workers 8         the time that 8 workers would take
+        maestro graph task-graph.json --strict            hold it to the published schema
+        maestro graph task-graph.json --svg graph.svg     draw it
+        maestro graph task-graph.json --json              for another program
+    """
+    checked = graph_files.check_file(graph, strict=strict)
+    schedule = None
+    if checked.plan is not None:
+        schedule = simulate(checked.plan, workers or DEFAULT_WORKERS)
+        if svg is not None:
+            _draw(checked.plan, svg)
+    if call.wants_json:
+        shown = _members(graph, checked, checked.plan, schedule)
+        click.echo(output.to_json(shown, indent=2))
+    else:
+        _show_problems(graph, checked)
+        if checked.plan is not None and schedule is not None:
+            _show_plan(checked.plan, schedule, workers or DEFAULT_WORKERS)
+        if svg is not None and checked.plan is not None:
+            output.note(f"drawn: {svg}")
+    return FAILED if checked.errors else None
+
+
+def _draw(plan: Plan, file: Path) -> None:
+    count = len(plan.graph.tasks)
+    if count > MAX_DRAWN:
+        raise ConfigurationError(
+            f"--svg: a picture of {count:,} tasks cannot be read; the limit is {MAX_DRAWN:,}"
+        )
+    graph_files.write_picture(file, draw(plan))
+
+
+@verb("init")
+@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
+@click.option("--toml", "form", flag_value="toml", default="toml", help="In TOML, with comments.")
+@click.option("--json", "form", flag_value="json", help="In JSON.")
+def init_command(_: Call, folder: Path, form: str) -> None:
+    """Write an example task graph to start from.
+
+    It is written to DIR, the current folder by default, as task-graph.toml with comments that explain
+    every part, or as task-graph.json. A file that exists is never replaced.
+
+    Examples:
+        maestro init                    task-graph.toml, here
+        maestro init --json specs       specs/task-graph.json
+    """
+    path = graph_files.write_example(folder, "json" if form == "json" else "toml")
+    output.line(f"{path} was written; 'maestro graph {path}' checks it")
+
+
+# --- the dry run ----------------------------------------------------------------------------------
+
+
+def show_dry_run(
+    call: Call, path: Path, workers: int | None, only: Sequence[str], *, strict: bool
+) -> int | None:
+    """Show what a run of a graph would do; nothing is executed or written."""
+    checked = graph_files.check_file(path, strict=strict)
+    plan = _selected(checked, path, only)
+    missing: Sequence[MissingProgram] = ()
+    schedule = None
+    count = workers or DEFAULT_WORKERS
+    if plan is not None:
+        missing = graph_files.missing_programs(plan.graph)
+        schedule = simulate(plan, count)
+    if call.wants_json:
+        shown = _members(path, checked, plan, schedule)
+        shown["missing_programs"] = [asdict(each) for each in missing]
+        click.echo(output.to_json(shown, indent=2))
+    else:
+        _show_problems(path, checked)
+        if plan is not None and schedule is not None:
+            _show_plan(plan, schedule, count)
+            _show_lanes(schedule)
+            _show_missing(missing)
+            output.note("dry run: nothing was executed or written")
+    return FAILED if checked.errors else None
+
+
+def _selected(checked: Checked, path: Path, only: Sequence[str]) -> Plan | None:
+    if checked.graph is None or not only:
+        return checked.plan
+    known = {task.id for task in checked.graph.tasks}
+    for each in only:
+        if each not in known:
+            near = _similar(each, known)
+            raise ConfigurationError(f"--only {each}: {path} has no such task{near}")
+    return make_plan(select(checked.graph, only))
+
+
+def _similar(name: str, known: set[str]) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only after a mistake
+
+    near = get_close_matches(name[:64], sorted(known)[:1000], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+def _show_problems(path: Path, checked: Checked) -> None:
+    rows = [
+        *(_problem_row(path, "error", "red", each) for each in checked.errors),
+        *(_problem_row(path, "warning", "yellow", each) for each in checked.warnings),
+    ]
+    output.table(["", "place", "task", "problem", "what to do"], rows)
+    if checked.more_errors:
+        output.line(f"and {output.many(checked.more_errors, 'more error', 'more errors')}")
+    if checked.more_warnings:
+        output.line(f"and {output.many(checked.more_warnings, 'more warning', 'more warnings')}")
+    if rows and checked.plan is not None and output.is_terminal():
+        output.line()
+
+
+def _problem_row(path: Path, kind: str, style: str, problem: Problem) -> list[output.Cell]:
+    line = "" if problem.line is None else f":{problem.line}"
+    return [
+        output.Styled(kind, style),
+        f"{path.name}{line} {problem.path}",
+        problem.task,
+        problem.message,
+        problem.advice,
+    ]
+
+
+def _show_plan(plan: Plan, schedule: Schedule, workers: int) -> None:
+    graph = plan.graph
+    count, work = len(graph.tasks), sum(plan.minutes)
+    output.heading(
+        f"{graph.feature}: {output.many(count, 'task')} in {output.many(len(graph.levels), 'level')},"
+        f" {_minutes(work)} of work"
+    )
+    tasks = {task.id: at for at, task in enumerate(graph.tasks)}
+    critical = set(plan.critical_path)
+    rows = [
+        _task_row(plan, tasks[each], level, critical)
+        for level in graph.levels
+        for each in level.tasks
+    ]
+    output.table(["level", "task", "title", "estimate", "after", "owns"], rows)
+    if output.is_terminal():
+        output.line()
+    for text in _facts(plan, schedule, workers):
+        output.line(text)
+
+
+def _task_row(plan: Plan, at: int, level: Level, critical: set[str]) -> list[output.Cell]:
+    task = plan.graph.tasks[at]
+    return [
+        level.number,
+        output.Styled(task.id, "bold" if task.id in critical else ""),
+        output.shortened(task.title, 60),
+        _minutes(plan.minutes[at]),
+        output.listed([plan.ids[each] for each in plan.before[at]], _NAMED),
+        output.listed(task.files.owned, 3),
+    ]
+
+
+def _facts(plan: Plan, schedule: Schedule, workers: int) -> Iterator[str]:
+    for level in plan.graph.levels:
+        for gate in level.gates:
+            kind = "" if gate.required else " (not required)"
+            yield f"gate after level {level.number}: {gate.name}{kind}: {gate.command}"
+    path = " → ".join(_some(plan.critical_path))
+    yield f"critical path: {path} ({_minutes(plan.critical_minutes)})"
+    for conflict in plan.conflicts:
+        ids = " → ".join(_some(conflict.tasks))
+        yield f"never at once: {ids}{f' ({conflict.reason})' if conflict.reason else ''}"
+    unknown = sum(task.estimate_minutes is None for task in plan.graph.tasks)
+    if unknown:
+        yield f"no estimate: {output.many(unknown, 'task')}, taken as the median of the others"
+    yield (
+        f"with {output.many(workers, 'worker')}: {_minutes(schedule.minutes)},"
+        f" at most {output.many(schedule.most_at_once, 'task')} at the same time"
+    )
+
+
+def _some(ids: Sequence[str]) -> list[str]:
+    return list(ids) if len(ids) <= 2 * _NAMED else [*ids[:_NAMED], "…", *ids[-_NAMED:]]
+
+
+def _minutes(minutes: float) -> str:
+    return output.duration(minutes * 60) if minutes else "0 min"
+
+
+def _show_lanes(schedule: Schedule) -> None:
+    if output.is_terminal():
+        output.line()
+    rows: list[list[output.Cell]] = [
+        [number, slot.task, _minutes(slot.start), _minutes(slot.end)]
+        for number, lane in enumerate(schedule.lanes, 1)
+        for slot in lane
+    ]
+    output.table(["worker", "task", "start", "end"], rows)
+
+
+def _show_missing(missing: Sequence[MissingProgram]) -> None:
+    for each in missing:
+        output.line(
+            f"not on PATH: {each.program}, needed by {output.listed(each.needed_by, _NAMED)}"
+        )
+
+
+def _members(
+    path: Path, checked: Checked, plan: Plan | None, schedule: Schedule | None
+) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    shown: dict[str, Any] = {
+        "graph": str(path),
+        "errors": [asdict(each) for each in checked.errors],
+        "warnings": [asdict(each) for each in checked.warnings],
+        "more_errors": checked.more_errors,
+        "more_warnings": checked.more_warnings,
+    }
+    if plan is not None and schedule is not None:
+        shown |= _plan_members(plan) | {"schedule": asdict(schedule)}
+    return shown
+
+
+def _plan_members(plan: Plan) -> dict[str, Any]:
+    return {
+        "feature": plan.graph.feature,
+        "levels": [
+            {
+                "number": level.number,
+                "name": level.name,
+                "tasks": level.tasks,
+                "gates": [
+                    {"name": gate.name, "command": gate.command, "required": gate.required}
+                    for gate in level.gates
+                ],
+            }
+            for level in plan.graph.levels
+        ],
+        "tasks": [
+            {
+                "id": task.id,
+                "title": task.title,
+                "level": task.level,
+                "minutes": plan.minutes[at],
+                "dependencies": task.dependencies,
+                "after": [plan.ids[each] for each in plan.before[at]],
+                "owns": task.files.owned,
+            }
+            for at, task in enumerate(plan.graph.tasks)
+        ],
+        "critical_path": plan.critical_path,
+        "critical_minutes": plan.critical_minutes,
+        "conflicts": [
+            {"tasks": each.tasks, "reason": each.reason, "path": each.path}
+            for each in plan.conflicts
+        ],
+    }

@@ -1,0 +1,74 @@
+"""Which programs the commands of a graph start, as far as their text says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from maestro_hive.team.graph.records import Graph
+
+#: What the shell does itself.
+_BUILT_IN = frozenset(
+    "! . : [ [[ ]] alias bg break case cd command continue declare do done echo elif else esac eval"
+    " exec exit export false fg fi for function getopts hash if in jobs let local printf pwd read"
+    " readonly return select set shift source test then time times trap true type ulimit umask unset"
+    " until wait while { }".split()
+)
+#: After these the next word is a command again.
+_TRANSPARENT = frozenset("! command do else elif exec if then time until while {".split())
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", re.ASCII)
+_MOST_CHARACTERS = 10_000
+
+
+def programs(command: str) -> tuple[str, ...]:
+    """Return the programs that a command for the shell looks up on PATH, as far as one can tell.
+
+    What stands in substitutions, here-documents and after an unusual construct is not looked for.
+    """
+    text = command[:_MOST_CHARACTERS].partition("<<")[0]
+    lexer = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=True)
+    lexer.commenters = ""
+    found: dict[str, None] = {}
+    first = True
+    try:
+        for word in lexer:
+            if set(word) <= set(";&|()"):
+                first = True
+            elif first and _ASSIGNMENT.match(word):
+                continue
+            elif first:
+                first = word in _TRANSPARENT
+                if word not in _BUILT_IN and _NAME.fullmatch(word):
+                    found[word] = None
+    except ValueError:  # a quote that is not closed, or closed in a way that only a shell knows
+        pass
+    return tuple(found)
+
+
+def needed_programs(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Return the programs that a graph needs, each with who needs it."""
+    needed: dict[str, dict[str, None]] = {}
+    for who, program in _uses(graph):
+        needed.setdefault(program, {})[who] = None
+    return {program: tuple(users) for program, users in needed.items()}
+
+
+def _uses(graph: Graph) -> Iterator[tuple[str, str]]:
+    for task in graph.tasks:
+        persona = graph.persona_of(task)
+        if persona is not None and persona.agent is not None:
+            yield task.id, persona.agent
+        elif persona is not None and persona.command and _NAME.fullmatch(persona.command[0]):
+            yield task.id, persona.command[0]
+        if task.verification is not None:
+            for program in programs(task.verification.command):
+                yield task.id, program
+    for level in graph.levels:
+        for gate in level.gates:
+            for program in programs(gate.command):
+                yield f"gate {gate.name!r} of level {level.number}", program

@@ -1,0 +1,179 @@
+"""Values of a document: each is of the right type and in its range, or reported."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from maestro_hive.team.graph.problems import kind_of, quoted
+
+if TYPE_CHECKING:
+    from maestro_hive.maestro.state.strict_json import Json
+    from maestro_hive.team.graph.documents import Path
+    from maestro_hive.team.graph.problems import Problems
+
+#: Ids are file names, branch names and environment variables: nothing in them means anything there.
+ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
+ID_ADVICE = "use up to 64 characters of A-Z, a-z, 0-9, '-' and '_', starting with A-Z or a-z"
+
+_LONGEST_SECONDS = 1e8
+_LONGEST_PATH = 4096
+_TEXT = frozenset({str})
+
+
+class Values:
+    """Reads values out of a document; one that is missing or wrong is None, or empty."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+
+    def text(self, owner: dict[str, Json], key: str, at: Path) -> str | None:
+        """Return a text; None if there is none."""
+        value = owner.get(key)
+        if value is None or type(value) is str:
+            return value
+        self._problems.wrong_type((*at, key), value, "a text")
+        return None
+
+    def note(self, owner: dict[str, Json], key: str, at: Path) -> str | None:
+        """Return a text that only personas read; another value is no error."""
+        value = owner.get(key)
+        if value is None or type(value) is str:
+            return value
+        self._ignored(at, key, value, "a text")
+        return None
+
+    def notes(self, owner: dict[str, Json], key: str, at: Path) -> tuple[str, ...]:
+        """Return texts that only personas read; another value is no error."""
+        value = owner.get(key)
+        if value is None:
+            return ()
+        if type(value) is list and all(type(each) is str for each in value):
+            return tuple(value)
+        self._ignored(at, key, value, "a list of texts")
+        return ()
+
+    def _ignored(self, at: Path, key: str, value: Json, wanted: str) -> None:
+        self._problems.warning(
+            "ignored",
+            (*at, key),
+            f"{quoted(key)} is {kind_of(value)} and not {wanted}: it is stored, and not used",
+            f"write {wanted}",
+        )
+
+    def texts(
+        self, owner: dict[str, Json], key: str, at: Path, *, paths: bool = False
+    ) -> tuple[str, ...]:
+        """Return a list of texts."""
+        value = owner.get(key)
+        if value is None:
+            return ()
+        return self.text_items(value, (*at, key), paths=paths)
+
+    def text_items(self, value: Json, at: Path, *, paths: bool = False) -> tuple[str, ...]:
+        """Return the texts of a list."""
+        if type(value) is not list:
+            self._problems.wrong_type(at, value, "a list of texts")
+            return ()
+        if not paths and _TEXT.issuperset(map(type, value)):
+            return tuple(value)
+        found = []
+        for number, each in enumerate(value):
+            if type(each) is not str:
+                self._problems.wrong_type((*at, number), each, "a text")
+            elif not paths or self._is_path(each, (*at, number)):
+                found.append(each)
+        return tuple(found)
+
+    def _is_path(self, text: str, at: Path) -> bool:
+        if text.strip() and "\0" not in text and len(text) <= _LONGEST_PATH:
+            return True
+        self._problems.error(
+            "bad-path",
+            at,
+            f"{quoted(text)} is no path",
+            f"write a path of 1 to {_LONGEST_PATH} characters",
+        )
+        return False
+
+    def number(
+        self, owner: dict[str, Json], key: str, at: Path, *, most: float, above: float = -1.0
+    ) -> float | None:
+        """Return a number in its range."""
+        value = owner.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self._problems.wrong_type((*at, key), value, "a number")
+            return None
+        if not (above < value <= most and value >= 0 and math.isfinite(value)):
+            least = "more than 0" if above >= 0 else "0 or more"
+            self._out_of_range((*at, key), f"a number, {least}, up to {most:,.0f}")
+            return None
+        return value
+
+    def whole(
+        self, owner: dict[str, Json], key: str, at: Path, *, least: int, most: int
+    ) -> int | None:
+        """Return a whole number in its range."""
+        value = owner.get(key)
+        if value is None:
+            return None
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) is not int:
+            self._problems.wrong_type((*at, key), value, "a whole number")
+            return None
+        if not least <= value <= most:
+            self._out_of_range((*at, key), f"a whole number from {least} to {most:,}")
+            return None
+        return value
+
+    def _out_of_range(self, at: Path, wanted: str) -> None:
+        name = quoted(at[-1])
+        self._problems.error("out-of-range", at, f"{name} is out of range", f"write {wanted}")
+
+    def flag(self, owner: dict[str, Json], key: str, at: Path, *, default: bool) -> bool:
+        """Return true or false."""
+        value = owner.get(key)
+        if value is None or type(value) is bool:
+            return default if value is None else value
+        self._problems.wrong_type((*at, key), value, "true or false")
+        return default
+
+    def seconds(self, owner: dict[str, Json], at: Path) -> float | None:
+        """Return a timeout."""
+        return self.number(owner, "timeout_seconds", at, most=_LONGEST_SECONDS, above=0.0)
+
+    def missing(self, at: Path, key: str, whose: str, what: str) -> None:
+        """Report a member that must be there."""
+        self._problems.error(
+            f"missing-{key}", at, f"{whose} has no {key!r}", f"add {key!r}: {what}"
+        )
+
+    def command(self, value: Json, at: Path, whose: str) -> str | None:
+        """Return a command for a shell; None if it cannot be executed."""
+        if type(value) is not str:
+            self._problems.wrong_type(at, value, "a command, as a text")
+        elif not value.strip() or "\0" in value:
+            self._problems.error(
+                "not-executable",
+                at,
+                f"{whose} has a command that cannot be executed: {quoted(value)}",
+                "write a command for the shell, such as 'pytest tests/test_cart.py'",
+            )
+        else:
+            return value
+        return None
+
+    def only(self, value: dict[str, Json], at: Path, known: tuple[str, ...]) -> None:
+        """Warn of other keys in a part that only this project reads."""
+        for key in value:
+            if key not in known:
+                self._problems.warning(
+                    "unknown-key",
+                    (*at, key),
+                    f"{quoted(key)} is not read",
+                    f"the keys here are {', '.join(known)}",
+                )

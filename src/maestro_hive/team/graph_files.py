@@ -1,0 +1,194 @@
+"""Task graphs on disk: reading and checking a file, the example, and programs that are missing.
+
+The pure part is ``team.graph``; here is what needs a disk, an environment, or a library for JSON
+Schema.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError, StorageError
+from maestro_hive.team.graph import Checked, GraphError, Problem, check_document, check_graph
+from maestro_hive.team.graph.commands import needed_programs
+from maestro_hive.team.graph.documents import (
+    MAX_BYTES,
+    Document,
+    UnreadableError,
+    json_path,
+    parse_document,
+)
+from maestro_hive.team.graph.problems import MOST
+from maestro_hive.team.state import load_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jsonschema import Draft7Validator
+
+    from maestro_hive.team.graph import Graph
+    from maestro_hive.team.graph.documents import Form
+
+#: What ``maestro init`` writes, without its suffix.
+EXAMPLE_NAME = "task-graph"
+#: More of a message of the library is not shown: it may quote whole tasks.
+_SHOWN = 200
+
+
+def check_file(path: Path, *, strict: bool = False) -> Checked:
+    """Return the graph of a file, or everything that is wrong with it.
+
+    A file that cannot be read raises a ``MaestroError``. The suffix ``.toml`` or ``.json`` says how it
+    is written; another one leaves that to its first character.
+    """
+    data = _contents(path)
+    form = _form(path)
+    if not strict:
+        return check_graph(data, form)
+    try:
+        document = parse_document(data, form)
+    except UnreadableError:
+        return check_graph(data, form)
+    checked = check_document(document, strict=True)
+    found = list(_against_schema(document, MOST))
+    known = {each.path for each in checked.errors}
+    errors = (*checked.errors, *(each for each in found if each.path not in known))
+    if errors:
+        return replace(checked, graph=None, plan=None, errors=errors)
+    return checked
+
+
+def load_file(path: Path, *, strict: bool = False) -> Checked:
+    """Return the graph of a file and its plan; raise a ``GraphError`` with all errors if it has any."""
+    checked = check_file(path, strict=strict)
+    if checked.errors:
+        raise GraphError(str(path), checked.errors, checked.more_errors)
+    return checked
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        return files.read_whole(path.resolve(), MAX_BYTES + 1)
+    except DocumentCorruptError as error:
+        raise StorageError(f"{path} is not read: {error.reason}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        reason = files.reason_of(error) if isinstance(error, OSError) else str(error)
+        raise StorageError(f"{path} could not be read: {reason}") from error
+
+
+def _form(path: Path) -> Form | None:
+    match path.suffix.lower():
+        case ".toml":
+            return "toml"
+        case ".json":
+            return "json"
+        case _:
+            return None
+
+
+@cache
+def _strict_validator() -> Draft7Validator:
+    from jsonschema import Draft7Validator  # noqa: PLC0415 - slow to import
+
+    return Draft7Validator(load_schema("task_graph_strict"))
+
+
+def _against_schema(document: Document, most: int) -> Iterator[Problem]:
+    """Yield how a document differs from the published schema."""
+    tasks = document.tree.get("tasks") if isinstance(document.tree, dict) else None
+    for count, error in enumerate(_strict_validator().iter_errors(document.tree)):
+        if count >= most:
+            return
+        path = tuple(error.absolute_path)
+        task = None
+        if len(path) > 1 and path[0] == "tasks" and isinstance(tasks, list):
+            of = tasks[path[1]]
+            task = of.get("id") if isinstance(of, dict) else None
+        yield Problem(
+            code="schema",
+            message=f"the published schema has another rule: {error.message[:_SHOWN]}",
+            advice=f"correct it, or leave --strict out (rule: {error.validator})",
+            path=json_path(path),
+            task=task if isinstance(task, str) else None,
+            line=document.line(path),
+        )
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingProgram:
+    """A program that commands of a graph name and that is not on PATH."""
+
+    program: str
+    #: Tasks and gates.
+    needed_by: tuple[str, ...]
+
+
+def missing_programs(graph: Graph) -> tuple[MissingProgram, ...]:
+    """Return the programs that are not on PATH. One that a task installs is listed as well."""
+    return tuple(
+        MissingProgram(program=program, needed_by=users)
+        for program, users in needed_programs(graph).items()
+        if shutil.which(program) is None
+    )
+
+
+# --- the example ----------------------------------------------------------------------------------
+
+
+def example(form: Form) -> str:
+    """Return a small graph to start from; in TOML it has comments."""
+    text = Path(__file__).with_name("templates").joinpath("task-graph.toml").read_text("utf-8")
+    if form == "toml":
+        return text
+    tree = parse_document(text.encode(), "toml").tree
+    return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
+
+
+def write_example(folder: Path, form: Form) -> Path:
+    """Write the example into a folder, which is created; an existing file is never replaced."""
+    path = folder / f"{EXAMPLE_NAME}.{form}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_new(path, example(form).encode())
+    except FileExistsError:
+        raise ConfigurationError(
+            f"{path} exists, and is not replaced; move it away, or name another folder"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{path} was not written: {files.reason_of(error)}") from error
+    return path
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Write a file that does not exist yet; one that cannot be written to its end is removed."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def write_picture(path: Path, picture: str) -> None:
+    """Write a picture; it replaces an older one, and nothing else."""
+    if path.suffix.lower() != ".svg":
+        raise ConfigurationError(f"{path}: the name of a picture ends in .svg")
+    try:
+        path.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        hint = "; create the folder first" if error.errno == errno.ENOENT else ""
+        raise StorageError(f"{path} was not written: {files.reason_of(error)}{hint}") from error

@@ -1,0 +1,232 @@
+"""``maestro graph``, ``maestro init`` and the dry run of a task graph."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maestro_hive.cli import command
+from tests.cli.processes import complaint, in_terminal, maestro, maestro_process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.processes import Done
+
+GRAPH: dict[str, Any] = {
+    "feature": "shop",
+    "tasks": [
+        {
+            "id": "TYPES",
+            "title": "Types",
+            "estimate_minutes": 10,
+            "files": {"create": ["types.py"]},
+        },
+        {
+            "id": "CART",
+            "title": "Cart",
+            "dependencies": ["TYPES"],
+            "estimate_minutes": 30,
+            "files": {"create": ["cart.py"], "modify": ["app.py"]},
+            "verification": "no-such-program --check && test -f cart.py",
+        },
+        {
+            "id": "MAIL",
+            "title": "Mail\n\x1b[2J",
+            "dependencies": ["TYPES"],
+            "estimate_minutes": 20,
+            "files": {"modify": ["app.py"]},
+        },
+        {"id": "DOCS", "title": "Docs", "estimate_minutes": 5, "persona": "aider"},
+    ],
+    "levels": {"1": {"name": "first", "gates": [{"name": "lint", "command": "true"}]}},
+}
+
+
+@pytest.fixture
+def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file of a graph, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(GRAPH, indent=1))
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def dry_run(*words: str, **changes: str) -> Done:
+    return maestro("run", "graph.json", "--dry-run", *words, **changes)
+
+
+# --- graph ---
+
+
+def test_a_graph_is_shown_in_lines_with_tabs(graph: Path) -> None:
+    done = maestro("graph", graph, "--workers", "2")
+    assert done.returncode == command.SUCCESS, done.stderr
+    problem, heading, *lines = done.stdout.splitlines()
+    line = graph.read_text().splitlines().index('   "files": {', 33) + 1
+    assert problem.split("\t")[:3] == ["warning", f"graph.json:{line} $.tasks[2].files", "MAIL"]
+    assert heading == "shop: 4 tasks in 2 levels, 1 h 5 min of work"
+    assert lines == [
+        "1\tTYPES\tTypes\t10 min\t\ttypes.py",
+        "1\tDOCS\tDocs\t5 min\t\t",
+        "2\tCART\tCart\t30 min\tTYPES\tcart.py, app.py",
+        "2\tMAIL\tMail\\n\\x1b[2J\t20 min\tTYPES, CART\tapp.py",
+        "gate after level 1: lint: true",
+        "critical path: TYPES → CART → MAIL (1 h)",
+        "never at once: CART → MAIL (own app.py)",
+        "with 2 workers: 1 h, at most 2 tasks at the same time",
+    ]
+
+
+def test_json_has_everything(graph: Path) -> None:
+    shown = json.loads(maestro("graph", graph, "--json").stdout)
+    assert [each["code"] for each in shown["warnings"]] == ["shared-file"]
+    assert (shown["errors"], shown["feature"]) == ([], "shop")
+    assert shown["critical_path"] == ["TYPES", "CART", "MAIL"]
+    assert [level["tasks"] for level in shown["levels"]] == [["TYPES", "DOCS"], ["CART", "MAIL"]]
+    assert shown["schedule"]["minutes"] == 60
+    assert shown["tasks"][2]["after"] == ["TYPES", "CART"]
+
+
+def test_errors_are_listed_and_the_exit_code_is_1(graph: Path) -> None:
+    broken = GRAPH | {"tasks": [{"id": "A"}, {"id": "B", "title": "b", "dependencies": ["C"]}]}
+    graph.write_text(json.dumps(broken))
+    done = maestro("graph", graph, "--svg", "a.svg")
+    assert done.returncode == command.FAILED
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["error", "error"]
+    shown = json.loads(maestro("graph", graph, "--json").stdout)
+    assert [each["task"] for each in shown["errors"]] == ["A", "B"]
+    assert "levels" not in shown
+    assert names(graph.parent) == ["graph.json"]
+
+
+def test_strict_is_stricter(graph: Path) -> None:
+    done = maestro("graph", graph, "--strict")
+    assert done.returncode == command.FAILED
+    assert "MAIL own 'app.py'" in done.stdout
+    assert "'TYPES' does not match" in done.stdout
+
+
+def test_in_a_terminal_a_graph_is_a_table(graph: Path) -> None:
+    shown = in_terminal("graph", graph, columns=140).text
+    assert "critical path: TYPES → CART → MAIL" in shown
+    assert "\x1b[2J" not in shown
+
+
+def test_a_picture_is_drawn(graph: Path) -> None:
+    done = maestro("graph", graph, "--svg", "graph.svg")
+    assert done.returncode == command.SUCCESS
+    picture = ET.parse(graph.with_suffix(".svg"))
+    texts = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"TYPES", "CART", "MAIL", "Level 1: first", "gate: lint", "critical path"} <= set(texts)
+
+
+def test_a_picture_replaces_nothing_but_pictures(graph: Path) -> None:
+    before = graph.read_bytes()
+    wrong = complaint(maestro("graph", graph, "--svg", "graph.json"), command.WRONG_USE)
+    assert "ends in .svg" in wrong
+    assert graph.read_bytes() == before
+    assert "gone" in complaint(maestro("graph", graph, "--svg", "gone/a.svg"), command.FAILED)
+
+
+@pytest.mark.parametrize("words", [("gone.json",), (".",), ("graph.json", "--workers", "0")])
+def test_what_is_no_graph_is_an_error_in_one_line(graph: Path, words: tuple[str, ...]) -> None:
+    done = maestro("graph", *words)
+    assert done.returncode in (command.FAILED, command.WRONG_USE)
+    assert len(done.stderr.splitlines()) == 1
+
+
+# --- init ---
+
+
+@pytest.mark.parametrize("form", ["toml", "json"])
+def test_the_example_passes_the_check_and_is_never_written_twice(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert maestro("init", f"--{form}", "specs").returncode == command.SUCCESS
+    path = tmp_path / "specs" / f"task-graph.{form}"
+    shown = json.loads(maestro("graph", path, "--json").stdout)
+    assert (shown["errors"], shown["warnings"]) == ([], [])
+    path.write_text("mine")
+    wrong = complaint(maestro("init", f"--{form}", "specs"), command.WRONG_USE)
+    assert "exists, and is not replaced" in wrong
+    assert path.read_text() == "mine"
+
+
+def test_the_example_is_toml_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    maestro("init")
+    assert names(tmp_path) == ["task-graph.toml"]
+    assert "# A graph is a program" in (tmp_path / "task-graph.toml").read_text()
+
+
+def test_a_link_is_not_followed_by_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task-graph.toml").symlink_to(tmp_path / "elsewhere")
+    assert maestro("init").returncode == command.WRONG_USE
+    assert not (tmp_path / "elsewhere").exists()
+
+
+# --- the dry run ---
+
+
+def test_a_dry_run_shows_workers_and_missing_programs_and_writes_nothing(graph: Path) -> None:
+    done = dry_run("--workers", "2", MAESTRO_STATE_DIR=str(graph.parent / "state"))
+    assert done.returncode == command.SUCCESS, done.stderr
+    assert "1\tTYPES\t0 min\t10 min\n1\tCART\t10 min\t40 min\n" in done.stdout
+    assert "2\tDOCS\t0 min\t5 min\n" in done.stdout
+    assert "not on PATH: no-such-program, needed by CART\n" in done.stdout
+    assert "not on PATH: test" not in done.stdout
+    assert "nothing was executed or written" in done.stderr
+    assert names(graph.parent) == ["graph.json"]
+
+
+def test_only_shows_a_task_with_what_it_depends_on(graph: Path) -> None:
+    shown = json.loads(dry_run("--only", "MAIL", "--json").stdout)
+    assert [each["id"] for each in shown["tasks"]] == ["TYPES", "MAIL"]
+    assert shown["missing_programs"] == []
+    assert shown["schedule"]["minutes"] == 30
+    wrong = complaint(dry_run("--only", "MIAL"), command.WRONG_USE)
+    assert "graph.json has no such task; did you mean MAIL?" in wrong
+
+
+def test_a_dry_run_of_a_graph_with_errors_ends_with_1(graph: Path) -> None:
+    graph.write_text("{}")
+    assert dry_run().returncode == command.FAILED
+
+
+def test_without_dry_run_graphs_are_not_executed_yet(graph: Path) -> None:
+    done = maestro("run", "graph.json")
+    assert "runs no task graphs from files yet; --dry-run shows what would run" in complaint(
+        done, command.WRONG_USE
+    )
+
+
+@pytest.mark.parametrize(
+    "option", [("--dry-run",), ("--only", "A"), ("--workers", "2"), ("--strict",)]
+)
+def test_options_of_graphs_are_refused_for_workflows(option: tuple[str, ...], graph: Path) -> None:
+    wrong = complaint(maestro("run", "shop:build", *option), command.WRONG_USE)
+    assert "are for task graphs" in wrong
+    assert complaint(maestro("run", "graph.json", "word", "--dry-run"), command.WRONG_USE)
+
+
+def test_hostile_ids_titles_and_commands_execute_nothing(graph: Path) -> None:
+    evil = f"$(touch {graph.parent}/pwned); `touch {graph.parent}/pwned`"
+    task = {"id": "A", "title": evil, "verification": evil, "prompt": evil, "files": [evil]}
+    graph.write_text(json.dumps({"feature": evil, "tasks": [task]}))
+    done = maestro_process("run", "graph.json", "--dry-run")
+    assert done.returncode == command.SUCCESS, done.stderr
+    graph.write_text(json.dumps({"feature": evil, "tasks": [task | {"id": evil}]}))
+    assert maestro("graph", graph).returncode == command.FAILED
+    assert names(graph.parent) == ["graph.json"]
