@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from maestro_hive.kernel import redaction
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,6 +50,16 @@ def pytest_collection_finish() -> None:
     """Take what was collected out of what the garbage collector looks through again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _secrets_are_forgotten() -> Iterator[None]:
+    """Let no test redact what later tests of its process print."""
+    known = redaction._KNOWN  # noqa: SLF001 - there is no other way to forget a secret
+    before = known._marked  # noqa: SLF001 - as above
+    yield
+    if known._marked is not before:  # noqa: SLF001 - as above
+        known._marked, known._environment = before, None  # noqa: SLF001 - as above
 
 
 @pytest.fixture(autouse=True)

@@ -115,7 +115,8 @@ _ANYWHERE: tuple[Shape, ...] = (
         Shape(
             name,
             rf"{_ASSIGNED}(?:(?i:bearer|basic|token|digest|apikey|bot)[ \t]{{1,4}})?+"
-            r"(?P<secret>[A-Za-z0-9._~+/=:-]{6,}+)",
+            # What is called or indexed is a name in a program.
+            r"(?P<secret>[A-Za-z0-9._~+/=:-]{6,}+)(?![(\[])",
             _is_password,
             edge="",
         )
