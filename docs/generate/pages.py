@@ -33,6 +33,7 @@ EXECUTED = (
     "docs/howto/services.md",
     "docs/howto/budgets.md",
     "docs/security.md",
+    "docs/howto/policy.md",
 )
 
 PICTURES = ROOT / "docs" / "pictures"
