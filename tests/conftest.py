@@ -55,11 +55,11 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _secrets_are_forgotten() -> Iterator[None]:
     """Let no test redact what later tests of its process print."""
-    known = redaction._KNOWN  # noqa: SLF001 - there is no other way to forget a secret
-    before = known._marked  # noqa: SLF001 - as above
+    known = redaction._KNOWN
+    before = known._marked
     yield
-    if known._marked is not before:  # noqa: SLF001 - as above
-        known._marked, known._environment = before, None  # noqa: SLF001 - as above
+    if known._marked is not before:
+        known._marked, known._environment = before, None
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Pages whose programs and commands are really executed, and show what is then really seen.
 
-A block ```` ```python name.py ```` is a file of that name. In a block ```` ```console ```` the lines
+A block ```` ```python name.py ```` or ```` ```toml name.toml ```` is a file of that name. In a block ```` ```console ```` the lines
 after ``$`` are typed, and what they print follows. ```` ```console goes-on ```` leaves its last
 command running, and ```` ```console rest ```` shows what that one prints until it ends; several
 have names: ```` ```console goes-on service ````. The first process that goes on is 4711 on the page,
@@ -29,7 +29,7 @@ _READERS_FOLDER, _READERS_PROCESS = "/home/you/first", "process 4711 on laptop,"
 _READERS_PID, _READERS_PORT = 4711, 8000
 
 _BLOCK = re.compile(
-    r"^```(python|console|json(?= ))([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE
+    r"^```(python|toml|console|json(?= ))([^\n`]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE
 )
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -106,8 +106,10 @@ class _Execution:
         """Execute a block; return it as it should be."""
         language, words, body = block[1], block[2].split(), block[3]
         match language, words:
-            case "python" | "json", [name]:
+            case "python" | "json" | "toml", [name]:
                 (self.folder / name).write_text(body, encoding="utf-8")
+                return block[0]
+            case "toml", []:  # an excerpt
                 return block[0]
             case "console", ["rest", *name]:
                 text = self._shown(body, self.terminal.rest(" ".join(name)))
@@ -165,4 +167,6 @@ def _free_port() -> int:
 def files_of(page: str) -> dict[str, str]:
     """Return the files that a page has the reader save, by name."""
     blocks = _BLOCK.findall(page)
-    return {words.strip(): body for language, words, body in blocks if language != "console"}
+    return {
+        words.strip(): body for language, words, body in blocks if language != "console" and words
+    }

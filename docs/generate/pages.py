@@ -34,6 +34,7 @@ EXECUTED = (
     "docs/howto/budgets.md",
     "docs/security.md",
     "docs/howto/task-graphs.md",
+    "docs/howto/policy.md",
 )
 
 PICTURES = ROOT / "docs" / "pictures"

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from maestro_hive.engine.config import ExecutionConfig as ExecutionConfig
     from maestro_hive.engine.context import current as current
     from maestro_hive.engine.errors import BudgetExceeded as BudgetExceeded
+    from maestro_hive.engine.errors import GovernanceViolation as GovernanceViolation
     from maestro_hive.engine.healing.failure import Failure as Failure
     from maestro_hive.engine.healing.failure import Fix as Fix
     from maestro_hive.engine.healing.function_healers import TriedRepair as TriedRepair
+    from maestro_hive.engine.policy_rules import PolicyEnforcer as PolicyEnforcer
     from maestro_hive.engine.recorded_errors import RecordedError as RecordedError
     from maestro_hive.engine.recorded_errors import StepFailure as StepFailure
     from maestro_hive.engine.recorded_errors import failure_of as failure_of
@@ -49,7 +51,8 @@ load_lazily(
         "maestro_hive.engine.context": "current",
         "maestro_hive.engine.healing.failure": "Failure Fix",
         "maestro_hive.engine.healing.function_healers": "TriedRepair",
-        "maestro_hive.engine.errors": "BudgetExceeded",
+        "maestro_hive.engine.errors": "BudgetExceeded GovernanceViolation",
+        "maestro_hive.engine.policy_rules": "PolicyEnforcer",
         "maestro_hive.engine.recorded_errors": "RecordedError StepFailure failure_of",
         "maestro_hive.hive.errors": "RunCancelledError RunFailedError",
         "maestro_hive.hive.hive": "Hive",

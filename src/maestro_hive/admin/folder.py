@@ -274,7 +274,7 @@ _CHECKPOINT_FILES = ("*/*~*.json", "*/*~*.json.damaged-*", "*/.*.tmp")
 #: The files in a state folder that this program made; no other program would name them so.
 _STATE_FILES = (
     *("journal.db", "journal.db-*", "journal.lock", "journal.users", "journal.turnstile"),
-    *("journal.readers", "journal.marks", ".*.tmp"),
+    *("journal.readers", "journal.marks", "audit.jsonl", ".*.tmp"),
     *("holders", "holders/*.json", "damaged", "damaged/journal.db-wal.*", "damaged/.*.tmp"),
     *("runs/*/execution_state.json", "runs/*/execution_state.json.damaged-*", "runs/*/.*.tmp"),
     *("checkpoints/*.json", "checkpoints/*.json.damaged-*", "checkpoints/.*.tmp"),

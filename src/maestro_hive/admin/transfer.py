@@ -19,10 +19,12 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 from maestro_hive.admin.folder import (
     checkpoint_folders,
     documents,
+    reading,
     separate_checkpoint_folders,
     writing,
 )
 from maestro_hive.admin.runs import find_run
+from maestro_hive.engine import audit
 from maestro_hive.engine.copies import FILE, KIND
 from maestro_hive.engine.open_run import append_entries, document_of
 from maestro_hive.kernel import files
@@ -76,6 +78,7 @@ def back_up(folder: Path, target: Path) -> int:
         copied = 1 + sum(
             _copy_document(source, half, place) for source, place in _documents(folder)
         )
+        copied += _copy_audit_logs(folder, half)
         _put_in_place(half, target)
     return copied
 
@@ -153,6 +156,20 @@ def _copy_document(source: Path, target: Path, place: Path) -> int:
     inside = files.make_folder_inside(target, *place.parent.parts)
     files.write_atomically(inside / place.name, file.chunks())
     return 1
+
+
+def _copy_audit_logs(folder: Path, target: Path) -> int:
+    """Copy the audit logs inside a state folder, as far as the copied journal knows them."""
+    with reading(target) as reader:
+        anchors = audit.ANCHORS.all(reader)
+    copied = 0
+    for name, anchor in anchors.items():
+        place = Path(name)
+        if not place.is_absolute() and (folder / place).exists():
+            inside = files.make_folder_inside(target, *place.parent.parts)
+            audit.copy_log(folder / place, inside / place.name, anchor.number)
+            copied += 1
+    return copied
 
 
 # --- export ---------------------------------------------------------------------------------------

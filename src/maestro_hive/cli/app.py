@@ -83,6 +83,12 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("budget", "budgets", "Show what was spent and the limits; set, raise or release one."),
         Verb("costs", "budgets", "Show what was spent, by persona, workflow, day or model."),
         Verb("schedules", "schedules", "List schedules; pause, resume or run one."),
+        Verb("policy", "policies", "Check a policy file, and what it decides."),
+        Verb(
+            "audit",
+            "policies",
+            "Show what policies decided; verify that it was not changed.",
+        ),
     ),
     "Checkpoints and copies": (
         Verb("checkpoints", "checkpoints", "List, verify, compare and restore checkpoints."),

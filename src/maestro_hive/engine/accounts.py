@@ -301,6 +301,16 @@ class Ledger:
                 if most is not None and used > most:
                     raise self._exceeded(account, unit, used, most, 0, persona)
 
+    def tokens_left(self, accounts: tuple[str, ...]) -> float:
+        """Return how many tokens the limits of accounts leave, with what is reserved taken away."""
+        self.refresh()  # another process may have set one
+        left = float("inf")
+        for account, tokens, _ in self.limited(accounts):
+            if tokens is not None:
+                known = self.store.account(account)
+                left = min(left, tokens - known.tokens - known.reserved_tokens)
+        return max(0.0, left)
+
     # --- waiting ---
 
     async def room(self, refused: BudgetRefusedError, persona: str, *, nested: bool) -> None:

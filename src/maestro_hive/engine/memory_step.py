@@ -283,6 +283,10 @@ class MemoryStep:
     #: The usage that its outcome reports is counted in the same way.
     note_usage = spend
 
+    def tokens_left(self) -> float:
+        """Return how many tokens shared budgets leave to it: there are none in memory."""
+        return float("inf")
+
     def pending_tokens(self) -> int:
         """Return 0: what was spent is counted at once."""
         return 0

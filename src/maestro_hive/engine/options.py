@@ -35,6 +35,7 @@ class StepOptions(TypedDict, total=False):
     """What ``@hive.step(…)`` takes; all of it may be left out."""
 
     persona: str
+    role: str | None
     name: str | None
     max_attempts: int | None
     rounds: int | None
@@ -160,6 +161,8 @@ class Options:
 
     #: Who does the work: memory, history and tokens are the persona's own, and so is the breaker.
     persona: str = _option("default", _text)
+    #: The role by which a policy decides about the step; without it, that of its persona in the policy.
+    role: str | None = _option(None, settings.optional(_text), recorded=True)
     #: What the step is called; without it, as its function.
     name: str | None = _option(None, settings.optional(_text))
     #: How often a step of a hive is called, in all its rounds together; without ``rounds`` there is

@@ -37,7 +37,6 @@ from maestro_hive.engine.failures import (
     passes_through,
     status_of,
 )
-from maestro_hive.engine.healing.arguments import arguments_by_name
 from maestro_hive.engine.healing.failure import diagnosis_of
 from maestro_hive.engine.healing.stage import (
     diagnose,
@@ -70,6 +69,8 @@ if TYPE_CHECKING:
 
 _ACTIVE = (ExecutionStatus.RUNNING, ExecutionStatus.RETRYING)
 
+#: What a step was checked with that was not.
+_UNCHECKED = object()
 #: How often a breaker may change between being read and the record of a start.
 _RENEWALS = 100
 
@@ -105,6 +106,8 @@ class StepExecution:
     #: What healers changed of its arguments, and the repairs that have no verdict yet.
     changed: ChangedArguments | None = None
     repairs: Sequence[Repair] = ()
+    #: The changed arguments that it was checked with last, None for its own.
+    checked: object = _UNCHECKED
     #: Called before the task is, in each attempt; and with the entry of its result.
     on_attempt: Callable[[], None] | None = None
     on_completed: Callable[[Entry], None] | None = None
@@ -135,11 +138,12 @@ class StepExecution:
         return await self.run_round(permit.guard, permit.renewed_guard)
 
     async def check(self) -> None:
-        """Raise if the step must not be executed."""
-        if self.spec.checks:
+        """Raise if the step must not be executed; once, and again when healers change its arguments."""
+        if self.spec.checks and self.checked is not self.changed:
             self._note(ExecutionStatus.FAILED, [])  # unless it is allowed
             for each in self.spec.checks:
                 await each.check(self)
+            self.checked = self.changed
 
     # --- one round ---
 
@@ -172,6 +176,7 @@ class StepExecution:
                 if done:
                     return output
                 guard = None
+                await self.check()
                 await self.record.wait()
         except BaseException as error:
             latest = self.spec.latest
@@ -558,9 +563,11 @@ class StepExecution:
             known = self.record.attempts() if attempts is None else attempts
             self.spec.latest.set(status, known)
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the task's arguments by name, as far as they have one."""
-        return arguments_by_name(self.task, self.args, self.kwargs)
+    async def arguments_to_check(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what an attempt will be called with, without a copy if nothing was changed."""
+        if self.changed is None:
+            return self.args, self.kwargs
+        return await self.arguments_of_attempt()
 
 
 def _leave(admissions: Sequence[Admission]) -> None:

@@ -507,6 +507,12 @@ class RunStep(StepRepairs):
                 return entry.at
         return self._started_at or self._clock.micros()
 
+    def tokens_left(self) -> float:
+        """Return how many tokens the budgets that all processes share leave to it."""
+        run, ledger = self.run, self.run.ledger
+        day = ledger.days.name(self._clock.micros())
+        return ledger.tokens_left(run.accounts.of(self.plan.persona, day))
+
     def check_accounts(self) -> None:
         """Raise ``BudgetExceeded`` if more was spent than a shared budget has."""
         run, ledger = self.run, self.run.ledger

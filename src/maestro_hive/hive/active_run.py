@@ -12,7 +12,6 @@ from maestro_hive.engine.shared import find_shared
 from maestro_hive.hive import runs
 from maestro_hive.hive.branches import (
     Branch,
-    Operation,
     detached_task,
     enter_run,
     number_tasks,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.hive.runs import Input
     from maestro_hive.hive.steps import RunContext
+    from maestro_hive.hive.waits import Asking
     from maestro_hive.maestro.state.records import Entry, NewEntry
     from maestro_hive.maestro.state.store import DocumentChange, Store
 
@@ -95,7 +95,7 @@ class ActiveRun:
         self.tasks: dict[asyncio.Task[Any], int] = {}
         #: Those of its durable calls that do nothing but wait, each with its timer if it has one; and
         #: the timers of blocks that are limited in time.
-        self.waits: dict[Operation, Wait | None] = {}
+        self.waits: dict[Asking, Wait | None] = {}
         self.timers: dict[object, Wait] = {}
         self._cancellation: asyncio.Task[None] | None = None
         #: Whether the cancellation has reached the workflow.
@@ -271,7 +271,7 @@ class ActiveRun:
         return self._cancellation is not None
 
     @contextmanager
-    def waiting(self, call: Operation, wait: Wait | None) -> Iterator[None]:
+    def waiting(self, call: Asking, wait: Wait | None) -> Iterator[None]:
         """Note that a durable call does nothing but wait in this block: for a time, or for a person."""
         self.waits[call] = wait
         try:

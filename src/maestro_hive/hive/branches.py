@@ -161,6 +161,13 @@ def place(branch: Branch, content: bytes, extra: bytes = b"") -> bytes:
     return short + branch.position(short, extra)
 
 
+def place_inside(identity: bytes, content: bytes) -> bytes:
+    """Return the identity of something that one call consists of: in a body, if the call is."""
+    mark = _IN_BODY if is_in_body(identity) else _IN_WORKFLOW
+    place = hashlib.sha256(identity + content).digest()
+    return content[:CONTENT_BYTES] + mark + place[: _POSITION_BYTES - 1]
+
+
 def is_in_body(identity: bytes) -> bool:
     """Return whether a call stands inside the body of a step."""
     return identity[CONTENT_BYTES : CONTENT_BYTES + 1] == _IN_BODY

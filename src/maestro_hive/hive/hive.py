@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 from uuid import UUID, uuid4
 
 from maestro_hive.engine import settings, values
+from maestro_hive.engine.audit import DEFAULT_NAME, AuditLog
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
 from maestro_hive.engine.copies import copier
 from maestro_hive.engine.failures import with_own_lines
 from maestro_hive.engine.healing.stage import check_disabled
+from maestro_hive.engine.policy_rules import PolicyEnforcer
 from maestro_hive.engine.prices import Prices, read_prices
 from maestro_hive.hive import answers, cancelling, control, resolving, waits
 from maestro_hive.hive.branches import active_run_or_none
@@ -76,7 +78,11 @@ class Hive(Enqueuing):
     for each of them or by name; what was raised since stays. ``prices`` are those of models, in place
     of the ones that come with this version: a table, or a JSON file.
     ``cancel_grace``: for how many seconds a workflow that is cancelled may run steps to clean up.
-    ``workspace``: the folder whose files healers may repair; without it, the current one.
+    ``workspace``: the folder whose files healers may repair, and that paths of a policy are relative
+    to; without it, the current one.
+    ``policy`` is a policy file, or ``enforcer`` an object that decides; ``audit_log`` is where their
+    decisions are written: a path, ``True`` for ``audit.jsonl`` in the state folder (which is so if it
+    is not given), or ``False``.
     Nothing is opened before it is needed. The folder is closed by ``close``, at the end of a
     ``with`` block, or with the process.
     """
@@ -93,12 +99,16 @@ class Hive(Enqueuing):
         workspace: str | Path | None = None,
         budget: Amount | Mapping[str, Any] | None = None,
         prices: Prices | Mapping[str, Any] | str | Path | None = None,
+        policy: str | Path | PolicyEnforcer | None = None,
+        audit_log: bool | str | Path | None = None,
     ) -> None:
         super().__init__()
         self.config = _config_for(folder, config)
         self._healing_engine = healing_engine
-        self._helpers = {"enforcer": enforcer, "escalation": escalation}
         self._workspace = None if workspace is None else Path(workspace).expanduser().absolute()
+        decides = _enforcer(policy, enforcer, self._workspace)
+        self._helpers = {"enforcer": decides, "escalation": escalation}
+        self._audit = _audit(audit_log, decides)
         self._cancel_grace = float(settings.number(0)("cancel_grace", cancel_grace))
         self._declared = declared_budgets(budget)
         self._prices = read_prices(prices)
@@ -431,6 +441,7 @@ class Hive(Enqueuing):
                     healers=self._healers,
                     workspace=self._workspace,
                     prices=self._prices,
+                    audit_log=self._audit_log(store),
                     **self._helpers,  # type: ignore[arg-type]
                 )
                 self._runner = Runner(context, store)
@@ -444,6 +455,16 @@ class Hive(Enqueuing):
         for step in self._steps.values():
             where = f"of step {step.name!r} the option "
             check_disabled(step.options.disabled_healers, own, self._healers, where)
+
+    def _audit_log(self, store: Store) -> AuditLog | None:
+        """Return where decisions are written; a hive in memory has no folder for it."""
+        if isinstance(self._audit, Path):
+            return AuditLog(self._audit, store)
+        return (
+            AuditLog(Path(store.location) / DEFAULT_NAME, store)
+            if self._audit and store.format
+            else None
+        )
 
     # --- finding workflows ---
 
@@ -479,6 +500,34 @@ class Hive(Enqueuing):
 def stopped_message(run_id: str) -> str:
     """Return what the caller of a run that a signal stopped is told."""
     return f"run {run_id!r} was stopped; it resumes when it is started again"
+
+
+def _enforcer(
+    policy: str | Path | PolicyEnforcer | None, enforcer: Enforcer | None, workspace: Path | None
+) -> Enforcer | None:
+    """Return what decides about the calls of steps."""
+    if policy is not None and enforcer is not None:
+        raise ConfigurationError("Hive() takes a policy or an enforcer, and was given both")
+    if isinstance(policy, str | PathLike):
+        return PolicyEnforcer.from_file(policy, workspace)
+    decides: object = enforcer if policy is None else policy
+    if decides is not None and not callable(getattr(decides, "check", None)):
+        raise settings.refused("the enforcer", decides, "an object with a method check")
+    return enforcer if policy is None else policy
+
+
+def _audit(given: bool | str | Path | None, enforcer: Enforcer | None) -> bool | Path:
+    """Return where an audit log is written: a path, or whether it is in the state folder."""
+    if isinstance(given, bool | None):
+        if given and enforcer is None:
+            raise ConfigurationError(
+                "audit_log=True: nothing decides; give a policy or an enforcer"
+            )
+        return enforcer is not None if given is None else given
+    path: object = given
+    if not isinstance(path, str | PathLike) or not str(path):
+        raise settings.refused("audit_log", given, "a path, True or False")
+    return Path(given).expanduser().absolute()
 
 
 def _config_for(folder: str | Path | None, config: ExecutionConfig | None) -> ExecutionConfig:

@@ -25,7 +25,7 @@ from maestro_hive.engine.limits import Limit
 from maestro_hive.engine.memory_step import MemoryPersona
 from maestro_hive.engine.options import sizing_of
 from maestro_hive.engine.plan import EarlierCalls
-from maestro_hive.engine.policy import PolicyCheck
+from maestro_hive.engine.policy import PolicyCheck, policy_stages
 from maestro_hive.engine.prices import default_prices
 from maestro_hive.engine.recorded_errors import (
     StepFailure,
@@ -40,6 +40,7 @@ from maestro_hive.engine.step_spec import StepSpec
 from maestro_hive.engine.turn import Turn
 from maestro_hive.engine.values import OwnArguments
 from maestro_hive.hive import runs
+from maestro_hive.hive.approvals import Approvals
 from maestro_hive.hive.branches import CONTENT_BYTES, Operation, enter_body
 from maestro_hive.hive.run_log import RunLog
 from maestro_hive.kernel.errors import (
@@ -59,13 +60,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from maestro_hive.engine.audit import AuditLog
     from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.healing.healers import Healer
     from maestro_hive.engine.healing.stage import HealingEngine
     from maestro_hive.engine.options import Options
     from maestro_hive.engine.plan import Plan
-    from maestro_hive.engine.policy import Enforcer
+    from maestro_hive.engine.policy import Approver, Enforcer
     from maestro_hive.engine.prices import Prices
     from maestro_hive.engine.rates import Rate
     from maestro_hive.engine.step_spec import Stage
@@ -112,6 +114,7 @@ class RunContext:
     healers: Sequence[Healer] = ()
     workspace: Path | None = None
     enforcer: Enforcer | None = None
+    audit_log: AuditLog | None = None
     escalation: Escalation | None = None
     substitutes: Substitutes | None = None
     prices: Prices = field(default_factory=default_prices)
@@ -142,14 +145,21 @@ class RunContext:
 
     def stages(self, name: str, options: Options) -> tuple[Stage, ...]:
         """Return the stages that each attempt of a step passes."""
+        by_policy = policy_stages(self.enforcer, self.store, options.persona, options.role)
         rate, most = options.rate, options.max_concurrency
         if rate is None and most is None:
-            return ()
+            return by_policy
         found = self._limits.get((name, rate, most))
         if found is None:
             found = Limit(self.store, name, rate=rate, max_concurrency=most)
             self._limits[name, rate, most] = found
-        return (found,)
+        return (*by_policy, found)
+
+    def checks(self, options: Options, approver: Approver) -> tuple[PolicyCheck, ...]:
+        """Return what a step is checked by before its first attempt."""
+        if self.enforcer is None:
+            return ()
+        return (PolicyCheck(self.enforcer, options.role, self.audit_log, approver),)
 
 
 class PreparedStep(NamedTuple):
@@ -377,7 +387,9 @@ class StepCalls:
         failed: dict[str, Any] | None = None
         try:
             try:
-                result = await rounds.run()
+                result = await (
+                    _checked(execution, rounds) if prepared.spec.checks else rounds.run()
+                )
             except RoundsSkippedError:
                 failed = {"skipped": True}
             except asyncio.CancelledError:
@@ -427,9 +439,7 @@ class StepCalls:
     def _prepare(self, step: StepFunction[..., Any]) -> PreparedStep:
         context, options, clock = self._context, step.options, self._active.run.store.clock
         config = context.config
-        checks: tuple[PolicyCheck, ...] = ()
-        if context.enforcer is not None:
-            checks = (PolicyCheck(context.enforcer),)
+        checks = context.checks(options, Approvals(self._active))
         rng = random.Random(config.level1.jitter_seed)  # noqa: S311 - for jitter alone
         limit, level2 = None, config.level2
         if options.max_attempts is not None or options.rounds is not None:
@@ -467,6 +477,12 @@ class StepCalls:
             log=context.step_log,
         )
         return PreparedStep(spec, policy)
+
+
+async def _checked(execution: StepExecution, rounds: Rounds) -> Any:
+    """Check a step before a breaker is asked for a permit: a person may take days to approve it."""
+    await execution.check()
+    return await rounds.run()
 
 
 def is_suspending(error: BaseException) -> bool:

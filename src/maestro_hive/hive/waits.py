@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from maestro_hive.engine import settings
 from maestro_hive.hive import answer_types, runs
@@ -121,6 +121,24 @@ async def _record(
 # --- questions ----------------------------------------------------------------------------------
 
 
+class Asking(Protocol):
+    """What asks a question: an operation of the workflow, or a step that needs approval."""
+
+    @property
+    def run(self) -> ActiveRun:
+        """The run that asks."""
+        ...
+
+    @property
+    def identity(self) -> bytes:
+        """The identity of the question."""
+        ...
+
+    def reserve(self, outcome: Entry) -> None:
+        """Take the place of the answer in the order of outcomes."""
+        ...
+
+
 async def wait_for(name: str, within: float | None, expected: Any, about: Any = None) -> Any:
     """Return the answer to a question; raise TimeoutError if it does not come in time.
 
@@ -142,18 +160,19 @@ async def wait_for(name: str, within: float | None, expected: Any, about: Any = 
         ended = await _ended(operation)
         if ended is None or not _still_fits(run, ended, shape):
             await operation.wait_for_replay()
-            wait = await _ask(run, identity, name, limit, shape, subject)
-            await _unless_cancelled(operation, name, _answered(operation, name, wait))
+            wait = await ask(run, identity, name, limit, shape, subject)
+            await _unless_cancelled(operation, name, answered(operation, name, wait))
         await _turn(operation)
         ended = run.run.state.answers[identity]
         if facts_of(ended).get("how") == "timeout":
             raise TimeoutError(f"there was no answer to {name!r} of run {run.run_id!r} in time")
-        return answer_types.build(expected, _value(run, ended))
+        return answer_types.build(expected, value_of_answer(run, ended))
     finally:
         operation.close()
 
 
-def _value(run: ActiveRun, ended: Entry) -> Any:
+def value_of_answer(run: ActiveRun, ended: Entry) -> Any:
+    """Return the recorded answer."""
     data = run.run.store.load(ended)
     return None if data is None else codec.decode(data, "the answer")
 
@@ -161,16 +180,17 @@ def _value(run: ActiveRun, ended: Entry) -> Any:
 def _still_fits(run: ActiveRun, ended: Entry, shape: Json) -> bool:
     """Return whether a recorded answer has the shape that the workflow, as it is now, requires."""
     timed_out = facts_of(ended).get("how") == "timeout"
-    return timed_out or answer_types.fits(shape, _value(run, ended))
+    return timed_out or answer_types.fits(shape, value_of_answer(run, ended))
 
 
-async def _ask(
+async def ask(
     run: ActiveRun,
     identity: bytes,
     name: str,
     limit: float | None,
     shape: Any,
     about: Encoded | None,
+    **facts: Json,
 ) -> Wait | None:
     """Record the question, unless it is recorded; return the time limit."""
     started = run.run.state.waits.get(identity)
@@ -186,7 +206,9 @@ async def _ask(
         if is_old and facts_of(entry).get("name") == name and not run.replay.is_claimed(other):
             await _record(run, runs.wait_ended(other, name, "withdrawn"), sync=False)
     limit_facts = None if wait is None else wait.to_json()
-    asked = runs.wait_started(identity, name, runs.ANSWER, about, wait=limit_facts, shape=shape)
+    asked = runs.wait_started(
+        identity, name, runs.ANSWER, about, wait=limit_facts, shape=shape, **facts
+    )
     early = EarlyAnswer(identity, name, shape)
     await _record(run, asked, change=changed_messages(run.run_id, early.bind))
     if early.refused is not None:
@@ -219,7 +241,7 @@ class EarlyAnswer:
             messages.answers.append(replace(made, question=self._identity.hex()))
 
 
-async def _answered(operation: Operation, name: str, wait: Wait | None) -> None:
+async def answered(operation: Asking, name: str, wait: Wait | None) -> None:
     """Return when the wait has ended; an answer is recorded when it is delivered."""
     run, identity = operation.run, operation.identity
     arrived = run.listen(identity, operation.reserve)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, Unpack
 
 from maestro_hive.engine import retry_policy
 from maestro_hive.engine.attempt import is_async
+from maestro_hive.engine.audit import AuditLog
 from maestro_hive.engine.budget import Budget
 from maestro_hive.engine.config import ErrorCategory, ExecutionConfig, frozen_config
 from maestro_hive.engine.context import round_number
@@ -26,7 +27,8 @@ from maestro_hive.engine.memory_step import MemoryPersona, MemoryStep
 from maestro_hive.engine.options import CallOptions, Options, sizing_of
 from maestro_hive.engine.parameters import Hidden, places_of
 from maestro_hive.engine.plan import UNNAMED, Planner
-from maestro_hive.engine.policy import Enforcer, PolicyCheck, infer_action
+from maestro_hive.engine.policy import Enforcer, PolicyCheck, infer_action, policy_stages
+from maestro_hive.engine.policy_rules import DEFAULT_ROLE
 from maestro_hive.engine.prices import default_prices
 from maestro_hive.engine.results import (
     ExecutionAttempt,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.healing.stage import HealingEngine
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.engine.plan import Plan
+    from maestro_hive.engine.step_spec import Stage
     from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.codec import Json
     from maestro_hive.maestro.state.store import DocumentGuard
@@ -119,10 +122,8 @@ class PersonaExecutor:
 
     def _make_spec(self) -> StepSpec:
         clock: Clock = self._run.store.clock if self._run else SystemClock()
-        checks: tuple[PolicyCheck, ...] = ()
-        if self.enforcer is not None:
-            checks = (PolicyCheck(self.enforcer, self.persona_role, self.audit_log_path),)
         options = Options(persona=self.persona_id)
+        budget: tuple[Stage, ...] = (self._budget,) if self._budget.is_set else ()
         return StepSpec(
             config=self.config,
             persona=self.persona_id,
@@ -130,8 +131,8 @@ class PersonaExecutor:
             clock=clock,
             rng=random.Random(self.config.level1.jitter_seed),  # noqa: S311 - for jitter alone
             budget=self._budget,
-            checks=checks,
-            stages=(self._budget,) if self._budget.is_set else (),
+            checks=self._checks(),
+            stages=(*budget, *self._policy_stages()),
             healer=self.healing_engine,
             latest=Latest(),
             recognises_source=self.config.level1.enable_syntax_validation,
@@ -139,6 +140,22 @@ class PersonaExecutor:
             log=self._log,
             sizing=sizing_of(options, default_prices()),
         )
+
+    def _checks(self) -> tuple[PolicyCheck, ...]:
+        if self.enforcer is None:
+            return ()
+        store = self._run.store if self._run is not None else None
+        log = None if self.audit_log_path is None else AuditLog(self.audit_log_path, store)
+        return (PolicyCheck(self.enforcer, self._role, log),)
+
+    def _policy_stages(self) -> tuple[Stage, ...]:
+        store = self._run.store if self._run is not None else None
+        return policy_stages(self.enforcer, store, self.persona_id, self._role)
+
+    @property
+    def _role(self) -> str | None:
+        """The role that it was given; the policy decides about the default one."""
+        return None if self.persona_role == DEFAULT_ROLE else self.persona_role
 
     # --- what it did, and where it is recorded ---
 

@@ -312,7 +312,7 @@ async def _changed(step: StepExecution, arguments: Mapping[str, Any]) -> NewArgu
     changed = {**before, **arguments}
     args, kwargs = with_changes(step.task, (step.args, step.kwargs), changed)
     for each in step.spec.checks:  # what is forbidden stays so, whoever asks for it
-        await each.check(replace(step, args=args, kwargs=kwargs))
+        await each.check(replace(step, args=args, kwargs=kwargs, changed=None))
     if step.record.run_id is None:
         return changed, None
     return changed, await encode_arguments(changed, stored=step.spec.options.records_arguments)
@@ -323,7 +323,8 @@ async def _record(step: StepExecution, tried: Tried) -> None:
     repair = await step.record.record_repair(step.redacted(tried.facts), tried.encoded)
     if tried.changed is not None:
         data = tried.encoded.data if tried.encoded is not None else None
-        step.changed = ChangedArguments(tried.changed, data)
+        # They were checked before they were recorded; in another life they are again.
+        step.changed = step.checked = ChangedArguments(tried.changed, data)
     if repair is not None:
         step.repairs = [*step.repairs, repair]
 

@@ -379,7 +379,7 @@ RULES: dict[EntryKind, Rule] = {
     ),
     EntryKind.WAIT_STARTED: Rule(
         required={**_NAMED, "what": one_of("sleep", "answer", "timeout")},
-        optional={"wait": _WAIT, "shape": _shape},
+        optional={"wait": _WAIT, "shape": _shape, "step": digest},
         needs_identity=True,
     ),
     EntryKind.WAIT_ENDED: Rule(

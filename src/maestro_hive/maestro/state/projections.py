@@ -396,6 +396,8 @@ def _retried(state: RunState, entry: Entry) -> None:
         state.rounds.pop(identity, None)
         state.escalated.pop(identity, None)
         failed = state.outcomes.pop(identity, None)
+        if failed is not None:
+            _forget_refusal(state, identity, failed)
         if not facts.get("resolved"):  # of a run that goes on, nothing else changes
             _forget_cancelled(state, after=0 if failed is None else failed.seq)
     if identity is None or facts.get("run"):
@@ -415,7 +417,7 @@ def _retry_run(state: RunState, entry: Entry, only: set[bytes]) -> None:
         if outcome.seq > after and outcome_status(outcome) != "success"
     ]
     for identity in failed:
-        del state.outcomes[identity]
+        _forget_refusal(state, identity, state.outcomes.pop(identity))
     _forget_cancelled(state, after=after)
     for step in state.steps.values():
         if step.identity not in state.outcomes:
@@ -450,6 +452,19 @@ def _forget_cancelled(state: RunState, *, after: int) -> None:
     ]
     for identity in waits:
         del state.answers[identity]
+
+
+def _forget_refusal(state: RunState, identity: bytes, outcome: Entry) -> None:
+    """Forget that approval was refused to a step that is retried: it is asked for again."""
+    error = facts_of(outcome).get("error") or {}
+    if error.get("type") != "GovernanceViolation":
+        return
+    step = identity.hex()
+    asked = [each for each, wait in state.waits.items() if facts_of(wait).get("step") == step]
+    for question in asked:
+        del state.waits[question]
+        state.answers.pop(question, None)
+        state.questions.pop(question, None)
 
 
 def outcome_status(entry: Entry) -> str:
