@@ -12,7 +12,7 @@ import pytest
 from maestro_hive import Fix, Hive, PersonaExecutor
 from maestro_hive.engine.healing.engine import SelfHealingEngine
 from maestro_hive.engine.healing.failure import FailureType
-from maestro_hive.engine.healing.workspace import Turn, Workspace
+from maestro_hive.engine.healing.workspace import FileBefore, Turn, Workspace
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError, StorageError
 from maestro_hive.maestro.state.events import RepairJudged
@@ -106,6 +106,54 @@ def test_restoring_whatever_they_are_leaves_what_is_no_file(workspace: Path) -> 
     with pytest.raises(StorageError, match=r"b of .* could not be restored"):
         work.change(changed, check)
     assert (workspace / "conf" / "a").read_text() == "before"
+
+
+# --- folders ---------------------------------------------------------------------------------------
+
+
+def test_folders_that_were_made_for_a_repair_go_with_it(workspace: Path) -> None:
+    work = Workspace(workspace)
+    changed = {"new/deep/a": "1", "new/deep/b": "2", "new/other/c": "3", "conf/d": "4", "e": "5"}
+    with pytest.raises(ConfigurationError, match="did not pass their check"):
+        work.change(changed, lambda: False)
+    assert sorted(each.name for each in workspace.rglob("*")) == ["a", "conf"]
+
+
+def test_folders_stay_if_something_else_is_in_them(workspace: Path) -> None:
+    work = Workspace(workspace)
+    changed = {"new/deep/a": "1"}
+    before = work.before(changed)
+    work.write(changed, before, None)
+    (workspace / "new" / "by_the_step").write_text("kept")
+    assert work.restore(before) == (("new/deep/a",), ())
+    assert not (workspace / "new" / "deep").exists()
+    assert (workspace / "new" / "by_the_step").read_text() == "kept"
+    assert work.restore(before) == ((), ())
+
+
+def test_folders_made_by_a_process_that_died_go_too(workspace: Path) -> None:
+    """It died after it made them, and before it wrote the file."""
+    work = Workspace(workspace)
+    recorded = {n: each.to_json() for n, each in work.before({"new/deep/a": "1"}).items()}
+    (workspace / "new" / "deep").mkdir(parents=True)
+    work.restore({name: FileBefore.from_json(each) for name, each in recorded.items()})
+    assert not (workspace / "new").exists()
+
+
+def test_a_failed_attempt_leaves_no_folder_of_its_repair(hive: Hive, workspace: Path) -> None:
+    @hive.step(max_attempts=2)
+    async def work() -> None:
+        raise ValueError("no")
+
+    @hive.workflow
+    async def flow() -> None:
+        await work()
+
+    hive.healer(ValueError, name="write")(lambda: Fix(files={"new/deep/a": "repaired"}))
+    with pytest.raises(RunFailedError):
+        hive.run_sync(flow, run_id="r")
+    assert [each.restored for each in judged(hive)] == [("new/deep/a",)]
+    assert not (workspace / "new").exists()
 
 
 # --- checks that are given up ----------------------------------------------------------------------

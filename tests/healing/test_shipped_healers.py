@@ -10,6 +10,7 @@ import pytest
 from maestro_hive import ExecutionConfig, Hive, PersonaExecutor
 from maestro_hive.engine.healing.healers import DEFAULT_HEALERS, name_of, told_wait
 from maestro_hive.hive.errors import RunFailedError
+from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.testing import use
 from maestro_hive.unified_execution import Level1Config, Level2Config, UnrecoverableError
 from tests.healing.scripted import SCENARIOS, Persona, Scenario
@@ -21,6 +22,7 @@ from tests.unified_execution.restarts import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from maestro_hive.testing import Kit
 
@@ -161,6 +163,26 @@ def test_a_healer_that_does_not_exist_cannot_be_disabled(
     program = Program(SCENARIOS[0], config(), disabled_healers=("sintax",))
     with pytest.raises(Exception, match=r"disabled_healers.*'sintax'.*syntax, test_failure"):
         program.run(used(program), "r")
+
+
+def test_one_that_does_not_exist_is_refused_before_a_run_is_recorded(tmp_path: Path) -> None:
+    everywhere = Hive(tmp_path / "a", config(disabled_healers=("mine", "sintax")))
+    in_a_step = Hive(tmp_path / "b", config(disabled_healers=("mine",)))
+    for hive in (everywhere, in_a_step):
+        hive.healer(ValueError, name="mine")(lambda: None)
+
+        @hive.workflow
+        async def flow() -> None: ...
+
+        if hive is in_a_step:
+            hive.step(name="never_called", disabled_healers=("sintax",))(lambda: None)
+        said = "the option " if hive is in_a_step else r"Level1Config\."
+        with hive:
+            for use_it in (hive.run_sync, hive.worker):
+                given = (flow,) if use_it == hive.run_sync else ()
+                with pytest.raises(ConfigurationError, match=f"{said}disabled_healers.*'sintax'"):
+                    use_it(*given)
+            assert hive.runs() == []
 
 
 # --- details ---------------------------------------------------------------------------------------

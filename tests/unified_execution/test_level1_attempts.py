@@ -635,7 +635,10 @@ def test_healing_can_be_turned_off(restarts: Restarts, changed: dict[str, Any]) 
 def test_a_stop_while_healing_leaves_a_failure_and_no_interruption(restarts: Restarts) -> None:
     class Stopped:
         async def heal_single(self, failure: Failure) -> object:
-            raise asyncio.CancelledError
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            return await asyncio.Event().wait()
 
     with pytest.raises(asyncio.CancelledError):
         execute(restarts.executor(healing_engine=Stopped()), Body(NO))

@@ -16,7 +16,7 @@ from maestro_hive.hive.runs import STATUSES, status_of
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import run_view as read_model
 from maestro_hive.maestro.state import views
-from maestro_hive.maestro.state.events import EventReader, RunEvent
+from maestro_hive.maestro.state.event_reader import EventReader
 from maestro_hive.maestro.state.projections import (
     RunState,
     facts_of,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
     from datetime import datetime
 
+    from maestro_hive.maestro.state.events import RunEvent
     from maestro_hive.maestro.state.records import Entry, Lease, RunRecord
     from maestro_hive.maestro.state.run_view import RecordedRun, RunView, StepDetails
     from maestro_hive.maestro.state.store import Reader

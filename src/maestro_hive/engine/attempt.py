@@ -217,7 +217,7 @@ class Attempt:
         """Return whether the attempt ended because its caller, or a signal, wanted it to."""
         if isinstance(error, GeneratorExit):
             return self._closed
-        return self._cancellations() > self._own or _is_from_a_signal(error)
+        return self._cancellations() > self._own or is_from_a_signal(error)
 
     def _cancellations(self) -> int:
         """Return how often the task around it was cancelled, and not just what it waited for."""
@@ -229,7 +229,7 @@ class Attempt:
             self._own = max(0, self._own + change)
 
 
-def _is_from_a_signal(error: BaseException) -> bool:
+def is_from_a_signal(error: BaseException) -> bool:
     """Return whether an error was raised by the handler of a signal that asks a process to stop."""
     known = [getattr(signal, name) for name in _STOP_SIGNALS if hasattr(signal, name)]
     codes = [getattr(signal.getsignal(each), "__code__", None) for each in known]

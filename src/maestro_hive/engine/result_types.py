@@ -20,7 +20,7 @@ _MOST_PROBLEMS = 10
 _MOST_ITEMS = 10_000
 _DEEPEST = 50
 #: How much of a schema is repeated.
-_MAX_SCHEMA = 800
+_MAX_SCHEMA = 1_000
 
 #: Returns what is wrong with a value, one text for each place.
 Problems = Callable[[Any], Iterable[str]]
@@ -50,22 +50,20 @@ def check_returns(name: str, value: object) -> object:
 
 def result_check(returns: object, task: Callable[..., Any] | None) -> Callable[[Any], None]:
     """Return the function that refuses results that are not as declared."""
-    declared, problems = _declared(returns, task)
-    schema = json.dumps(returns, default=str)[:_MAX_SCHEMA] if isinstance(returns, dict) else None
+    expected = _annotation(task) if returns is True else returns
+    declared, problems = _declared(expected)
 
     def check(result: Any) -> None:
         found = list(islice(problems(result), _MOST_PROBLEMS))
         if found:
-            raise ResultTypeError(declared, found, schema)
+            raise ResultTypeError(declared, found, _shown_schema(expected))
 
     return check
 
 
-def _declared(returns: object, task: Callable[..., Any] | None) -> tuple[str, Problems]:
-    if isinstance(returns, dict):
-        validator = _validator(returns, "returns")
-        return "as its JSON Schema says", _schema_problems(validator)
-    expected = _annotation(task) if returns is True else returns
+def _declared(expected: object) -> tuple[str, Problems]:
+    if isinstance(expected, dict):
+        return "as its JSON Schema says", _schema_problems(_validator(expected, "returns"))
     return _name(expected), lambda result: _problems(expected, result, "result", 0)
 
 
@@ -88,6 +86,33 @@ def _annotation(task: Callable[..., Any] | None) -> object:
 # --- JSON Schema -----------------------------------------------------------------------------------
 
 
+def _shown_schema(expected: object) -> str | None:
+    """Return the JSON Schema of results as it is told, if they have one; of a long one the start."""
+    schema = expected if isinstance(expected, dict) else _schema_of_models(expected)
+    if schema is None:
+        return None
+    text = json.dumps(schema, default=str)
+    return text if len(text) <= _MAX_SCHEMA else f"{text[:_MAX_SCHEMA]}…"
+
+
+def _schema_of_models(expected: Any) -> dict[str, Any] | None:
+    """Return the JSON Schema of a type that is, or contains, a pydantic model; None of others."""
+    if not _has_model(expected, 0):
+        return None
+    from pydantic import TypeAdapter  # noqa: PLC0415 - of the user's, and imported by them
+
+    try:
+        return TypeAdapter(expected).json_schema()
+    except Exception:  # noqa: BLE001 - a model of the user's may have none
+        return None
+
+
+def _has_model(expected: object, depth: int) -> bool:
+    if isinstance(expected, type) and hasattr(expected, "model_json_schema"):
+        return True
+    return depth < _DEEPEST and any(_has_model(each, depth + 1) for each in get_args(expected))
+
+
 def _validator(schema: dict[str, Any], name: str) -> Any:
     from jsonschema import Draft202012Validator, SchemaError  # noqa: PLC0415 - slow to import
     from jsonschema.validators import validator_for  # noqa: PLC0415 - as above
@@ -98,7 +123,32 @@ def _validator(schema: dict[str, Any], name: str) -> Any:
         kind.check_schema(schema)
     except SchemaError as error:
         raise refused(name, schema, f"a valid JSON Schema ({error.message})") from error
-    return kind(schema, registry=Registry())  # which fetches nothing
+    made = kind(schema, registry=Registry())  # which fetches nothing
+    _check_references(schema, kind, name)
+    return made
+
+
+def _check_references(schema: dict[str, Any], kind: Any, name: str) -> None:
+    """Raise if a schema refers to what is not in it: it would be found by the first result."""
+    from referencing import Registry  # noqa: PLC0415 - as above
+    from referencing.exceptions import Unresolvable  # noqa: PLC0415 - as above
+    from referencing.jsonschema import specification_with  # noqa: PLC0415 - as above
+
+    specification = specification_with(kind.META_SCHEMA.get("$id") or kind.META_SCHEMA.get("id"))
+    root = specification.create_resource(schema)
+    waiting = [(root, Registry().resolver_with_root(root))]
+    while waiting:
+        resource, resolver = waiting.pop()
+        for key in ("$ref", "$dynamicRef", "$recursiveRef"):
+            reference = resource.contents.get(key) if isinstance(resource.contents, dict) else None
+            if not isinstance(reference, str):
+                continue
+            try:
+                resolver.lookup(reference)
+            except (Unresolvable, ValueError) as error:
+                wanted = f"a JSON Schema that has what it refers to; it has no {reference!r}"
+                raise refused(name, schema, wanted) from error
+        waiting += [(each, resolver.in_subresource(each)) for each in resource.subresources()]
 
 
 def _schema_problems(validator: Any) -> Problems:
@@ -142,8 +192,8 @@ def _problems(  # noqa: C901 - one line for each kind of type
     elif expected is None or expected is type(None):
         if value is not None:
             yield f"{path}: must be None, and is {_kind(value)}"
-    elif typing.is_typeddict(expected):
-        yield from _member_problems(expected, value, path, depth)
+    elif _is_typed_dict(origin or expected):
+        yield from _member_problems(origin or expected, value, path, depth)
     elif origin is not None:
         yield from _generic_problems(expected, origin, value, path, depth)
     elif isinstance(expected, type):
@@ -151,10 +201,21 @@ def _problems(  # noqa: C901 - one line for each kind of type
 
 
 def _union_problems(expected: Any, value: Any, path: str, depth: int) -> Iterator[str]:
+    """Yield the problems of the choice that a value was meant for, if its places show which."""
     choices = get_args(expected)
-    if all(any(True for _ in _problems(each, value, path, depth + 1)) for each in choices):
-        named = " or ".join(_name(each) for each in choices)
-        yield f"{path}: must be {named}, and is {_kind(value)}"
+    found: list[list[str]] = []
+    for each in choices:
+        problems = list(islice(_problems(each, value, path, depth + 1), _MOST_PROBLEMS))
+        if not problems:
+            return
+        found.append(problems)
+    whole = f"{path}: "
+    inside = [each for each in found if not any(one.startswith(whole) for one in each)]
+    if inside:
+        yield from min(inside, key=len)
+        return
+    named = " or ".join(_name(each) for each in choices)
+    yield f"{path}: must be {named}, and is {_kind(value)}"
 
 
 def _class_problems(expected: type, value: Any, path: str, depth: int) -> Iterator[str]:
@@ -202,11 +263,32 @@ def _hints(expected: type) -> dict[str, Any]:
         return {}
 
 
+def _is_typed_dict(expected: object) -> bool:
+    return isinstance(expected, type) and hasattr(expected, "__required_keys__")
+
+
+def _required_keys(expected: Any) -> set[str]:
+    """Return the keys that a TypedDict needs; those it has itself are wrong where annotations are texts."""
+    try:
+        hints = typing.get_type_hints(expected, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # defined in a function, or not at all
+        hints = {}
+    required = set(expected.__required_keys__)
+    for name, hint in expected.__annotations__.items():
+        text = getattr(hint, "__forward_arg__", "")
+        given = get_origin(hints.get(name))
+        if given is typing.NotRequired or (given is None and "NotRequired[" in text):
+            required.discard(name)
+        elif given is typing.Required:
+            required.add(name)
+    return required
+
+
 def _member_problems(expected: Any, value: Any, path: str, depth: int) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"{path}: must be {_name(expected)}, and is {_kind(value)}"
         return
-    for name in sorted(expected.__required_keys__ - value.keys()):
+    for name in sorted(_required_keys(expected) - value.keys()):
         yield f"{path}.{name}: is missing"
     hints = _hints(expected)
     for name in hints.keys() & value.keys():

@@ -9,15 +9,13 @@ Rounds, behind a circuit breaker, are made around this by ``rounds``.
 from __future__ import annotations
 
 import contextlib
-import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import DEBUG
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from maestro_hive.engine import retry_policy, values
-from maestro_hive.engine.accounts import UNSIZED
 from maestro_hive.engine.attempt import Attempt
-from maestro_hive.engine.config import ErrorCategory, ExecutionConfig, RecoveryStrategy
+from maestro_hive.engine.config import ErrorCategory, RecoveryStrategy
 from maestro_hive.engine.context import StepContext, current_step
 from maestro_hive.engine.continued_step import check_may_continue
 from maestro_hive.engine.errors import (
@@ -39,40 +37,31 @@ from maestro_hive.engine.failures import (
     passes_through,
     status_of,
 )
+from maestro_hive.engine.healing.arguments import arguments_by_name
 from maestro_hive.engine.healing.failure import diagnosis_of
 from maestro_hive.engine.healing.stage import (
-    HealingEngine,
-    check_disabled,
     diagnose,
     heal,
     judge,
 )
 from maestro_hive.engine.result_types import result_check
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult, ExecutionStatus
-from maestro_hive.engine.source import check_if_source, check_source
 from maestro_hive.engine.step_record import RunStep
 from maestro_hive.kernel.errors import BudgetRefusedError, StaleDocumentError, StaleLimitsError
 from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
-    from random import Random
 
-    from maestro_hive.engine.accounts import Sizing
     from maestro_hive.engine.attempt import Admission
     from maestro_hive.engine.breaker import Permit
-    from maestro_hive.engine.budget import Budget
-    from maestro_hive.engine.execution_log import ExecutionLog
     from maestro_hive.engine.failures import AttemptEnd
     from maestro_hive.engine.healing.arguments import ChangedArguments
-    from maestro_hive.engine.healing.healers import Healer
     from maestro_hive.engine.healing.repairs import Repair
     from maestro_hive.engine.memory_step import MemoryStep
-    from maestro_hive.engine.options import AttemptLimit, Options
     from maestro_hive.engine.retry_policy import Decision
+    from maestro_hive.engine.step_spec import StepSpec
     from maestro_hive.engine.usage import Usage
-    from maestro_hive.kernel.clock import Clock
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.records import Entry
     from maestro_hive.maestro.state.store import DocumentGuard
@@ -88,25 +77,6 @@ OwnArguments: TypeAlias = (
 )
 
 
-class StepCheck(Protocol):
-    """What a step is checked by before its first attempt."""
-
-    async def check(self, step: StepExecution) -> None:
-        """Raise if the step must not be executed."""
-        ...
-
-
-class Stage(Protocol):
-    """What every attempt of a step has to pass before it starts."""
-
-    async def enter(self, step: StepExecution) -> Admission | None:
-        """Return when the attempt may start, with what it is let in with, if anything; or raise.
-
-        The attempt's time limit does not run meanwhile.
-        """
-        ...
-
-
 class SkippedError(Exception):
     """A step failed for good, and its recovery strategy is to go on without its result."""
 
@@ -115,112 +85,6 @@ class SkippedError(Exception):
         self.result = result
         #: What is raised with another strategy.
         self.error = error
-
-
-class Latest:
-    """What an executor, and those made from it by ``options``, did last."""
-
-    def __init__(self) -> None:
-        self.status = ExecutionStatus.PENDING
-        self._attempts: list[ExecutionAttempt] | ExecutionResult = []
-
-    @property
-    def attempts(self) -> list[ExecutionAttempt]:
-        """Every attempt of it, up to now."""
-        known = self._attempts
-        return known if isinstance(known, list) else known.attempts
-
-    def set(
-        self, status: ExecutionStatus, attempts: list[ExecutionAttempt] | ExecutionResult
-    ) -> None:
-        """Note its status; of a result only the attempts count."""
-        self.status, self._attempts = status, attempts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSpec:
-    """How a step is executed: what all its calls have in common."""
-
-    config: ExecutionConfig
-    persona: str
-    options: Options
-    clock: Clock
-    rng: Random
-    budget: Budget
-    #: What a step is checked by, once, before its first attempt.
-    checks: tuple[StepCheck, ...] = ()
-    #: What each attempt enters, in order.
-    stages: tuple[Stage, ...] = ()
-    #: What heals between attempts; without it, the healers that ship. ``healers`` are asked first.
-    healer: HealingEngine | None = None
-    healers: Sequence[Healer] = ()
-    #: The folder that healers may repair; without it, the current one.
-    workspace: Path | None = None
-    #: The function whose annotation says what the result is, where that is not the task itself.
-    declared: Callable[..., Any] | None = None
-    latest: Latest | None = None
-    #: Whether the caller gets the recorded result, decoded, and not the object itself.
-    reads_back: bool = False
-    #: How often the task is called in all rounds; without it, each round has as many attempts.
-    limit: AttemptLimit | None = None
-    #: Whether a result that looks like Python source is checked, where the options do not say.
-    recognises_source: bool = False
-    #: Whether the usage that a result reports is counted.
-    counts_usage: bool = False
-    log: ExecutionLog | None = None
-    #: What is known of its calls before they are made.
-    sizing: Sizing = UNSIZED
-
-    #: How many seconds an attempt may take.
-    timeout: float = field(init=False)
-    #: How many attempts may fail in one round, where there is no limit for all of them.
-    max_attempts: int = field(init=False)
-    #: How many attempts may be cut off by the death of their process.
-    max_interruptions: int = field(init=False)
-    #: Whether what the task writes to its stream is stored.
-    stores_streams: bool = field(init=False)
-    #: Refuses a text that the task returned, if it must be Python source that parses.
-    check_output: Callable[[str], None] | None = field(init=False)
-    #: Refuses a result that is not of the declared type, where all tasks declare the same.
-    check_result: Callable[[Any], None] | None = field(init=False)
-    #: Whether healers are asked about failures, and which of them are not.
-    heals: bool = field(init=False)
-    disabled_healers: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        level1, options = self.config.level1, self.options
-        stored = options.store_streams
-        chosen = {
-            "timeout": options.timeout or self.config.timeout_seconds,
-            "stores_streams": self.config.state.store_streams if stored is None else stored,
-            "max_attempts": options.max_attempts or level1.max_attempts,
-            "max_interruptions": level1.max_interruptions,
-            "check_output": _output_check(options.check_source, recognise=self.recognises_source),
-            "check_result": None if options.returns is None else self._result_check(),
-            "heals": (level1.enable_self_healing if options.healing is None else options.healing)
-            and level1.recovery_strategy is RecoveryStrategy.REFLECT_AND_RETRY,
-            "disabled_healers": frozenset((*level1.disabled_healers, *options.disabled_healers)),
-        }
-        for name, value in chosen.items():
-            object.__setattr__(self, name, value)
-        if self.disabled_healers:
-            check_disabled(self)
-
-    def _result_check(self) -> Callable[[Any], None] | None:
-        returns, declared = self.options.returns, self.declared
-        if returns is True and declared is None:
-            return None
-        return result_check(returns, declared)
-
-    def attempts_in(self, number: int) -> int:
-        """Return how many attempts may fail in that round."""
-        return self.max_attempts if self.limit is None else self.limit.in_round(number)
-
-
-def _output_check(wanted: bool | None, *, recognise: bool) -> Callable[[str], None] | None:
-    if wanted is None:
-        return check_if_source if recognise else None
-    return check_source if wanted else None
 
 
 @dataclass(slots=True)
@@ -514,8 +378,6 @@ class StepExecution:
         failure = diagnose(self, error, facts)
         diagnosis = None if failure is None else diagnosis_of(failure)
         await self._record_failed(failed_attempt(facts, decision, diagnosis))
-        if self.repairs:
-            await judge(self, completed=False)
         if not decision.retry:  # the next round, if there is one, heals it before it starts
             self.give_up(error, decision.reason, breaker_counts)
         if failure is not None:
@@ -525,6 +387,8 @@ class StepExecution:
     async def _record_failed(self, end: AttemptEnd) -> None:
         await self.record.fail(end)
         log_failed_attempt(self, end)
+        if self.repairs:
+            await judge(self, completed=False)
 
     def _decide(self, error: Exception) -> Decision:
         level1, options = self.spec.config.level1, self.spec.options
@@ -682,16 +546,7 @@ class StepExecution:
 
     def arguments(self) -> dict[str, Any]:
         """Return the task's arguments by name, as far as they have one."""
-        return self.by_name(self.args, self.kwargs)
-
-    def by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments of the task by name, as far as they have one."""
-        try:
-            bound = inspect.signature(self.task).bind_partial(*args, **kwargs)
-        except (TypeError, ValueError):  # it takes no such arguments, or does not declare them
-            return kwargs
-        bound.apply_defaults()
-        return {**bound.arguments, **kwargs}
+        return arguments_by_name(self.task, self.args, self.kwargs)
 
 
 def _leave(admissions: Sequence[Admission]) -> None:

@@ -12,13 +12,9 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.engine import values
 from maestro_hive.engine.accounts import UNSIZED
 from maestro_hive.engine.failures import set_failure
 from maestro_hive.engine.healing.arguments import ChangedArguments
-from maestro_hive.engine.healing.function_healers import TriedRepair
-from maestro_hive.engine.healing.repairs import INTERRUPTED, Repair, counted, worked_before
-from maestro_hive.engine.healing.workspace import FileBefore
 from maestro_hive.engine.open_run import RUNNING
 from maestro_hive.engine.plan import effect_key
 from maestro_hive.engine.results import (
@@ -27,6 +23,7 @@ from maestro_hive.engine.results import (
     ExecutionStatus,
     LazyResult,
 )
+from maestro_hive.engine.step_repairs import StepRepairs
 from maestro_hive.engine.streams import AttemptStream
 from maestro_hive.engine.usage import Usage
 from maestro_hive.kernel.clock import Wait
@@ -34,15 +31,10 @@ from maestro_hive.kernel.errors import StorageError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.budgets import MICROS, Settle
 from maestro_hive.maestro.state.projections import (
-    changed_files,
     ended_repairs,
     facts_of,
     feedback_of,
-    interrupted_repairs,
     is_fixed,
-    judged_repairs,
-    key_of,
-    pending_repairs,
     repairs_of,
     was_healed,
 )
@@ -54,7 +46,6 @@ if TYPE_CHECKING:
 
     from maestro_hive.engine.accounts import Sizing
     from maestro_hive.engine.failures import AttemptEnd
-    from maestro_hive.engine.healing.repairs import Verdict
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.engine.plan import Plan
     from maestro_hive.kernel.clock import Clock
@@ -65,13 +56,12 @@ if TYPE_CHECKING:
 
 _SEQ = attrgetter("seq")
 _STARTED = EntryKind.ATTEMPT_STARTED
-_TRIED = EntryKind.REPAIR_TRIED
 _COMPLETED = EntryKind.STEP_COMPLETED
 NOTHING = Usage()
 _CANCELLED = codec.dump_canonical({"cancelled": True})
 
 
-class RunStep:
+class RunStep(StepRepairs):
     """A step of an open run."""
 
     __slots__ = (
@@ -394,118 +384,6 @@ class RunStep:
         number, attempt = state.number, state.open_attempt
         return NewEntry(kind, number, attempt, facts, value, self.plan.family)
 
-    # --- repairs ---
-
-    def worked_before(self, fingerprint: str) -> str | None:
-        """Return the healer whose repairs worked best for a failure of that fingerprint."""
-        return worked_before(self.run.store, fingerprint)
-
-    def tried_repairs(self, fingerprint: str) -> list[TriedRepair]:
-        """Return what was tried since it was started or retried, and how it went."""
-        state = self.state
-        if state is None:
-            return []
-        judged = judged_repairs(state)
-        over = {key_of(each) for each in ended_repairs(state).values()} | judged.keys()
-        named = (each for each in state.repairs or () if _names_healer(each))
-        tried = [(each, facts_of(each)) for each in named if key_of(each) in over]
-        return [
-            TriedRepair(
-                healer=str(facts["healer"]),
-                fix=facts.get("fix"),
-                feedback=facts.get("feedback"),
-                is_same_failure=facts["fingerprint"] == fingerprint,
-                verdict=facts_of(judged[key]).get("verdict") if key in judged else None,
-            )
-            for key, facts in {key_of(each): facts for each, facts in tried}.items()
-        ]
-
-    def pending_repairs(self) -> list[Repair]:
-        """Return the repairs that have no verdict yet."""
-        state = self.state
-        found = [] if state is None or not state.repairs else pending_repairs(state)
-        read = (Repair.read(each.attempt, facts_of(each)) for each in found)
-        return [each for each in read if each is not None]
-
-    def interrupted_repairs(self) -> list[Repair]:
-        """Return the repairs that were about to change files when their process died."""
-        state = self.state
-        if state is None or not state.repairs:
-            return []
-        read = (Repair.read(e.attempt, facts_of(e)) for e in interrupted_repairs(state))
-        return [each for each in read if each is not None]
-
-    def files_before(self, repair: Repair) -> tuple[dict[str, FileBefore], str | None]:
-        """Return what files were before a repair, and the folder they are in."""
-        state = self.state
-        assert state is not None
-        entry = changed_files(state).get((repair.attempt, repair.healer))
-        files = self._value(entry) if entry is not None else None
-        if entry is None or not isinstance(files, dict):
-            return {}, None
-        root = facts_of(entry).get("workspace")
-        return {name: FileBefore.from_json(each) for name, each in files.items()}, root
-
-    def fingerprints_after(self, attempt: int) -> list[str | None]:
-        """Return the fingerprints of the failures after an attempt; None where one is unknown."""
-        state = self.state
-        log = state.log if state is not None else []
-        failed = (each for each in log if each.kind == EntryKind.ATTEMPT_FAILED)
-        facts = (facts_of(each) for each in failed if each.attempt > attempt)
-        return [
-            (each.get("diagnosis") or {}).get("fingerprint")
-            for each in facts
-            if each.get("counts", True)
-        ]
-
-    def unhealed_failure(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return the error and diagnosis of the last failure, if no healer was asked about it yet."""
-        state = self.state
-        last = None if state is None else state.last_failure
-        if state is None or last is None or not state.log or state.log[-1] is not last:
-            return None
-        facts = facts_of(last)
-        diagnosis = facts.get("diagnosis")
-        if diagnosis is None or last.attempt in ended_repairs(state):
-            return None
-        return dict(facts["error"]), dict(diagnosis)
-
-    async def record_files(self, facts: dict[str, Any], before: Mapping[str, FileBefore]) -> None:
-        """Record what files are before a repair changes them."""
-        tree = {name: each.to_json() for name, each in before.items()}
-        value = await values.encode(tree, "files")
-        await self.run.record(self._repair_entry(_TRIED, facts, value), sync=True)
-
-    async def record_repair(
-        self, facts: dict[str, Any], arguments: Encoded | None
-    ) -> Repair | None:
-        """Record what came of healing the last failure; return the repair, if there is one."""
-        known = dict(facts)
-        seconds = known.pop("seconds", None)
-        if seconds is not None:
-            known["wait"] = Wait.start(self._clock, seconds).to_json()
-        entry = self._repair_entry(_TRIED, known, arguments)
-        await self.run.record(entry, sync=True)
-        return Repair.read(entry.attempt, known)
-
-    async def record_verdict(self, repair: Repair, verdict: Verdict) -> None:
-        """Record whether a repair worked, and count it for all runs in the same transaction."""
-        entry = self._repair_entry(EntryKind.REPAIR_JUDGED, verdict.facts(repair))
-        now = self._clock.now().isoformat()
-        counts = verdict.verdict != INTERRUPTED
-        change = counted(repair, verdict.verdict, self.plan.name, now) if counts else None
-        entry = entry._replace(attempt=repair.attempt)
-        await self.run.record(entry, sync=False, change=change)
-
-    def _repair_entry(
-        self, kind: EntryKind, facts: dict[str, Any], value: Encoded | None = None
-    ) -> NewEntry:
-        state = self.state
-        assert state is not None
-        attempt = state.last_failure.attempt if state.last_failure is not None else 0
-        data = codec.dump_canonical(facts)
-        return NewEntry(kind, state.number, attempt, data, value, self.plan.family)
-
     # --- what its context stores ---
 
     @property
@@ -734,10 +612,6 @@ def _started_attempt(step: int, entry: Entry, tokens: dict[int, int] | None) -> 
         status=ExecutionStatus.RUNNING,
         tokens_used=tokens.get(entry.attempt, 0) if tokens else 0,
     )
-
-
-def _names_healer(entry: Entry) -> bool:
-    return entry.kind == _TRIED and "healer" in facts_of(entry)
 
 
 def _end_attempt(attempt: ExecutionAttempt, entry: Entry, repair: Entry | None) -> None:

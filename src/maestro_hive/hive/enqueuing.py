@@ -138,6 +138,7 @@ class Enqueuing(Definitions):
         def _open(self) -> Store: ...
         @property
         def _runs(self) -> Runner: ...
+        def _check_disabled(self) -> None: ...
         def _name(self, workflow: WorkflowFunction[..., Any], run_id: str | None) -> str: ...
         def _input(
             self,
@@ -383,6 +384,7 @@ class Enqueuing(Definitions):
             grace=grace,
             release_after=release_after,
         )
+        self._check_disabled()
         host = WorkerHost(
             hive=cast("Hive", self),  # of which this is a part
             store=self._open,

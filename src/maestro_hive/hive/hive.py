@@ -16,6 +16,7 @@ from maestro_hive.engine import settings, values
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
 from maestro_hive.engine.copies import copier
 from maestro_hive.engine.failures import with_own_lines
+from maestro_hive.engine.healing.stage import check_disabled
 from maestro_hive.engine.prices import Prices, read_prices
 from maestro_hive.hive import answers, cancelling, control, resolving, waits
 from maestro_hive.hive.branches import active_run_or_none
@@ -95,7 +96,8 @@ class Hive(Enqueuing):
     ) -> None:
         super().__init__()
         self.config = _config_for(folder, config)
-        self._helpers = {"healer": healing_engine, "enforcer": enforcer, "escalation": escalation}
+        self._healing_engine = healing_engine
+        self._helpers = {"enforcer": enforcer, "escalation": escalation}
         self._workspace = None if workspace is None else Path(workspace).expanduser().absolute()
         self._cancel_grace = float(settings.number(0)("cancel_grace", cancel_grace))
         self._declared = declared_budgets(budget)
@@ -420,10 +422,12 @@ class Hive(Enqueuing):
         with self._mutex:
             store = self._open()
             if self._runner is None:
+                self._check_disabled()
                 context = RunContext(
                     config=self.config,
                     store=store,
                     cancel_grace=self._cancel_grace,
+                    healer=self._healing_engine,
                     healers=self._healers,
                     workspace=self._workspace,
                     prices=self._prices,
@@ -431,6 +435,15 @@ class Hive(Enqueuing):
                 )
                 self._runner = Runner(context, store)
             return self._runner
+
+    def _check_disabled(self) -> None:
+        """Raise if a step, or all of them, shall not ask a healer that nobody has defined."""
+        own = self._healing_engine
+        everywhere = self.config.level1.disabled_healers
+        check_disabled(everywhere, own, self._healers, "Level1Config.")
+        for step in self._steps.values():
+            where = f"of step {step.name!r} the option "
+            check_disabled(step.options.disabled_healers, own, self._healers, where)
 
     # --- finding workflows ---
 

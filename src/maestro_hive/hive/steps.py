@@ -34,8 +34,9 @@ from maestro_hive.engine.recorded_errors import (
     failed_attempts,
 )
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
-from maestro_hive.engine.step import StepExecution, StepSpec
+from maestro_hive.engine.step import StepExecution
 from maestro_hive.engine.step_record import RunStep
+from maestro_hive.engine.step_spec import StepSpec
 from maestro_hive.engine.turn import Turn
 from maestro_hive.engine.values import OwnArguments
 from maestro_hive.hive import runs
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.policy import Enforcer
     from maestro_hive.engine.prices import Prices
     from maestro_hive.engine.rates import Rate
-    from maestro_hive.engine.step import Stage
+    from maestro_hive.engine.step_spec import Stage
     from maestro_hive.hive.active_run import ActiveRun
     from maestro_hive.hive.functions import StepFunction
     from maestro_hive.maestro.state.records import Entry

@@ -18,7 +18,7 @@ from maestro_hive.hive.errors import RunCancelledError, RunFailedError
 from maestro_hive.hive.runs import read_run
 from maestro_hive.kernel.errors import MaestroError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.events import EventReader
+from maestro_hive.maestro.state.event_reader import EventReader
 from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import OVER, ambiguous_steps

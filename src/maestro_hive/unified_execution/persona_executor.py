@@ -34,13 +34,9 @@ from maestro_hive.engine.results import (
     drop_metrics,
 )
 from maestro_hive.engine.settings import refused
-from maestro_hive.engine.step import (
-    Latest,
-    SkippedError,
-    StepExecution,
-    StepSpec,
-)
+from maestro_hive.engine.step import SkippedError, StepExecution
 from maestro_hive.engine.step_record import RunStep
+from maestro_hive.engine.step_spec import Latest, StepSpec
 from maestro_hive.engine.turn import Turn
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive.maestro.state import codec, run_view
-from maestro_hive.maestro.state.events import EVENTS, EventReader, describe, to_dict
+from maestro_hive.maestro.state.event_reader import EventReader
+from maestro_hive.maestro.state.events import EVENTS, describe, to_dict
 from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import FOLDED, fold
 from maestro_hive.maestro.state.records import (

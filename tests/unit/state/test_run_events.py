@@ -16,11 +16,11 @@ import pytest
 
 from maestro_hive.engine.context import current
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.event_reader import EventReader
 from maestro_hive.maestro.state.events import (
     EVENT_TYPES,
     ChildStarted,
     Escalated,
-    EventReader,
     FieldsSet,
     Restored,
     Retried,

@@ -48,6 +48,24 @@ async def encode_arguments(changed: Mapping[str, Any], *, store_input: bool) -> 
     return await values.encode(dict(changed), "arguments")
 
 
+def arguments_by_name(
+    task: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, as far as they have one; those of ``*rest`` as ``rest``.
+
+    ``with_changes`` takes them back: given all of them, it changes nothing.
+    """
+    try:
+        signature = inspect.signature(task)
+        bound = signature.bind_partial(*args, **kwargs)
+    except (TypeError, ValueError):  # it takes no such arguments, or does not declare them
+        return dict(kwargs)
+    bound.apply_defaults()
+    others = _variadic(signature, inspect.Parameter.VAR_KEYWORD)
+    more = {} if others is None else bound.arguments.pop(others)
+    return {**more, **bound.arguments}
+
+
 def with_changes(
     task: Callable[..., Any], arguments: Arguments, changed: Mapping[str, Any]
 ) -> Arguments:
@@ -55,16 +73,29 @@ def with_changes(
     args, kwargs = arguments
     signature = inspect.signature(task)
     bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()  # what stands after one that is missing could not be given by its place
     kinds = inspect.Parameter
-    rest = next((n for n, p in signature.parameters.items() if p.kind is kinds.VAR_KEYWORD), None)
+    rest, others = (
+        _variadic(signature, kinds.VAR_POSITIONAL),
+        _variadic(signature, kinds.VAR_KEYWORD),
+    )
     for name, value in changed.items():
-        parameter = signature.parameters.get(name)
-        variadic = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-        if parameter is not None and parameter.kind not in variadic:
+        if name == rest:
+            if not isinstance(value, list | tuple):
+                raise TypeError(
+                    f"*{name} is changed to a list or a tuple, and not to {value!r:.80}"
+                )
+            bound.arguments[name] = tuple(value)
+        elif name in signature.parameters and name != others:
             bound.arguments[name] = value
-        elif rest is not None:
-            bound.arguments[rest] = {**bound.arguments.get(rest, {}), name: value}
+        elif others is not None:
+            bound.arguments[others] = {**bound.arguments[others], name: value}
         else:
             listed = ", ".join(signature.parameters) or "none"
             raise TypeError(f"the task has no argument {name!r} to change; it has {listed}")
     return bound.args, bound.kwargs
+
+
+def _variadic(signature: inspect.Signature, kind: object) -> str | None:
+    """Return the name of ``*args`` or of ``**kwargs``, if there is one."""
+    return next((name for name, each in signature.parameters.items() if each.kind is kind), None)

@@ -15,6 +15,7 @@ from maestro_hive.engine.errors import text_of
 from maestro_hive.engine.healing.detector import FailureDetector, check_format, describe
 from maestro_hive.engine.healing.failure import (
     Failure,
+    FailureType,
     Fix,
     HealingResult,
     HealingStatus,
@@ -77,6 +78,7 @@ class SelfHealingEngine:
         self._worked: dict[str, Healer] = {}
         self._tickets: dict[str, str] = {}
         self._lock = threading.Lock()  # attempts may fail at the same time, in threads
+        self._ticket_lock = threading.Lock()  # one of its own: a ticket may take long
 
     def add_healer(self, healer: Healer) -> None:
         """Ask this one too, after the others of its types."""
@@ -136,7 +138,7 @@ class SelfHealingEngine:
                 status = self.status_for(fix, healer)
                 if status is HealingStatus.FIXED and fix.files:
                     self.workspace.change(fix.files, fix.check)
-            except Exception as error:  # noqa: BLE001 - a healer may be the user's own
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the user's own
                 troubles.append(f"{name_of(healer)}: {type(error).__name__}: {text_of(error)}")
                 continue
             if status is HealingStatus.FIXED:
@@ -175,7 +177,7 @@ class SelfHealingEngine:
         if not self.jira_fallback or create is None:
             return
         fingerprint = result.failure.get_hash()
-        with self._lock:  # held while it is made: two would be made otherwise
+        with self._ticket_lock:  # held while it is made: two would be made otherwise
             try:
                 if fingerprint not in self._tickets:
                     self._tickets[fingerprint] = create(result.failure)
@@ -249,8 +251,10 @@ def _awaited(answer: object) -> object:
 
 def _checked(healer: Healer) -> Healer:
     given: object = healer
-    if not callable(getattr(given, "propose", None)) or not hasattr(given, "handles"):
-        raise refused(
-            "a healer", given, "an object with `handles` and `propose(failure, workspace)`"
-        )
+    handles: object = getattr(given, "handles", None)
+    listed = tuple(handles) if isinstance(handles, frozenset | set | tuple | list) else (None,)
+    known = all(isinstance(each, FailureType) for each in listed)
+    if not known or not callable(getattr(given, "propose", None)):
+        wanted = "an object with `handles`, a set of FailureType, and `propose(failure, workspace)`"
+        raise refused("a healer", given, wanted)
     return healer

@@ -25,7 +25,7 @@ _MAX_NAME = 2_000
 
 
 class TriedRepair(NamedTuple):
-    """What was tried about an earlier failure of the step; ``verdict`` is worked, failed or None."""
+    """What was tried about an earlier failure of the step; ``verdict`` is failed, undecided or None."""
 
     healer: str
     fix: str | None

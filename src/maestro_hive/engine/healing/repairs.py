@@ -19,6 +19,8 @@ _MOST_HEALERS = 50
 
 WORKED = "worked"
 FAILED = "failed"
+#: Another failure came: it may have worked, as the end of the step will show, or not.
+UNDECIDED = "undecided"
 #: Its process died while it changed files: they are restored, and it is made again.
 INTERRUPTED = "interrupted"
 
@@ -32,6 +34,8 @@ class Repair(NamedTuple):
     healer: str
     #: All that is recorded of it.
     facts: Mapping[str, Any]
+    #: Whether it is recorded that another failure came after it.
+    is_undecided: bool = False
 
     @classmethod
     def read(cls, attempt: int, facts: Mapping[str, Any]) -> Repair | None:
@@ -66,7 +70,8 @@ def verdict_of(repair: Repair, later: list[str | None], *, completed: bool) -> V
     """Return the verdict about a repair; None while there is none.
 
     ``later`` has the fingerprints of the attempts that failed after it, None where one is unknown.
-    Another failure than the repaired one says nothing, unless files were changed: these are restored.
+    After another failure than the repaired one it is undecided, unless files were changed: these are
+    restored.
     """
     if completed:
         return Verdict(WORKED, "the step was completed")
@@ -74,7 +79,7 @@ def verdict_of(repair: Repair, later: list[str | None], *, completed: bool) -> V
         return Verdict(FAILED, "the same failure came again")
     if later and repair.facts.get("files"):
         return Verdict(FAILED, "the next attempt failed")
-    return None
+    return Verdict(UNDECIDED, "another failure came") if later else None
 
 
 # --- what all processes know -----------------------------------------------------------------------

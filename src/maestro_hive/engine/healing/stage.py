@@ -8,19 +8,22 @@ verdict. What was recorded is not done again; what was not is, at the next start
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from maestro_hive.engine.attempt import call_in_thread, is_async
+from maestro_hive.engine.attempt import is_async
 from maestro_hive.engine.errors import text_of
 from maestro_hive.engine.failures import attempt_line, plain_text
 from maestro_hive.engine.healing.arguments import (
     ChangedArguments,
+    arguments_by_name,
     encode_arguments,
     with_changes,
 )
+from maestro_hive.engine.healing.calls import UserCallError, called
 from maestro_hive.engine.healing.failure import (
     Fix,
     HealingResult,
@@ -29,8 +32,15 @@ from maestro_hive.engine.healing.failure import (
     recorded_failure,
 )
 from maestro_hive.engine.healing.function_healers import checked_fix
-from maestro_hive.engine.healing.healers import name_of
-from maestro_hive.engine.healing.repairs import FAILED, INTERRUPTED, Repair, Verdict, verdict_of
+from maestro_hive.engine.healing.healers import DEFAULT_HEALERS, name_of
+from maestro_hive.engine.healing.repairs import (
+    FAILED,
+    INTERRUPTED,
+    UNDECIDED,
+    Repair,
+    Verdict,
+    verdict_of,
+)
 from maestro_hive.engine.healing.workspace import Turn, Workspace
 from maestro_hive.engine.recorded_errors import error_from
 from maestro_hive.engine.settings import refused
@@ -43,7 +53,8 @@ if TYPE_CHECKING:
     from maestro_hive.engine.healing.failure import Failure
     from maestro_hive.engine.healing.healers import Healer
     from maestro_hive.engine.healing.workspace import FileBefore
-    from maestro_hive.engine.step import StepExecution, StepSpec
+    from maestro_hive.engine.step import StepExecution
+    from maestro_hive.engine.step_spec import StepSpec
     from maestro_hive.maestro.state.codec import Encoded
 
 
@@ -109,7 +120,7 @@ async def _add_context(step: StepExecution, failure: Failure) -> None:
         run_id=record.run_id,
         attempt=number,
         attempts=[attempt_line(each) for each in record.attempts()],
-        arguments=step.by_name(*await step.arguments_of_attempt()),
+        arguments=arguments_by_name(step.task, *await step.arguments_of_attempt()),
         repairs=tried,
         tried=[each.healer for each in tried if each.is_same_failure],
         worked_before=record.worked_before(fingerprint),
@@ -149,14 +160,20 @@ def _healers_for(spec: StepSpec, failure: Failure) -> list[Healer]:
     return ranked(failure, enabled)[: engine.max_retries + len(spec.healers)]
 
 
-def check_disabled(spec: StepSpec) -> None:
-    """Raise if a healer that shall not be asked does not exist."""
-    if _is_foreign(spec):
+def check_disabled(
+    names: Iterable[str], own: HealingEngine | None, healers: Iterable[Healer], where: str = ""
+) -> None:
+    """Raise if a healer that shall not be asked does not exist; an engine of the user's is not known."""
+    from maestro_hive.engine.healing.engine import SelfHealingEngine  # noqa: PLC0415 - rare
+
+    if own is not None and not isinstance(own, SelfHealingEngine):
         return
-    known = [name_of(each) for each in (*spec.healers, *_engine(spec).healers)]
-    for name in sorted(spec.disabled_healers):
+    more = DEFAULT_HEALERS if own is None else own.healers
+    known = [name_of(each) for each in (*healers, *more)]
+    for name in sorted(names):
         if name not in known:
-            raise refused("disabled_healers", name, f"names of healers: {', '.join(known)}")
+            wanted = f"names of healers: {', '.join(known)}"
+            raise refused(f"{where}disabled_healers", name, wanted)
 
 
 # --- healing ---------------------------------------------------------------------------------------
@@ -194,7 +211,8 @@ async def heal(step: StepExecution, failure: Failure) -> None:
     result = HealingResult(failure, fix, status, feedback=fix.feedback if fix else None)
     result.attempts, result.error_message = asked, _joined(troubles)
     if fix is None:
-        await call_in_thread(engine.make_ticket, (result,), {})
+        with contextlib.suppress(UserCallError):  # it may still be made, and the step goes on
+            await called(engine.make_ticket, (result,), step.spec.timeout)
     engine.note(result)
     tried = _tried(failure, fix, result.status.name, result.error_message, arguments)
     await _record(step, tried)
@@ -236,16 +254,14 @@ async def _ask(
     call, given = healer.propose, (failure, _engine(step.spec).workspace)
     in_loop = getattr(healer, "is_async", False) or is_async(call)
     name = name_of(healer)
-    deadline = asyncio.timeout(step.spec.timeout)
     try:
-        async with deadline:
-            answer = await (call(*given) if in_loop else call_in_thread(call, given, {}))  # type: ignore[misc]
+        answer = await called(call, given, step.spec.timeout, in_loop=in_loop)
         fix = checked_fix(answer, name)
         if fix is not None:
             _check_wait(step, fix)
-    except Exception as error:  # noqa: BLE001 - the user's code, like the task
-        if isinstance(error, TimeoutError) and deadline.expired():
-            return None, f"{name} was not finished within {step.spec.timeout:g} seconds"
+    except UserCallError as error:
+        return None, f"{name} {error}"[:_MAX_TEXT]
+    except Exception as error:  # noqa: BLE001 - what the user's code gave, like the task
         return None, f"{name}: {type(error).__name__}: {text_of(error)}"[:_MAX_TEXT]
     return fix, None
 
@@ -293,7 +309,9 @@ async def _changed(step: StepExecution, arguments: Mapping[str, Any]) -> NewArgu
     """Return all changed arguments of a step, with these among them, and how they are recorded."""
     before = await step.changed.by_name() if step.changed is not None else {}
     changed = {**before, **arguments}
-    with_changes(step.task, (step.args, step.kwargs), changed)
+    args, kwargs = with_changes(step.task, (step.args, step.kwargs), changed)
+    for each in step.spec.checks:  # what is forbidden stays so, whoever asks for it
+        await each.check(replace(step, args=args, kwargs=kwargs))
     if step.record.run_id is None:
         return changed, None
     return changed, await encode_arguments(changed, store_input=step.spec.options.store_input)
@@ -343,12 +361,12 @@ async def _change_files(step: StepExecution, failure: Failure, fix: Fix) -> str 
 
     try:
         call = workspace.write, (fix.files, before, fix.check, turn)
-        async with asyncio.timeout(step.spec.timeout):
-            await call_in_thread(*call, {})
+        await called(*call, step.spec.timeout)
     except Exception as error:  # noqa: BLE001 - the check is the user's own
         restored, left = await in_thread(undo)
         repair = Repair(step.record.started_attempt()[0], failure.get_hash(), fix.healer, facts)
-        reason = plain_text(error)[:_MAX_TEXT]
+        late = isinstance(error, UserCallError)
+        reason = (f"the check {error}" if late else plain_text(error))[:_MAX_TEXT]
         verdict = Verdict(FAILED, reason, tuple(sorted(restored)), left)
         await step.record.record_verdict(repair, verdict)
         return f"{fix.healer}: {reason}"
@@ -373,13 +391,18 @@ async def _restore_files(
 
 
 async def judge(step: StepExecution, *, completed: bool) -> None:
-    """Record what is known by now about the repairs that have no verdict; restore files."""
+    """Record what is known by now about the repairs that are not decided; restore files."""
     left: list[Repair] = []
     for repair in step.repairs:
         later = step.record.fingerprints_after(repair.attempt)
         verdict = verdict_of(repair, later, completed=completed)
         if verdict is None:
             left.append(repair)
+            continue
+        if verdict.verdict == UNDECIDED:
+            if not repair.is_undecided:
+                await step.record.record_verdict(repair, verdict)
+            left.append(repair._replace(is_undecided=True))
             continue
         if verdict.verdict == FAILED and repair.facts.get("files"):
             before, root = step.record.files_before(repair)
@@ -426,18 +449,14 @@ async def _ask_foreign(step: StepExecution, failure: Failure, troubles: list[str
     """Call an engine of the caller's, for no longer than an attempt; if it raises, nothing is repaired."""
     engine, seconds = step.spec.healer, step.spec.timeout
     assert engine is not None
-    deadline = asyncio.timeout(seconds)
     try:
-        async with deadline:
-            call = engine.heal_single
-            answer = await (
-                call(failure) if is_async(call) else call_in_thread(call, (failure,), {})
-            )
-        fix, status = _read(answer)
+        call = engine.heal_single
+        answer = await called(call, (failure,), seconds, in_loop=is_async(call))
+        fix, status = _read(answer, type(engine).__name__)
+    except UserCallError as error:
+        return _tried(failure, None, "FAILED", _joined([*troubles, f"it {error}"]))
     except Exception as error:  # noqa: BLE001 - the user's code, like the task
         text = f"{type(error).__name__}: {text_of(error)}"
-        if deadline.expired() and isinstance(error, TimeoutError):
-            text = f"it was not finished within {seconds:g} seconds"
         return _tried(failure, None, "FAILED", _joined([*troubles, text]))
     arguments = None
     try:
@@ -449,21 +468,21 @@ async def _ask_foreign(step: StepExecution, failure: Failure, troubles: list[str
     return _tried(failure, fix, status, _joined(troubles), arguments)
 
 
-def _read(answer: object) -> tuple[Fix, str]:
-    """Return what an engine answered, whatever the classes of its objects are."""
+def _read(answer: object, name: str) -> tuple[Fix, str]:
+    """Return what the engine of that name answered, whatever the classes of its objects are."""
     found = getattr(answer, "status", None)
     status = str(getattr(found, "value", found)).upper()[:_MAX_TEXT]
     fix = getattr(answer, "fix", None)
     arguments = _part(fix, "arguments")
-    return (
-        Fix(
-            _text(_part(fix, "description")) or _text(fix) or "",
-            feedback=_text(getattr(answer, "feedback", None)) or _text(_part(fix, "feedback")),
-            arguments=dict(arguments) if isinstance(arguments, Mapping) else {},
-            healer=_text(_part(fix, "healer")) or "",
-        ),
-        status,
+    feedback = _text(getattr(answer, "feedback", None)) or _text(_part(fix, "feedback"))
+    did_something = status == "FIXED" or feedback
+    made = Fix(
+        _text(_part(fix, "description")) or _text(fix) or "",
+        feedback=feedback,
+        arguments=dict(arguments) if isinstance(arguments, Mapping) else {},
+        healer=_text(_part(fix, "healer")) or (name if did_something else ""),
     )
+    return made, status
 
 
 def _part(fix: object, name: str) -> object:

@@ -31,16 +31,20 @@ class FileBefore(NamedTuple):
     data: bytes | None
     mode: int
     after: str
+    #: How many of the folders above it did not exist either.
+    folders: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return it as it is recorded."""
-        return {"data": self.data, "mode": self.mode, "after": self.after}
+        known = {"data": self.data, "mode": self.mode, "after": self.after}
+        return known | {"folders": self.folders} if self.folders else known
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> FileBefore:
         """Return what ``to_json`` wrote."""
         data = fields["data"]
-        return cls(data if isinstance(data, bytes) else None, int(fields["mode"]), fields["after"])
+        known = data if isinstance(data, bytes) else None
+        return cls(known, int(fields["mode"]), fields["after"], int(fields.get("folders", 0)))
 
 
 class Turn:
@@ -112,7 +116,7 @@ class Workspace:
             try:
                 data, mode = files.read_whole(path, _MAX_BYTES), path.stat().st_mode & _MODE
             except FileNotFoundError:
-                found[name] = FileBefore(None, 0o644, after)
+                found[name] = FileBefore(None, 0o644, after, _missing_folders(path))
             else:
                 found[name] = FileBefore(data, mode, after)
         return found
@@ -145,8 +149,9 @@ class Workspace:
         """Restore as many files as possible; return those, and those that are left as they are.
 
         These were changed since, by others than the repair, unless all are restored
-        ``whatever_they_are``; what is no file of the workspace any more is always left. Raises the
-        first error of writing. Twice is no error.
+        ``whatever_they_are``; what is no file of the workspace any more is always left. Folders that
+        were made for them are removed if nothing else is in them. Raises the first error of writing.
+        Twice is no error.
         """
         restored, left = [], []
         failed: list[Exception] = []
@@ -160,6 +165,8 @@ class Workspace:
                     restored.append(name)
                 elif now != (None if known.data is None else _digest(known.data)):
                     left.append(name)
+                if path is not None:
+                    _remove_folders(path, known.folders)
             except (MaestroError, OSError) as error:
                 failed.append(error)
         if failed:
@@ -204,6 +211,22 @@ def _digest_of(path: Path) -> str | None:
         return _digest(files.read_whole(path))
     except FileNotFoundError:
         return None
+
+
+def _missing_folders(path: Path) -> int:
+    """Return how many folders have to be made for a file."""
+    return sum(1 for each in path.parents if not each.exists())
+
+
+def _remove_folders(path: Path, count: int) -> None:
+    """Remove as many of the folders above a file as were made for it, unless they are in use."""
+    for folder in path.parents[:count]:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:  # of another file that was restored
+            continue
+        except OSError:  # something else is in it by now
+            return
 
 
 def _put_back(path: Path, known: FileBefore) -> None:

@@ -417,7 +417,7 @@ RULES: dict[EntryKind, Rule] = {
     ),
     EntryKind.REPAIR_JUDGED: Rule(
         required={
-            "verdict": one_of("worked", "failed", "interrupted"),
+            "verdict": one_of("worked", "failed", "undecided", "interrupted"),
             "fingerprint": text,
             "healer": text,
         },

@@ -198,7 +198,7 @@ class RunState:
     arguments_added: list[Entry] = field(default_factory=list)
     #: The request to cancel the run.
     cancel_requested: Entry | None = None
-    #: The steps with repairs that have no verdict.
+    #: The steps with repairs that have no final verdict.
     unjudged: set[int] = field(default_factory=set)
     #: The fencing number that the run's files had reached when this journal was started.
     fence_floor: int = 0
@@ -710,8 +710,9 @@ def interrupted_repairs(step: StepState) -> list[Entry]:
 
 
 def pending_repairs(step: StepState) -> list[Entry]:
-    """Return the repairs that have no verdict yet."""
-    judged = judged_repairs(step)
+    """Return the repairs that have no verdict yet, or none that is final."""
+    found = judged_repairs(step).items()
+    judged = {key for key, each in found if facts_of(each).get("verdict") != "undecided"}
     return [
         each
         for each in ended_repairs(step).values()

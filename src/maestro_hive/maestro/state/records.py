@@ -109,8 +109,10 @@ class EntryKind(IntEnum):
     #: value: all arguments that healers changed, by name; while IN_PROGRESS, what the files were, by
     #: path: data, mode, after (the digest of what they become).
     REPAIR_TRIED = 30
-    #: Whether the repair of a failed attempt worked; facts: verdict (worked, failed, or interrupted: its
-    #: process died while it changed files, and it is made again), fingerprint, healer, reason, and where they apply: restored, left (the paths of files).
+    #: Whether the repair of a failed attempt worked; facts: verdict (worked, failed, undecided: another
+    #: failure came, and another verdict may follow, or interrupted: its process died while it changed
+    #: files, and it is made again), fingerprint, healer, reason, and where they apply: restored, left
+    #: (the paths of files).
     REPAIR_JUDGED = 31
     #: What an attempt spent used up a part of a budget, for the first time; facts: account, percent,
     #: unit (tokens, or usd: in millionths), used, limit.

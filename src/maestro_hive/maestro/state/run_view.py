@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from maestro_hive.maestro.state import codec, events
+from maestro_hive.maestro.state.event_reader import EventReader, latest_events
 from maestro_hive.maestro.state.projections import (
     effective_entries,
     facts_of,
@@ -398,9 +399,7 @@ def run_view(
         saved_tokens=state.saved[0],
         saved_usd=state.saved[1],
         personas=_persona_views(state),
-        latest_events=tuple(
-            events.latest_events(run.record.name, run.entries, run.load, most_events)
-        ),
+        latest_events=tuple(latest_events(run.record.name, run.entries, run.load, most_events)),
     )
 
 
@@ -673,7 +672,7 @@ def _failed_attempt(attempt: AttemptView, entry: Entry) -> AttemptView:
 
 def _events_of(run: RecordedRun, step: StepState) -> tuple[events.RunEvent, ...]:
     """Return the events of one step: those with its number, and those with its identity."""
-    reader = events.EventReader(run.record.name, run.load)
+    reader = EventReader(run.record.name, run.load)
     found = []
     for entry in run.entries:
         own = entry.step == step.number or (
