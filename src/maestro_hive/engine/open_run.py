@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_WARNED = EntryKind.BUDGET_WARNED.value
 #: The status that a run is listed with while executors make its steps.
 RUNNING = "running"
 #: How many more times a task may be cancelled while its last write is in flight.
@@ -338,11 +339,10 @@ class OpenRun:
         """Take entries into account that were written; others may have come before them."""
         with self.mutex:
             state = self.state
-            for entry in written:
-                if state.seq == entry.seq - 1:
-                    state.add_all((entry,), self.store.load)
-                elif state.seq < entry.seq:
-                    self.catch_up()
+            if written and state.seq == written[0].seq - 1:
+                state.add_all(written, self.store.load)
+            elif written and state.seq < written[-1].seq:
+                self.catch_up()
             if written and not self._copy_is_planned:
                 self._copy_is_planned = True
                 copier().request(self.store, self.run_id, self._copy_in_thread, self._copy_due)
@@ -351,7 +351,7 @@ class OpenRun:
         """Let those look who wait for a budget, and log what was warned of."""
         self.ledger.settled()
         for entry in written:
-            if entry.kind == EntryKind.BUDGET_WARNED:
+            if entry[1] == _WARNED:
                 log_warning(self.run_id, facts_of(entry))
 
     @property

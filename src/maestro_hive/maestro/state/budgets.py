@@ -25,6 +25,8 @@ SCOPES = ("persona", "run", "queue", "day")
 COUNTED = ("workflow", "model")
 #: The name that stands for each account of a kind, in limits.
 EACH = "*"
+#: The limits of each account of a kind.
+OF_EACH = tuple(f"{scope}:{EACH}" for scope in SCOPES)
 #: Millionths of a US dollar.
 MICROS = 1_000_000
 #: The percentages of a limit that are warned of.
@@ -52,10 +54,12 @@ class StoredLimit:
 
 
 class Limits(NamedTuple):
-    """All limits of a store; ``epoch`` grows with each change."""
+    """Limits of a store, all or those of some accounts; ``epoch`` grows with each change."""
 
     epoch: int = 0
     by_account: Mapping[str, StoredLimit] = MappingProxyType({})
+    #: Whether anything in the store is limited.
+    some: bool = False
 
     @property
     def zone(self) -> str | None:

@@ -9,6 +9,7 @@ from maestro_hive.kernel.errors import BudgetRefusedError, StaleLimitsError
 from maestro_hive.maestro.state.budgets import (
     EACH,
     LOST_MICROS,
+    OF_EACH,
     Account,
     Estimate,
     Limits,
@@ -24,7 +25,7 @@ from maestro_hive.maestro.state.budgets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from contextlib import AbstractContextManager
 
     from maestro_hive.kernel.clock import Clock
@@ -136,13 +137,17 @@ class BudgetData:
         """Delete the account of a run that is purged, and its limit."""
         account = f"run:{run}"
         self.accounts.pop(account, None)
-        known = self.limits.get(account)
-        if known is not None:
-            self.limits[account] = replace(known, tokens=None, usd=None, declared=None)
+        if self.limits.pop(account, None) is not None:
+            self.epoch += 1
+        for key, held in list(self.reservations.items()):
+            left = tuple(each for each in held.accounts if each != account)
+            if not left:
+                del self.reservations[key]
+            elif left != held.accounts:
+                self.reservations[key] = replace(held, accounts=left)
 
     def set_limit(self, limit: StoredLimit) -> None:
         """Set a limit; what was warned of before is warned of again."""
-        self.epoch += 1
         self.limits[limit.account] = limit
         scope, _, name = limit.account.partition(":")
         for account in list(self.accounts.values()):
@@ -164,9 +169,13 @@ class AccountsInMemory:
         def _wake_bankrupt(self) -> None: ...
         def run(self, name: str) -> RunRecord | None: ...
 
-    def limits(self) -> Limits:
+    def limits(self, concerning: Collection[str] | None = None) -> Limits:
         with self._locked():
-            return Limits(self._budgets.epoch, dict(self._budgets.limits))
+            every = self._budgets.limits
+            chosen = every if concerning is None else {*OF_EACH, *concerning} & every.keys()
+            found = {account: every[account] for account in chosen}
+            some = any(each.tokens is not None or each.usd is not None for each in every.values())
+            return Limits(self._budgets.epoch, found, some)
 
     def account(self, account: str) -> Account:
         with self._locked():
@@ -185,11 +194,16 @@ class AccountsInMemory:
         with self._locked():
             return self._budgets.estimates.get((persona, step))
 
-    def set_limits(self, change: Callable[[Limits], Iterable[StoredLimit]]) -> list[StoredLimit]:
+    def set_limits(
+        self,
+        change: Callable[[Limits], Iterable[StoredLimit]],
+        concerning: Collection[str] | None = None,
+    ) -> list[StoredLimit]:
         with self._locked():
-            changed = list(change(self.limits()))
+            changed = list(change(self.limits(concerning)))
             for limit in changed:
                 self._budgets.set_limit(limit)
+            self._budgets.epoch += bool(changed)
             if any(map(self._may_concern, changed)):
                 self._wake_bankrupt()
         return changed

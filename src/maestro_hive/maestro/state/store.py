@@ -302,8 +302,8 @@ class Reader(Protocol):
 
     # --- budgets ---
 
-    def limits(self) -> Limits:
-        """Return all limits."""
+    def limits(self, concerning: Collection[str] | None = None) -> Limits:
+        """Return all limits; of accounts, their own and those of each of a kind, in the time of these."""
 
     def account(self, account: str) -> Account:
         """Return an account; one that nothing was spent of is empty."""
@@ -466,10 +466,14 @@ class Store(Reader, Protocol):
 
     # --- budgets ---
 
-    def set_limits(self, change: Callable[[Limits], Iterable[StoredLimit]]) -> list[StoredLimit]:
-        """Set those limits that ``change`` makes of all that there are, in one transaction; durable.
+    def set_limits(
+        self,
+        change: Callable[[Limits], Iterable[StoredLimit]],
+        concerning: Collection[str] | None = None,
+    ) -> list[StoredLimit]:
+        """Set those limits that ``change`` makes of those that there are, in one transaction; durable.
 
-        Bankrupt runs are woken. ``change`` may be called again if the transaction has to be, and may
+        It is given what ``limits`` returns. Bankrupt runs are woken. ``change`` may be called again if the transaction has to be, and may
         raise: then nothing is changed.
         """
 

@@ -31,7 +31,6 @@ from maestro_hive.maestro.state.records import (
     Lease,
     Notification,
 )
-from maestro_hive.maestro.state.sqlite import budget_statements
 from maestro_hive.maestro.state.sqlite.accounts import AccountWriter
 from maestro_hive.maestro.state.sqlite.chunks import ChunkWriter
 from maestro_hive.maestro.state.sqlite.claims import Claims
@@ -120,7 +119,6 @@ class SqliteStore(JournalReader):
             busy_seconds=busy_seconds,
         )
         super().__init__(folder, self._file, clock)
-        self._file.define(budget_statements.SCRIPT)
         self.notifications: Hooks[Notification] = Hooks()
         self._lease_seconds = lease_seconds
         self._documents = DocumentWriter(self._file, clock)
@@ -386,9 +384,13 @@ class SqliteStore(JournalReader):
 
     # --- budgets ---
 
-    def set_limits(self, change: Callable[[Limits], Iterable[StoredLimit]]) -> list[StoredLimit]:
+    def set_limits(
+        self,
+        change: Callable[[Limits], Iterable[StoredLimit]],
+        concerning: Collection[str] | None = None,
+    ) -> list[StoredLimit]:
         def body(db: apsw.Connection) -> list[StoredLimit]:
-            changed = self._accounts.set_limits(db, change)
+            changed = self._accounts.set_limits(db, change, concerning)
             if any(self._accounts.may_concern(db, each.account) for each in changed):
                 self._dispatch.wake_bankrupt(db)
             return changed
