@@ -15,11 +15,13 @@ from maestro_hive.maestro.state.budgets import (
     Limits,
     Reservation,
     Reserve,
+    RunBudget,
     Settle,
     StoredLimit,
     refusal,
     released,
     reserved,
+    restored_limit,
     warning,
     warning_entry,
 )
@@ -145,6 +147,22 @@ class BudgetData:
                 del self.reservations[key]
             elif left != held.accounts:
                 self.reservations[key] = replace(held, accounts=left)
+
+    def restore(self, run: str, budget: RunBudget) -> None:
+        """Give a run the limit and the spending of a copy of it; what was spent since is added."""
+        known = self.account(f"run:{run}")
+        if budget.calls:
+            self.accounts[known.account] = replace(
+                known,
+                tokens=known.tokens + budget.tokens,
+                usd=known.usd + budget.usd,
+                cached=known.cached + budget.cached,
+                calls=known.calls + budget.calls,
+            )
+        limit = restored_limit(known.account, self.limits.get(known.account), budget)
+        if limit is not None:
+            self.set_limit(limit)
+            self.epoch += 1
 
     def set_limit(self, limit: StoredLimit) -> None:
         """Set a limit; what was warned of before is warned of again."""

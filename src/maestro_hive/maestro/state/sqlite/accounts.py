@@ -18,9 +18,11 @@ from maestro_hive.maestro.state.budgets import (
     Limits,
     Reservation,
     Reserve,
+    RunBudget,
     Settle,
     StoredLimit,
     refusal,
+    restored_limit,
     warning,
     warning_entry,
 )
@@ -305,6 +307,19 @@ class AccountWriter:
         if scope != "run" or name == EACH:
             return True
         return bool(db.execute("SELECT 1 FROM runs WHERE name = ?", (name,)).fetchall())
+
+    def restore(self, db: apsw.Connection, name: str, budget: RunBudget) -> None:
+        """Give a run the limit and the spending of a copy of it; what was spent since is added."""
+        account = f"run:{name}"
+        if budget.calls:
+            db.execute(_CHARGE, (account, *budget[1:], 0, 0, 0, 0))
+        self.set_limits(
+            db,
+            lambda limits: filter(
+                None, [restored_limit(account, limits.by_account.get(account), budget)]
+            ),
+            [account],
+        )
 
     def delete(self, db: apsw.Connection, name: str) -> None:
         """Delete the account of a run that is purged, and its limit; what it spent stays in others.

@@ -24,7 +24,7 @@ from maestro_hive.kernel.errors import (
     StorageError,
 )
 from maestro_hive.maestro.state import codec, deltas
-from maestro_hive.maestro.state.budgets import Reserve, Settle
+from maestro_hive.maestro.state.budgets import Reserve, RunBudget, Settle
 from maestro_hive.maestro.state.records import OVER, Entry, StoredValue
 from maestro_hive.maestro.state.sqlite import budget_statements as statements
 
@@ -249,9 +249,9 @@ class EntryWriter:
         run, entries, status, guard, release, change, dispatch, _, budget = append
         if status is not None or release or change is not None or dispatch is not None:
             return None
-        if budget is not None and (type(budget) is Settle or budget[1]):
+        if type(budget) is Settle or (type(budget) is Reserve and budget[1]):
             return self._append_budgeted(append, busy_timeout)
-        if len(entries) != 1:
+        if len(entries) != 1 or type(budget) is RunBudget:
             return None
         kind, step, attempt, facts, value, _, identity, at = entries[0]
         if value is None:
@@ -381,8 +381,10 @@ class EntryWriter:
         if isinstance(append.budget, Settle):
             warnings = self._accounts.settle(db, append.run, append.budget)
             return [*append.entries, *warnings] if warnings else append.entries
-        if append.budget is not None:
+        if isinstance(append.budget, Reserve):
             self._accounts.reserve(db, append.run, append.entries[-1], append.budget, now)
+        elif append.budget is not None:
+            self._accounts.restore(db, append.run.name, append.budget)
         return append.entries
 
     def _change_dispatch(

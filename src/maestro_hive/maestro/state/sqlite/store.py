@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import apsw
 
     from maestro_hive.kernel.errors import FencedError
-    from maestro_hive.maestro.state.budgets import Limits, Reservation, StoredLimit
+    from maestro_hive.maestro.state.budgets import Limits, Reservation, RunBudget, StoredLimit
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.records import NewDispatch, NewEntry, RunRecord
     from maestro_hive.maestro.state.sqlite.documents import Changed, Where
@@ -90,6 +90,7 @@ class _First(NamedTuple):
     status: str | None
     dispatch: NewDispatch | None
     parent: str | None
+    budget: RunBudget | None = None
 
 
 class SqliteStore(JournalReader):
@@ -161,11 +162,12 @@ class SqliteStore(JournalReader):
         *,
         dispatch: NewDispatch | None = None,
         parent: str | None = None,
+        budget: RunBudget | None = None,
         sync: bool = False,
     ) -> RunLease:
         files.check_identifier(name, "run id")
         self._file.check_process()
-        first = _First(workflow, entries, status, dispatch, parent)
+        first = _First(workflow, entries, status, dispatch, parent, budget)
         with self._acquiring:
             run = self._share_run(name, first)
             is_shared = run is not None
@@ -189,7 +191,9 @@ class SqliteStore(JournalReader):
                 return None
             if not run.seq and (first.entries or first.status is not None or first.dispatch):
                 self._file.write(lambda db: self._find_or_add(db, name, first))
-                append = Append(run, first.entries, first.status, dispatch=first.dispatch)
+                append = Append(
+                    run, first.entries, first.status, dispatch=first.dispatch, budget=first.budget
+                )
                 (written,) = self.append([append], sync=False)
                 if isinstance(written, Exception):
                     return None
@@ -235,6 +239,8 @@ class SqliteStore(JournalReader):
         if first.entries:
             self._entries.append_first(db, run.run, first.entries, self.clock.micros())
             run.seq = len(first.entries)
+        if first.budget is not None:
+            self._accounts.restore(db, run.name, first.budget)
         if first.dispatch is not None:
             self._dispatch.add(db, run.run, first.dispatch, active=True)
             run.dispatched = True
