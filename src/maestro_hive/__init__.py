@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.context import current as current
     from maestro_hive.engine.errors import BudgetExceeded as BudgetExceeded
     from maestro_hive.engine.errors import GovernanceViolation as GovernanceViolation
+    from maestro_hive.engine.errors import TokenBudgetExceeded as TokenBudgetExceeded
     from maestro_hive.engine.healing.failure import Failure as Failure
     from maestro_hive.engine.healing.failure import Fix as Fix
     from maestro_hive.engine.healing.function_healers import TriedRepair as TriedRepair
@@ -51,7 +52,7 @@ load_lazily(
         "maestro_hive.engine.context": "current",
         "maestro_hive.engine.healing.failure": "Failure Fix",
         "maestro_hive.engine.healing.function_healers": "TriedRepair",
-        "maestro_hive.engine.errors": "BudgetExceeded GovernanceViolation",
+        "maestro_hive.engine.errors": "BudgetExceeded GovernanceViolation TokenBudgetExceeded",
         "maestro_hive.engine.policy_rules": "PolicyEnforcer",
         "maestro_hive.engine.recorded_errors": "RecordedError StepFailure failure_of",
         "maestro_hive.hive.errors": "RunCancelledError RunFailedError",

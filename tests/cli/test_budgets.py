@@ -75,9 +75,39 @@ def test_limits_are_set_for_one_and_for_each(folder: Path) -> None:
     assert budgets(folder)["run r"]["token_limit"] is None
 
 
+def test_a_limit_in_the_other_unit_stays(folder: Path) -> None:
+    assert maestro("budget", "set", "day", "--tokens", "900", "--store", folder).returncode == 0
+    done = maestro("budget", "set", "day", "--usd", "5", "--store", folder)
+    assert done.stdout == "each day may spend 900, $5\n"
+    (day,) = (each for name, each in budgets(folder).items() if name.startswith("day "))
+    assert (day["token_limit"], day["usd_limit"]) == (900, 5.0)
+    done = maestro("budget", "set", "day", "--none", "--store", folder)
+    assert done.stdout == "each day has no limit\n"
+    (day,) = (each for name, each in budgets(folder).items() if name.startswith("day "))
+    assert (day["token_limit"], day["usd_limit"]) == (None, None)
+
+
+def test_changes_are_answered_as_json(folder: Path) -> None:
+    def changed(*words: str) -> Any:
+        return answer(maestro("budget", *words, "--json", "--store", folder))
+
+    limit = {"scope": "run", "name": "r", "token_limit": 100, "usd_limit": 0.5}
+    assert changed("set", "run", "r", "--usd", "0.5")["budget"] == limit
+    assert changed("raise", "run", "r", "--tokens", "20")["budget"] == {**limit, "token_limit": 120}
+    assert changed("set", "persona", "--tokens", "7")["budget"]["name"] == "*"
+    assert changed("release")["released"] == 0
+
+
+def test_the_doctor_calls_a_bankrupt_run_bankrupt(folder: Path) -> None:
+    (found,) = answer(maestro("doctor", "--json", "--store", folder))["unfinished"]
+    assert (found["run"], found["status"]) == ("r", "bankrupt")
+
+
 @pytest.mark.parametrize(
     "words, text",
     [
+        (["set", "day", "2026-99-99", "--usd", "1"], "2026-99-99"),
+        (["raise", "day", "2026-02-30", "--usd", "1"], "2026-02-30"),
         (["set", "persona", "a"], "give --tokens, --usd or both"),
         (["set", "team", "a", "--tokens", "5"], "persona"),
         (["raise", "persona", "a", "--tokens", "5"], "no limit in tokens"),

@@ -20,6 +20,7 @@ from maestro_hive.maestro.state.budgets import (
 from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import DispatchState, EntryKind, NewDispatch, NewEntry
 from maestro_hive.maestro.state.store import Append, NewRun
+from tests.timing import cpu_seconds, least
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.store import Outcome, RunLease, Store
@@ -335,8 +336,88 @@ def test_purging_a_run_deletes_its_account_and_leaves_the_others(store: Store) -
     store.purge_runs(["r"])
     assert [each.account for each in store.accounts()] == [PERSONA]
     assert store.account(PERSONA).tokens == 12
-    assert store.limits().limited(BOTH) == ()
-    assert store.limits().epoch >= epoch
+    assert store.limits().by_account == {}
+    assert store.limits().epoch > epoch, "who knows its limit reads again"
+    assert limit(store, "run:s", tokens=1).epoch > epoch + 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_purged_run_had_reserved_is_released_of_the_others_only(
+    store: Store, other: Store, *, again: bool
+) -> None:
+    for account in BOTH:
+        limit(store, account, tokens=100)
+    start(other, other.acquire_run("r"), 1)
+    _kill(other)
+    store.recover_reservations()
+    store.purge_runs(["r"])
+    assert sums(store) == (0, 40, 0, 0), "nobody knows what its call did spend"
+    if again:
+        limit(store, RUN, tokens=100)
+        run = store.acquire_run("r")
+        start(store, run, 1, 7)
+    assert len(store.release_reservations()) == 1
+    assert sums(store) == ((0, 7, 1, 0) if again else (0, 0, 0, 0))
+    assert sums(store, RUN) == sums(store)
+    assert store.check() == []
+
+
+def test_a_reservation_of_a_purged_run_alone_goes_with_it(store: Store, other: Store) -> None:
+    limit(store, RUN, tokens=100)
+    start(other, other.acquire_run("r"), 1)
+    _kill(other)
+    store.purge_runs(["r"])
+    assert store.reservations() == []
+    assert store.release_reservations() == []
+    assert store.accounts() == []
+
+
+def test_limits_are_read_by_the_accounts_they_concern(store: Store) -> None:
+    assert not store.limits(()).some
+    limit(store, "run:other", tokens=1)
+    limit(store, "run:*", tokens=2)
+    every = limit(store, RUN, tokens=3)
+    assert every.by_account.keys() == {"run:other", "run:*", RUN}
+    found = store.limits([RUN, PERSONA])
+    assert found.by_account.keys() == {"run:*", RUN}
+    assert found.limited(BOTH) == every.limited(BOTH) == ((RUN, 3, None),)
+    assert store.limits(()).by_account.keys() == {"run:*"}
+    assert found.epoch == store.limits(()).epoch == every.epoch
+    assert found.some
+    assert store.limits(()).some
+    given: list[Limits] = []
+
+    def nothing(limits: Limits) -> list[StoredLimit]:
+        given.append(limits)
+        return []
+
+    store.set_limits(nothing, [RUN])
+    assert given[-1].by_account.keys() == {"run:*", RUN}
+
+
+def test_a_limit_that_is_set_costs_the_same_among_many(store: Store) -> None:
+    few, many = "run:few", "run:many"
+    run = store.acquire_run("few")
+
+    def settle_five_times(account: str) -> None:
+        for _ in range(5):
+            settle(account)
+
+    def settle(account: str) -> None:
+        known = store.limits([account])
+        store.set_limits(lambda _: [StoredLimit(account=account, tokens=10**9)], [account])
+        spent = Settle(1, 1, accounts=(account,), tokens=1, limits=known.limited((account,)))
+        store.append([Append(run, [NewEntry(EntryKind.PROGRESS_SAVED, 1, 1)], budget=spent)])
+
+    def best(account: str) -> float:
+        return cpu_seconds(lambda: settle_five_times(account), tries=8)
+
+    before = best(few)
+    for start in range(0, 20_000, 5_000):
+        names = [f"run:{number:06}" for number in range(start, start + 5_000)]
+        store.set_limits(lambda _, n=names: [StoredLimit(account=a, tokens=1) for a in n], ())  # type: ignore[misc]
+    # Reading all of them would take 50 times as long and more.
+    assert least(lambda: best(many), 5 * before, tries=4) < 5 * before
 
 
 def test_the_sum_that_is_admitted_is_never_over_the_limit(store: Store, other: Store) -> None:

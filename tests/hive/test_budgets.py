@@ -426,6 +426,23 @@ def test_a_model_without_a_price_is_refused_under_a_limit_in_money(tmp_path: Pat
         assert view.usd == 0.004
 
 
+@pytest.mark.parametrize("by", ["option", "result"])
+def test_a_model_without_a_price_is_refused_under_a_steps_own_budget_in_money(
+    tmp_path: Path, by: str
+) -> None:
+    options = {"model": "unknown-1"} if by == "option" else {}
+    with Hive(tmp_path) as hive:
+        build = priced(hive, "unknown-1", budget="$1", **options)
+        with pytest.raises(UnpricedModel, match="'unknown-1', which has no price"):
+            hive.run_sync(build, 2, run_id="r")
+        assert status(hive, "r") == "bankrupt"
+        # A result tells the model, and then it is paid for: the next call is refused.
+        assert spent(hive, "run", "r") == (0 if by == "option" else 2_000)
+    with Hive(tmp_path, prices={"unknown-1": {"input": 1, "output": 1}}) as hive:
+        build = priced(hive, "unknown-1", budget="$1", **options)
+        assert hive.run_sync(build, 2, run_id="r") == 2
+
+
 # --- warnings, and what is shown ------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from maestro_hive.kernel.errors import (
 from maestro_hive.kernel.files import is_locked
 from maestro_hive.maestro.state import run_document
 from maestro_hive.maestro.state.projections import fold
+from maestro_hive.maestro.state.records import BANKRUPT
 from maestro_hive.maestro.state.sqlite.marks import COPIED, copied_in_use, lost_log
 from maestro_hive.maestro.state.sqlite.wal import recorded_damage
 from maestro_hive.maestro.state.views import OVER, is_finished, plain_values, run_status
@@ -272,7 +273,9 @@ class _Examination:
         if queued or is_finished(state):
             return None
         changed = reader.last_change(run)
-        return UnfinishedRun(run=run.name, status=run_status(state), updated_at=changed)
+        # That a budget stopped it is in no entry.
+        status = BANKRUPT if run.status == BANKRUPT else run_status(state)
+        return UnfinishedRun(run=run.name, status=status, updated_at=changed)
 
 
 def _lease_repair(lease: Lease) -> Repair:

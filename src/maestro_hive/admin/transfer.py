@@ -381,7 +381,9 @@ def import_run(
 def _add(store: Store, copy: RunCopy, run_id: str) -> None:
     """Create the run with all its entries, in one transaction: a kill leaves all of it, or nothing."""
     entries = CopiedEntries(copy, journal_lost=True)
-    run = store.acquire_run(run_id, copy.workflow, entries, copy.status, parent=copy.parent)
+    run = store.acquire_run(
+        run_id, copy.workflow, entries, copy.status, parent=copy.parent, budget=copy.budget
+    )
     try:
         if not run.created:  # another process started it just now
             raise _is_taken(run_id, store.location)

@@ -49,7 +49,7 @@ def budget_command(call: Call, *, every: bool) -> None:
     """
     with call.reading() as reader:
         found = list_budgets(reader)
-        zone = reader.limits().zone
+        zone = reader.limits(()).zone
     if call.wants_json:
         call.print_json(budgets=[_as_dict(each) for each in found], day_zone=zone or "UTC")
         return
@@ -123,7 +123,7 @@ def _account(scope: str, name: str | None) -> dict[str, str]:
 _scope = click.argument("scope", metavar="KIND", type=click.Choice(SCOPES))
 
 
-@verb("set", group=budget_command)
+@verb("set", group=budget_command, reads=True)
 @_scope
 @click.argument("name", metavar="[NAME]", required=False)
 @_amounts
@@ -142,7 +142,8 @@ def set_budget(
     """Set how much a persona, a run, a queue or a day may spend, in all.
 
     KIND is persona, run, queue or day. Without a name it is the limit of each that has none of its
-    own. It holds for all processes from their next call on, and what was spent before counts.
+    own. It holds for all processes from their next call on, and what was spent before counts. A limit
+    in tokens stays when one in US dollars is set, and the other way round.
 
     Examples:
         maestro budget set persona architect --tokens 500000
@@ -155,13 +156,16 @@ def set_budget(
         raise ConfigurationError("give --tokens, --usd or both; or --none for no limit")
     with call.writing() as store:
         budgets = Budgets(lambda: store)
-        budgets.set_limit(tokens=tokens, usd=usd, zone=zone, **_account(scope, name))
+        limit = budgets.set_limit(tokens=tokens, usd=usd, zone=zone, **_account(scope, name))
+    if call.wants_json:
+        call.print_json(budget=to_dict(limit))
+        return
     which = f"{scope} {name}" if name else f"each {scope}"
-    limit = "has no limit" if none else f"may spend {_both(tokens, usd)}"
-    output.line(f"{which} {limit}")
+    allowed = _both(limit.token_limit, limit.usd_limit)
+    output.line(f"{which} may spend {allowed}" if allowed else f"{which} has no limit")
 
 
-@verb("raise", group=budget_command)
+@verb("raise", group=budget_command, reads=True)
 @_scope
 @click.argument("name", metavar="[NAME]", required=False)
 @_amounts
@@ -181,12 +185,16 @@ def raise_budget(
     if tokens is None and usd is None:
         raise ConfigurationError("give --tokens, --usd or both: how much more")
     with call.writing() as store:
-        Budgets(lambda: store).raise_limit(tokens=tokens, usd=usd, **_account(scope, name))
+        budgets = Budgets(lambda: store)
+        limit = budgets.raise_limit(tokens=tokens, usd=usd, **_account(scope, name))
+    if call.wants_json:
+        call.print_json(budget=to_dict(limit))
+        return
     which = f"{scope} {name}" if name else f"each {scope}"
     output.line(f"{which} may spend {_both(tokens, usd)} more")
 
 
-@verb("release", group=budget_command)
+@verb("release", group=budget_command, reads=True)
 @click.argument("scope", metavar="[KIND]", type=click.Choice(SCOPES), required=False)
 @click.argument("name", metavar="[NAME]", required=False)
 def release_budget(call: Call, scope: str | None, name: str | None) -> None:
@@ -204,6 +212,9 @@ def release_budget(call: Call, scope: str | None, name: str | None) -> None:
     with call.writing() as store:
         chosen = {} if scope is None else _account(scope, name)
         count = Budgets(lambda: store).release(**chosen)
+    if call.wants_json:
+        call.print_json(released=count)
+        return
     output.line(f"released {output.many(count, 'reservation')}")
 
 

@@ -165,25 +165,22 @@ class Ledger:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the limits again."""
-        limits = self.store.limits()
+        """Read the limits again: those of each of a kind; others when a call concerns them."""
+        limits = self.store.limits(())
         with self._mutex:
             self.limits, self._limited = limits, {}
             self.days = Days(limits.zone)
-            some = any(
-                limit.tokens is not None or limit.usd is not None
-                for limit in limits.by_account.values()
-            )
             #: What a start reserves where nothing at all is limited.
-            self.unlimited: Reserve | None = None if some else Reserve(limits.epoch)
+            self.unlimited: Reserve | None = None if limits.some else Reserve(limits.epoch)
 
     def limited(self, accounts: tuple[str, ...]) -> tuple[Limited, ...]:
         """Return those of the accounts that have a limit, with it."""
         if self.unlimited is not None:
             return ()
-        found = self._limited.get(accounts)
+        known = self._limited  # a refresh replaces it: what is added below is of no older epoch
+        found = known.get(accounts)
         if found is None:
-            found = self._limited[accounts] = self.limits.limited(accounts)
+            found = known[accounts] = self.store.limits(accounts).limited(accounts)
         return found
 
     # --- before a call ---
@@ -192,33 +189,18 @@ class Ledger:
         self, accounts: tuple[str, ...], persona: str, step: str, sizing: Sizing
     ) -> tuple[Reserve, bool]:
         """Return what a call reserves, and whether that is an estimate."""
-        limits, epoch = self.limited(accounts), self.limits.epoch
+        epoch = self.limits.epoch  # first: limits that are newer than it are found out
+        limits = self.limited(accounts)
         if not limits:
             return Reserve(epoch), False
-        estimate = None
-        if sizing.max_tokens is None or any(usd is not None for _, _, usd in limits):
-            estimate = self.estimate(persona, step)
-        tokens, usd = sizing.max_tokens, 0
+        tokens, in_money = sizing.max_tokens, is_in_money(limits)
+        if tokens is not None and not in_money:
+            return Reserve(epoch, limits, tokens, 0), False
+        estimate = self.estimate(persona, step)
         if tokens is None and estimate is not None:
             tokens = estimate.tokens
-        if any(usd is not None for _, _, usd in limits):
-            usd = self._money(persona, step, sizing, estimate)  # type: ignore[assignment]
+        usd = most_usd(persona, step, sizing, estimate) if in_money else 0
         return Reserve(epoch, limits, tokens, usd), sizing.max_tokens is None
-
-    def _money(
-        self, persona: str, step: str, sizing: Sizing, estimate: Estimate | None
-    ) -> int | None:
-        """Return what a call costs at most; None if nobody knows. A model needs a price."""
-        if sizing.max_usd is not None:
-            return sizing.max_usd
-        model = sizing.model or (estimate.model if estimate is not None else "")
-        price = None if sizing.prices is None else sizing.prices.of(model)
-        unknown = estimate is not None and estimate.tokens > 0 and not estimate.usd
-        if price is None and (model or unknown) and (estimate is None or not estimate.usd):
-            raise UnpricedModel(step, persona, model)
-        if sizing.max_tokens is not None and price is not None:
-            return -(-sizing.max_tokens * price.highest // MICROS)
-        return None if estimate is None else estimate.usd
 
     def estimate(self, persona: str, step: str) -> Estimate | None:
         """Return what a call of a step is expected to spend; None if that is not known."""
@@ -261,7 +243,7 @@ class Ledger:
             return price.cost(usage)
         if usage.tokens and sizing.max_usd is not None:
             return sizing.max_usd
-        if usage.tokens and any(usd is not None for _, _, usd in limits):
+        if usage.tokens and is_in_money(limits):
             logger.warning(
                 "%s tokens of %s were spent under a limit in money, and have no price: the next call"
                 " is refused",
@@ -272,7 +254,9 @@ class Ledger:
 
     def learn(self, persona: str, step: str, tokens: int, usd: int, model: str) -> Estimate | None:
         """Return what a step's calls are expected to spend from now on, if that is something new."""
-        known = self.estimate(persona, step)
+        known = self._estimates.get((persona, step)) or self.estimate(persona, step)
+        if known is not None and known[2:] == (tokens, usd, model):
+            return None
         made = Estimate(persona, step, tokens, usd, model)
         if known is not None:
             made = Estimate(
@@ -289,6 +273,8 @@ class Ledger:
 
     def settled(self) -> None:
         """Let those look again who wait in this process; from any thread."""
+        if not self._waiting:
+            return
         for wake in list(self._waiting):
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 wake()
@@ -348,7 +334,7 @@ class Ledger:
             poll = min(poll * _POLL_GROWTH, _LAST_POLL)
 
     def _has_other_limits(self) -> bool:
-        return self.store.limits().epoch != self.limits.epoch
+        return self.store.limits(()).epoch != self.limits.epoch
 
     def _lost(self, refused: BudgetRefusedError) -> int:
         """Return how much of an account processes that died had reserved."""
@@ -415,6 +401,30 @@ class Ledger:
             since = [each.at for each in self.store.reservations() if each.lost]
             waits += [(at + LOST_MICROS - now) / MICROS for at in since]
         return max(1.0, min(waits)) if waits else None
+
+
+def most_usd(
+    persona: str, step: str, sizing: Sizing, estimate: Estimate | None = None
+) -> int | None:
+    """Return what a call costs at most; None if nobody knows. A model needs a price."""
+    if sizing.max_usd is not None:
+        return sizing.max_usd
+    model = sizing.model or (estimate.model if estimate is not None else "")
+    price = None if sizing.prices is None else sizing.prices.of(model)
+    unknown = estimate is not None and estimate.tokens > 0 and not estimate.usd
+    if price is None and (model or unknown) and (estimate is None or not estimate.usd):
+        raise UnpricedModel(step, persona, model)
+    if sizing.max_tokens is not None and price is not None:
+        return -(-sizing.max_tokens * price.highest // MICROS)
+    return None if estimate is None else estimate.usd
+
+
+def is_in_money(limits: tuple[Limited, ...]) -> bool:
+    """Return whether one of the limits is in money."""
+    for _, _, usd in limits:  # noqa: SIM110 - with each call: a generator takes three times as long
+        if usd is not None:
+            return True
+    return False
 
 
 def _towards(known: int, used: int) -> int:

@@ -147,6 +147,8 @@ class Budget:
         self.is_limited = self._enforced and (
             self._own is not None or execution is not None or own_persona is not None
         )
+        #: Whether a call of the step has a limit in money, for which its model needs a price.
+        self.is_in_money = self._enforced and self._own is not None and self._own[1] is not None
 
     @property
     def used(self) -> int:

@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from maestro_hive.engine.accounts import most_usd
 from maestro_hive.engine.failures import set_failure
 from maestro_hive.engine.healing.function_healers import TriedRepair
 from maestro_hive.engine.healing.repairs import Repair
@@ -293,6 +294,10 @@ class MemoryStep:
 
     def check_accounts(self) -> None:
         """Do nothing: without a journal, no budget is shared."""
+
+    def check_price(self, persona: str, name: str, sizing: Sizing) -> None:
+        """Raise ``UnpricedModel`` if the model that the step names has no price."""
+        most_usd(persona, name, sizing)
 
     def has_spent(self, attempt: int) -> bool:
         """Return whether an attempt has counted what it spent."""

@@ -19,7 +19,7 @@ from maestro_hive.engine.copies import RunCopies, copier, has_copies
 from maestro_hive.engine.shared import forget_shared, shared
 from maestro_hive.kernel.errors import FencedError, StorageError
 from maestro_hive.kernel.logs import get_logger
-from maestro_hive.maestro.state.budgets import Settle
+from maestro_hive.maestro.state.budgets import RunBudget, Settle
 from maestro_hive.maestro.state.checkpoint import automatic_checkpoint_id
 from maestro_hive.maestro.state.projections import RunState, StepLabels, facts_of, fold
 from maestro_hive.maestro.state.recorder import Recorder, recorder_for
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+_WARNED = EntryKind.BUDGET_WARNED.value
 #: The status that a run is listed with while executors make its steps.
 RUNNING = "running"
 #: How many more times a task may be cancelled while its last write is in flight.
@@ -338,11 +339,10 @@ class OpenRun:
         """Take entries into account that were written; others may have come before them."""
         with self.mutex:
             state = self.state
-            for entry in written:
-                if state.seq == entry.seq - 1:
-                    state.add_all((entry,), self.store.load)
-                elif state.seq < entry.seq:
-                    self.catch_up()
+            if written and state.seq == written[0].seq - 1:
+                state.add_all(written, self.store.load)
+            elif written and state.seq < written[-1].seq:
+                self.catch_up()
             if written and not self._copy_is_planned:
                 self._copy_is_planned = True
                 copier().request(self.store, self.run_id, self._copy_in_thread, self._copy_due)
@@ -351,7 +351,7 @@ class OpenRun:
         """Let those look who wait for a budget, and log what was warned of."""
         self.ledger.settled()
         for entry in written:
-            if entry.kind == EntryKind.BUDGET_WARNED:
+            if entry[1] == _WARNED:
                 log_warning(self.run_id, facts_of(entry))
 
     @property
@@ -458,7 +458,9 @@ class OpenRun:
         with self.mutex:
             self.fresh = False
             entries = CopiedEntries(found, journal_lost=lost)
-            self._take(append_entries(self.store, self.lease, entries, found.status))
+            budget = found.budget if lost else None  # the journal knows better
+            written = append_entries(self.store, self.lease, entries, found.status, budget=budget)
+            self._take(written)
 
     # --- copies ---
 
@@ -607,7 +609,7 @@ def append_entries(
     sync: bool = True,
     release: bool = False,
     dispatch: NewDispatch | None = None,
-    budget: Settle | None = None,
+    budget: Settle | RunBudget | None = None,
 ) -> list[Entry]:
     """Record entries of a run that is leased; raise if another process has it by now."""
     append = Append(lease, entries, status, release=release, dispatch=dispatch, budget=budget)
@@ -653,4 +655,14 @@ def document_of(
         "updated_at": from_micros(state.updated_at).isoformat(),
     }
     saved_at = reader.clock.now().isoformat()
-    return RunText(reader, run, run_id, state.restored_seq, state.seq, fields, saved_at, fence)
+    budget = budget_of(reader, run_id)
+    return RunText(
+        reader, run, run_id, state.restored_seq, state.seq, fields, saved_at, fence, budget
+    )
+
+
+def budget_of(reader: Reader, run_id: str) -> RunBudget | None:
+    """Return a run's own limit and what it spent, with its children; None if there is neither."""
+    account = reader.account(f"run:{run_id}")
+    limit = reader.limits([account.account]).by_account.get(account.account)
+    return RunBudget.of(limit, account) if limit is not None or account.calls else None

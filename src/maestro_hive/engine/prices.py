@@ -87,7 +87,7 @@ class Prices:
     def of(self, model: str) -> Price | None:
         """Return the price of a model, also of a version of it (``gpt-5-2025-08-07``); or None."""
         read: dict[str, Price] = self._read  # type: ignore[attr-defined]
-        return read.get(model) or read.get(_VERSION.sub("", model))
+        return (read.get(model) or read.get(_VERSION.sub("", model))) if model else None
 
 
 def _price(name: object, parts: object) -> Price:

@@ -326,6 +326,8 @@ class StepExecution:
     def _check_budget(self) -> None:
         try:
             self.spec.budget.check(self.record)
+            if self.spec.budget.is_in_money:
+                self.record.check_price(self.spec.persona, self.name, self.spec.sizing)
         except TokenBudgetExceeded:
             self._note(ExecutionStatus.BANKRUPT)
             raise

@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.engine.accounts import UNSIZED
+from maestro_hive.engine.accounts import UNSIZED, most_usd
 from maestro_hive.engine.failures import set_failure
 from maestro_hive.engine.healing.arguments import ChangedArguments
 from maestro_hive.engine.open_run import RUNNING
@@ -452,26 +452,19 @@ class RunStep(StepRepairs):
     ) -> tuple[NewEntry, Settle]:
         """Return the entry of what was spent, and how that is settled."""
         run, ledger, persona = self.run, self.run.ledger, self.plan.persona
-        day = ledger.days.name(self._start_of(attempt))
-        accounts = run.accounts.of(persona, day)
+        owned, tokens = run.accounts, usage.tokens
+        accounts = owned.of(persona, ledger.days.name(self._start_of(attempt)))
         limits = ledger.limited(accounts)
         usd = ledger.cost(usage, self._sizing, limits)
         model = usage.model or self._sizing.model
-        facts = {"persona": persona, "tokens": usage.tokens, "usd": usd / MICROS, **usage.facts()}
+        facts = {"persona": persona, "tokens": tokens, "usd": usd / MICROS, **usage.facts()}
         if model:
             facts["model"] = model
         entry = NewEntry(EntryKind.SPENT, number, attempt, codec.dump_canonical(facts))
+        charged, held = owned.counted(accounts, model), self._held
+        # By position: by name it would take twice as long, with each call.
         settle = Settle(
-            step=number,
-            attempt=attempt,
-            ended=ended,
-            reserved=self._reserved,
-            held=self._held,
-            accounts=run.accounts.counted(accounts, model),
-            tokens=usage.tokens,
-            usd=usd,
-            cached=usage.cached,
-            limits=limits,
+            number, attempt, ended, self._reserved, held, charged, tokens, usd, usage.cached, limits
         )
         return entry, settle
 
@@ -494,7 +487,8 @@ class RunStep(StepRepairs):
             learnt = self.run.ledger.learn(
                 self.plan.persona, name, spent.tokens, spent.usd or 0, model
             )
-            settle = settle._replace(estimate=learnt)
+            if learnt is not None:
+                settle = settle._replace(estimate=learnt)
         return first, settle
 
     def _start_of(self, attempt: int) -> int:
@@ -520,6 +514,10 @@ class RunStep(StepRepairs):
             day = ledger.days.name(self._started_at or self._clock.micros())
             limits = ledger.limited(run.accounts.of(self.plan.persona, day))
             ledger.check_spent(limits, self.plan.persona)
+
+    def check_price(self, persona: str, name: str, sizing: Sizing) -> None:
+        """Raise ``UnpricedModel`` if nobody knows what a call costs that spends tokens."""
+        most_usd(persona, name, sizing, self.run.ledger.estimate(persona, name))
 
     def has_spent(self, attempt: int) -> bool:
         """Return whether an attempt has counted what it spent."""
@@ -581,9 +579,7 @@ class RunStep(StepRepairs):
 
 def plus(spent: Usage, tokens: int, usd: int, model: str) -> Usage:
     """Return what was spent, with some more."""
-    return Usage(
-        tokens=spent.tokens + tokens, usd=(spent.usd or 0) + usd, model=model or spent.model
-    )
+    return Usage(spent.tokens + tokens, 0, 0, 0, 0, (spent.usd or 0) + usd, model or spent.model)
 
 
 def _attempts(

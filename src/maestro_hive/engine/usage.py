@@ -7,6 +7,7 @@ and Anthropic beside it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 #: A larger number is a mistake, and sums of such numbers would have no form in JSON.
@@ -15,6 +16,8 @@ MOST_TOKENS = 10**15
 _COUNTS = (
     *("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
 )
+#: The parts that are recorded, in the order of ``Usage``.
+_PARTS = ("cached", "input", "output", "cache_write")
 
 
 class Usage(NamedTuple):
@@ -33,15 +36,11 @@ class Usage(NamedTuple):
     model: str = ""
 
     def facts(self) -> dict[str, Any]:
-        """Return what is recorded of it, where it is known."""
-        parts = {
-            "model": self.model,
-            "input": self.input,
-            "output": self.output,
-            "cached": self.cached,
-            "cache_write": self.cache_write,
-        }
-        return {name: value for name, value in parts.items() if value}
+        """Return what is recorded of its parts, where they are known."""
+        parts = self[1:5]
+        if not any(parts):
+            return {}
+        return {name: value for name, value in zip(_PARTS, parts, strict=True) if value}
 
 
 def usage_in(result: object) -> Usage | None:
@@ -50,12 +49,13 @@ def usage_in(result: object) -> Usage | None:
     That is its ``tokens_used``, or else its ``usage``; and what it cost, if it says so
     (``total_cost_usd``, as command-line agents do).
     """
-    usd = _money(member(result, "total_cost_usd"))
-    model = _text(member(result, "model"))
-    used = _count(member(result, "tokens_used"))
+    get = result.get if type(result) is dict else partial(member, result)
+    usd, model, used = get("total_cost_usd"), get("model"), _count(get("tokens_used"))
+    usd = None if usd is None else _money(usd)
+    model = _text(model)
     if used:
-        return Usage(tokens=used, usd=usd, model=model)
-    found = usage_of(member(result, "usage"))
+        return Usage(used, 0, 0, 0, 0, usd, model)
+    found = usage_of(get("usage"))
     if found is None:
         return None if usd is None else Usage(usd=usd, model=model)
     return found._replace(usd=found.usd if usd is None else usd, model=found.model or model)

@@ -5,9 +5,11 @@ Each function is durable when it returns, and holds for all processes on the sto
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,16 @@ class BudgetView:
         return max(parts, default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitView:
+    """How much may be spent, in all: ``*`` as a name is each of its kind; None is no limit."""
+
+    scope: str
+    name: str
+    token_limit: int | None
+    usd_limit: float | None
+
+
 class Budgets:
     """The budgets of a store: limits, spending, and what processes that died had reserved."""
 
@@ -73,17 +85,20 @@ class Budgets:
         queue: str | None = None,
         day: str | bool | None = None,
         zone: str | None = None,
-    ) -> None:
+    ) -> LimitView:
         """Set how much a persona, a run with its children, a queue or a day may spend, in all.
 
         Give one of them: a name, or ``*`` for each that has no limit of its own; ``day=True`` is each
-        day. ``amount`` is tokens, or money as in ``"$2.50"``. Without any amount there is no limit.
-        ``zone`` is the time zone of days, as in ``Europe/Berlin``; without it, UTC.
+        day. ``amount`` is tokens, or money as in ``"$2.50"``: a limit in the other one stays. Without
+        any amount there is no limit. ``zone`` is the time zone of days, as in ``Europe/Berlin``; without
+        it, UTC. Return the limit that holds now.
         """
         store = self._store()
         given = _amount(amount, tokens, usd)
         account = account_of(store, persona=persona, run=run, queue=queue, day=day)
-        self._change(partial(_with_limit, account, *given, zone=_zone(zone, account)))
+        return self._change(
+            account, partial(_with_limit, account, *given, zone=_zone(zone, account))
+        )
 
     def raise_limit(
         self,
@@ -95,18 +110,18 @@ class Budgets:
         run: str | None = None,
         queue: str | None = None,
         day: str | bool | None = None,
-    ) -> None:
+    ) -> LimitView:
         """Let so much more be spent than the limit says; bankrupt runs of workers go on by themselves.
 
         What only has the limit of each, as every persona, gets one of its own. ``day="today"`` is the
-        present day.
+        present day. Return the limit that holds now.
         """
         store = self._store()
         given = _amount(amount, tokens, usd)
         if given == (None, None):
             raise ConfigurationError("raise_limit() takes tokens=, usd= or both: how much more")
         account = account_of(store, persona=persona, run=run, queue=queue, day=day)
-        self._change(partial(_raised, account, *given))
+        return self._change(account, partial(_raised, account, *given))
 
     def release(
         self,
@@ -132,10 +147,17 @@ class Budgets:
         """Return what was spent by each persona, run, queue and day, and their limits."""
         return list_budgets(self._store(), scope)
 
-    def _change(self, change: Callable[[Limits], Iterable[StoredLimit]]) -> None:
+    def _change(self, account: str, change: Callable[[Limits], Iterable[StoredLimit]]) -> LimitView:
         store = self._store()
-        store.set_limits(change)
+        (limit,) = store.set_limits(change, [account])
         wake_workers(store)
+        scope, _, name = account.partition(":")
+        return LimitView(
+            scope=scope,
+            name=name,
+            token_limit=limit.tokens,
+            usd_limit=None if limit.usd is None else limit.usd / MICROS,
+        )
 
 
 # --- changes of limits ---------------------------------------------------------------------------
@@ -169,11 +191,11 @@ def _day(store: Reader, name: str | bool) -> str:
     if name is True or name == EACH:
         return EACH
     if name == "today":
-        return Days(store.limits().zone).name(store.clock.micros())
+        return Days(store.limits(()).zone).name(store.clock.micros())
     if isinstance(name, str):
-        parts = name.split("-")
-        if [len(each) for each in parts] == [4, 2, 2] and all(each.isdigit() for each in parts):
-            return name
+        with contextlib.suppress(ValueError):
+            if date.fromisoformat(name).isoformat() == name:  # and not 20261117, say
+                return name
     raise refused("day", name, "a date as in 2026-11-17, 'today', or True for each day")
 
 
@@ -207,6 +229,9 @@ def _with_limit(
     account: str, tokens: int | None, usd: int | None, limits: Limits, *, zone: str | None = None
 ) -> list[StoredLimit]:
     known = limits.by_account.get(account) or StoredLimit(account=account)
+    if (tokens, usd) != (None, None):  # with neither, there is no limit
+        tokens = known.tokens if tokens is None else tokens
+        usd = known.usd if usd is None else usd
     return [replace(known, tokens=tokens, usd=usd, zone=zone or known.zone)]
 
 
@@ -268,8 +293,8 @@ def declare(store: Store, budgets: Mapping[str, Any]) -> None:
                 made.append(replace(known, tokens=tokens, usd=usd, declared=text))
         return made
 
-    if new(store.limits()):  # nothing is written for what is known
-        store.set_limits(new)
+    if new(store.limits(texts)):  # nothing is written for what is known
+        store.set_limits(new, texts)
         wake_workers(store)
 
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maestro_hive.engine.open_run import append_entries
+from maestro_hive.engine.open_run import append_entries, budget_of
 from maestro_hive.hive import runs
 from maestro_hive.hive.cancelling import children_of, leased
 from maestro_hive.hive.dispatching import recorded_dispatch
@@ -21,6 +21,7 @@ from maestro_hive.hive.typed_arguments import stored_argument
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.budgets import RunBudget
 from maestro_hive.maestro.state.projections import (
     effective_entries,
     facts_of,
@@ -133,7 +134,8 @@ def fork(
 
     Questions after the step are asked again, and children that have not succeeded start again; of
     those that have, it takes the results, and needs neither them nor the other run any more. The
-    tokens of the other run are not counted. A fork is recorded as a whole or not at all.
+    tokens of the other run are not counted, and a limit of its own is the fork's, too. A fork is
+    recorded as a whole or not at all.
     """
     record = find_run(store, run_id)
     source = store.entries(record.id)
@@ -158,17 +160,21 @@ def fork(
         from_step=None if first_new is None else first_new.name or first_new.number,
     )
     copied = [first, *_copied(store, state, source, first_new)]
-    _create(store, name, record.workflow, copied)
+    budget = budget_of(store, run_id)
+    limit = None if budget is None or budget.limit is None else RunBudget(budget.limit)
+    _create(store, name, record.workflow, copied, limit)
     return name
 
 
-def _create(store: Store, name: str, workflow: str, entries: list[NewEntry]) -> None:
+def _create(
+    store: Store, name: str, workflow: str, entries: list[NewEntry], budget: RunBudget | None
+) -> None:
     """Create a run with these entries, in one transaction; raise if there is one of that name."""
     known = store.run(name)  # an executor may have listed it without entries
     taken = ConfigurationError(f"there is a run {name!r} already; give the fork another id")
     if known is not None and (store.entries(known.id) or name in store.run_leases()):
         raise taken
-    lease = store.acquire_run(name, workflow, entries, _PENDING)
+    lease = store.acquire_run(name, workflow, entries, _PENDING, budget=budget)
     try:
         if not lease.created:
             raise taken

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from maestro_hive.kernel.errors import BudgetRefusedError
 from maestro_hive.maestro.state import codec
@@ -25,6 +25,8 @@ SCOPES = ("persona", "run", "queue", "day")
 COUNTED = ("workflow", "model")
 #: The name that stands for each account of a kind, in limits.
 EACH = "*"
+#: The limits of each account of a kind.
+OF_EACH = tuple(f"{scope}:{EACH}" for scope in SCOPES)
 #: Millionths of a US dollar.
 MICROS = 1_000_000
 #: The percentages of a limit that are warned of.
@@ -52,10 +54,12 @@ class StoredLimit:
 
 
 class Limits(NamedTuple):
-    """All limits of a store; ``epoch`` grows with each change."""
+    """Limits of a store, all or those of some accounts; ``epoch`` grows with each change."""
 
     epoch: int = 0
     by_account: Mapping[str, StoredLimit] = MappingProxyType({})
+    #: Whether anything in the store is limited.
+    some: bool = False
 
     @property
     def zone(self) -> str | None:
@@ -178,6 +182,37 @@ class Settle(NamedTuple):
     estimate: Estimate | None = None
 
 
+class RunBudget(NamedTuple):
+    """What a copy of a run has of its budget: its own limit, and what it and its children spent."""
+
+    limit: StoredLimit | None = None
+    tokens: int = 0
+    usd: int = 0
+    cached: int = 0
+    calls: int = 0
+
+    @classmethod
+    def of(cls, limit: StoredLimit | None, account: Account) -> RunBudget:
+        """Return the budget of a run by its limit and its account."""
+        return cls(limit, account.tokens, account.usd, account.cached, account.calls)
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> RunBudget:
+        """Return the budget that a document has."""
+        limit, amounts = body["limit"], (body[name] for name in cls._fields[1:])
+        if limit is None:
+            return cls(None, *amounts)
+        known = {name: limit[name] for name in ("tokens", "usd", "declared")}
+        return cls(StoredLimit(account="", **known), *amounts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a document; money is in millionths there, too."""
+        known, limit = self.limit, None
+        if known is not None:
+            limit = {"tokens": known.tokens, "usd": known.usd, "declared": known.declared}
+        return {**self._asdict(), "limit": limit}
+
+
 # --- rules ---------------------------------------------------------------------------------------
 
 
@@ -224,6 +259,21 @@ def released(
         in_flight=account.in_flight - over,
         unsized=account.unsized - (over and known.unsized),
     )
+
+
+def restored_limit(
+    account: str, known: StoredLimit | None, copied: RunBudget
+) -> StoredLimit | None:
+    """Return the limit that a run gets from a copy of it; None if that which is known stays.
+
+    A program that declares the same again leaves what was raised since, as it would have before.
+    """
+    limit = copied.limit
+    if limit is None or (
+        known is not None and (known.declared is None or known.declared != limit.declared)
+    ):
+        return None
+    return replace(limit, account=account)
 
 
 def warning(account: Account, limit: Limited) -> tuple[int, str, int, int] | None:

@@ -27,7 +27,7 @@ from maestro_hive.kernel.errors import (
     StoreClosedError,
 )
 from maestro_hive.kernel.hooks import Hooks
-from maestro_hive.maestro.state.budgets import Reserve, Settle
+from maestro_hive.maestro.state.budgets import Reserve, RunBudget, Settle
 from maestro_hive.maestro.state.late_leases import LateLeases
 from maestro_hive.maestro.state.memory_accounts import AccountsInMemory, BudgetData
 from maestro_hive.maestro.state.memory_dispatch import DispatchesInMemory, Row, Rows
@@ -143,6 +143,7 @@ class MemoryStore(DispatchesInMemory, AccountsInMemory, Store):
         *,
         dispatch: NewDispatch | None = None,
         parent: str | None = None,
+        budget: RunBudget | None = None,
         sync: bool = False,
     ) -> RunLease:
         files.check_identifier(name, "run id")
@@ -155,7 +156,7 @@ class MemoryStore(DispatchesInMemory, AccountsInMemory, Store):
                 lease = self.take_lease(_RUN + name, self._lease_seconds)
                 run = self._lease_run(self._find_or_add(name, workflow, parent), lease)
             if not run.seq and (entries or status is not None or dispatch is not None):
-                self.append([Append(run, entries, status, dispatch=dispatch)])
+                self.append([Append(run, entries, status, dispatch=dispatch, budget=budget)])
             return run
 
     def _find_or_add(self, name: str, workflow: str, parent: str | None) -> RunRecord:
@@ -323,7 +324,9 @@ class MemoryStore(DispatchesInMemory, AccountsInMemory, Store):
         """Reserve or settle what an append says; return its entries, and warnings after them."""
         if isinstance(append.budget, Settle):
             return [*append.entries, *self._budgets.settle(append.run, append.budget)]
-        if append.budget is not None:
+        if isinstance(append.budget, RunBudget):
+            self._budgets.restore(append.run.name, append.budget)
+        elif append.budget is not None:
             now = self.clock.micros()
             self._budgets.reserve(append.run, append.entries[-1], append.budget, now)
         return append.entries

@@ -9,22 +9,25 @@ from maestro_hive.kernel.errors import BudgetRefusedError, StaleLimitsError
 from maestro_hive.maestro.state.budgets import (
     EACH,
     LOST_MICROS,
+    OF_EACH,
     Account,
     Estimate,
     Limits,
     Reservation,
     Reserve,
+    RunBudget,
     Settle,
     StoredLimit,
     refusal,
     released,
     reserved,
+    restored_limit,
     warning,
     warning_entry,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from contextlib import AbstractContextManager
 
     from maestro_hive.kernel.clock import Clock
@@ -136,13 +139,33 @@ class BudgetData:
         """Delete the account of a run that is purged, and its limit."""
         account = f"run:{run}"
         self.accounts.pop(account, None)
-        known = self.limits.get(account)
-        if known is not None:
-            self.limits[account] = replace(known, tokens=None, usd=None, declared=None)
+        if self.limits.pop(account, None) is not None:
+            self.epoch += 1
+        for key, held in list(self.reservations.items()):
+            left = tuple(each for each in held.accounts if each != account)
+            if not left:
+                del self.reservations[key]
+            elif left != held.accounts:
+                self.reservations[key] = replace(held, accounts=left)
+
+    def restore(self, run: str, budget: RunBudget) -> None:
+        """Give a run the limit and the spending of a copy of it; what was spent since is added."""
+        known = self.account(f"run:{run}")
+        if budget.calls:
+            self.accounts[known.account] = replace(
+                known,
+                tokens=known.tokens + budget.tokens,
+                usd=known.usd + budget.usd,
+                cached=known.cached + budget.cached,
+                calls=known.calls + budget.calls,
+            )
+        limit = restored_limit(known.account, self.limits.get(known.account), budget)
+        if limit is not None:
+            self.set_limit(limit)
+            self.epoch += 1
 
     def set_limit(self, limit: StoredLimit) -> None:
         """Set a limit; what was warned of before is warned of again."""
-        self.epoch += 1
         self.limits[limit.account] = limit
         scope, _, name = limit.account.partition(":")
         for account in list(self.accounts.values()):
@@ -164,9 +187,13 @@ class AccountsInMemory:
         def _wake_bankrupt(self) -> None: ...
         def run(self, name: str) -> RunRecord | None: ...
 
-    def limits(self) -> Limits:
+    def limits(self, concerning: Collection[str] | None = None) -> Limits:
         with self._locked():
-            return Limits(self._budgets.epoch, dict(self._budgets.limits))
+            every = self._budgets.limits
+            chosen = every if concerning is None else {*OF_EACH, *concerning} & every.keys()
+            found = {account: every[account] for account in chosen}
+            some = any(each.tokens is not None or each.usd is not None for each in every.values())
+            return Limits(self._budgets.epoch, found, some)
 
     def account(self, account: str) -> Account:
         with self._locked():
@@ -185,11 +212,16 @@ class AccountsInMemory:
         with self._locked():
             return self._budgets.estimates.get((persona, step))
 
-    def set_limits(self, change: Callable[[Limits], Iterable[StoredLimit]]) -> list[StoredLimit]:
+    def set_limits(
+        self,
+        change: Callable[[Limits], Iterable[StoredLimit]],
+        concerning: Collection[str] | None = None,
+    ) -> list[StoredLimit]:
         with self._locked():
-            changed = list(change(self.limits()))
+            changed = list(change(self.limits(concerning)))
             for limit in changed:
                 self._budgets.set_limit(limit)
+            self._budgets.epoch += bool(changed)
             if any(map(self._may_concern, changed)):
                 self._wake_bankrupt()
         return changed

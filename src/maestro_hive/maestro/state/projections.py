@@ -493,15 +493,18 @@ def _reopen(state: RunState) -> None:
 
 def _spent(state: RunState, entry: Entry) -> None:
     facts = facts_of(entry)
-    persona = _persona(entry)
-    tokens, usd = state.spent.get(persona, (0, 0.0))
-    more = facts.get("tokens", 0)
-    state.spent[persona] = (tokens + more, usd + facts.get("usd", 0.0))
+    persona, tokens, usd = (
+        str(facts.get("persona", "")),
+        facts.get("tokens", 0),
+        facts.get("usd", 0.0),
+    )
+    before = state.spent.get(persona, (0, 0.0))
+    state.spent[persona] = (before[0] + tokens, before[1] + usd)
     step = state.steps.get(entry.step)
     if step is not None:
         step.tokens = step.tokens or {}
-        step.tokens[entry.attempt] = step.tokens.get(entry.attempt, 0) + more
-        step.usd += facts.get("usd", 0.0)
+        step.tokens[entry.attempt] = step.tokens.get(entry.attempt, 0) + tokens
+        step.usd += usd
         step.seq = entry.seq
 
 

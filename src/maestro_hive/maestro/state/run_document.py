@@ -24,6 +24,7 @@ from maestro_hive.kernel.errors import (
     StorageError,
 )
 from maestro_hive.maestro.state import codec, deltas, entry_rules
+from maestro_hive.maestro.state.budgets import RunBudget
 from maestro_hive.maestro.state.codec_large import encode_large
 from maestro_hive.maestro.state.json_stream import (
     BytesSource,
@@ -258,6 +259,8 @@ class RunCopy(NamedTuple):
     workflow: str = ""
     status: str = ""
     parent: str | None = None
+    #: None of versions that had no budgets, and of a run that has spent nothing and has no limit.
+    budget: RunBudget | None = None
 
     def load(self, entry: Entry) -> bytes | None:
         """Return the value of an entry as ``fold_copy`` makes it."""
@@ -288,6 +291,7 @@ class RunText(Iterable[bytes]):
     fields: InitVar[dict[str, object]]
     saved_at: str
     fence: int
+    budget: RunBudget | None = None
     state: dict[str, bytes] = field(init=False)
 
     def __post_init__(self, fields: dict[str, object]) -> None:
@@ -300,7 +304,10 @@ class RunText(Iterable[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         """Yield the text piece by piece; raise an error if the run was purged meanwhile."""
         missing: set[bytes] = set()
-        yield b'{"entries":['
+        if self.budget is None:
+            yield b'{"entries":['
+        else:
+            yield b'{"budget":%s,"entries":[' % codec.dump_canonical(self.budget.to_json())
         yield from self._entry_chunks(missing)
         yield b'],"fence":%d,"saved_at":"%s","seq":%d,"state":' % (
             self.fence,
@@ -401,6 +408,7 @@ def read_run(source: str, body: dict[str, Json], *, plain: bool = False) -> RunC
         workflow=str(started.get("workflow", "")),
         status=_status(state, body.get("state", {})),
         parent=started.get("parent"),
+        budget=RunBudget.from_json(body["budget"]) if "budget" in body else None,
     )
 
 
@@ -414,6 +422,21 @@ def _named(value: Json) -> None:
         raise AtPathError("is not an object")
 
 
+_AMOUNT = entry_rules.whole()
+_BUDGET = entry_rules.members(
+    {
+        "limit": entry_rules.some(
+            entry_rules.members(
+                {
+                    "tokens": entry_rules.some(_AMOUNT),
+                    "usd": entry_rules.some(_AMOUNT),
+                    "declared": entry_rules.some(entry_rules.text),
+                }
+            )
+        ),
+        **dict.fromkeys(("tokens", "usd", "cached", "calls"), _AMOUNT),
+    }
+)
 _RUN = entry_rules.members(
     {
         "workflow_id": entry_rules.text,
@@ -423,7 +446,7 @@ _RUN = entry_rules.members(
         "entries": _listed,
         "values": _named,
     },
-    {"state": entry_rules.members({}, {"status": entry_rules.text})},
+    {"state": entry_rules.members({}, {"status": entry_rules.text}), "budget": _BUDGET},
 )
 
 

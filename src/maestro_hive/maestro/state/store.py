@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         Limits,
         Reservation,
         Reserve,
+        RunBudget,
         Settle,
         StoredLimit,
     )
@@ -170,7 +171,7 @@ class Append(NamedTuple):
     nothing. ``dispatch`` gives the run to workers from then on, if it has no dispatch row: active
     while the lease is held, and with ``release`` due as it says. A status that is over deletes the
     row. ``budget`` is what an attempt reserves with its start, which is the last of the entries; or
-    what it spent.
+    what it spent; or what a copy of the run has, which is restored.
     """
 
     run: RunLease
@@ -181,7 +182,7 @@ class Append(NamedTuple):
     change: DocumentChange | None = None
     dispatch: NewDispatch | None = None
     due: float | None = 0.0
-    budget: Reserve | Settle | None = None
+    budget: Reserve | Settle | RunBudget | None = None
 
 
 class ChunkAppend(NamedTuple):
@@ -302,8 +303,8 @@ class Reader(Protocol):
 
     # --- budgets ---
 
-    def limits(self) -> Limits:
-        """Return all limits."""
+    def limits(self, concerning: Collection[str] | None = None) -> Limits:
+        """Return all limits; of accounts, their own and those of each of a kind, in the time of these."""
 
     def account(self, account: str) -> Account:
         """Return an account; one that nothing was spent of is empty."""
@@ -375,13 +376,14 @@ class Store(Reader, Protocol):
         *,
         dispatch: NewDispatch | None = None,
         parent: str | None = None,
+        budget: RunBudget | None = None,
         sync: bool = False,
     ) -> RunLease:
         """Take the run's lease, creating the run if it is new.
 
         ``RunLeasedError`` if another process holds it. If the run has no entries yet, ``entries``
-        are appended, ``status`` is set and ``dispatch`` gives it to workers, active at once, in the
-        same transaction; otherwise these are ignored. ``parent`` is recorded of a new run. With
+        are appended, ``status`` is set, ``budget`` is restored and ``dispatch`` gives it to workers,
+        active at once, in the same transaction; otherwise these are ignored. ``parent`` is recorded of a new run. With
         ``sync`` all that is durable on return. ``StoreBusyError`` if it takes longer than
         ``busy_timeout`` seconds: call it again from a thread that may wait.
         """
@@ -466,10 +468,14 @@ class Store(Reader, Protocol):
 
     # --- budgets ---
 
-    def set_limits(self, change: Callable[[Limits], Iterable[StoredLimit]]) -> list[StoredLimit]:
-        """Set those limits that ``change`` makes of all that there are, in one transaction; durable.
+    def set_limits(
+        self,
+        change: Callable[[Limits], Iterable[StoredLimit]],
+        concerning: Collection[str] | None = None,
+    ) -> list[StoredLimit]:
+        """Set those limits that ``change`` makes of those that there are, in one transaction; durable.
 
-        Bankrupt runs are woken. ``change`` may be called again if the transaction has to be, and may
+        It is given what ``limits`` returns. Bankrupt runs are woken. ``change`` may be called again if the transaction has to be, and may
         raise: then nothing is changed.
         """
 

@@ -12,20 +12,23 @@ from maestro_hive.kernel.errors import BudgetRefusedError, StaleLimitsError
 from maestro_hive.maestro.state.budgets import (
     EACH,
     LOST_MICROS,
+    OF_EACH,
     Account,
     Estimate,
     Limits,
     Reservation,
     Reserve,
+    RunBudget,
     Settle,
     StoredLimit,
     refusal,
+    restored_limit,
     warning,
     warning_entry,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     import apsw
 
@@ -35,14 +38,21 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.sqlite.leases import Leases, Presence
     from maestro_hive.maestro.state.store import RunLease
 
-EPOCH = "SELECT coalesce(max(id), 0) FROM limits"
+EPOCH = "SELECT epoch FROM limit_epoch"
 
 _LIMIT_COLUMNS = "account, tokens, usd, declared, zone"
-_LIMITS = f"SELECT id, {_LIMIT_COLUMNS} FROM limits"  # noqa: S608
+# One statement, and so of one moment: the epoch says by which limits a call was admitted.
+_LIMITS = (
+    f"SELECT epoch, EXISTS (SELECT 1 FROM limits WHERE tokens NOT NULL OR usd NOT NULL), {_LIMIT_COLUMNS}"  # noqa: S608
+    " FROM limit_epoch LEFT JOIN limits ON "
+)
+_ALL_LIMITS = f"{_LIMITS} TRUE"
+_LIMITS_OF = f"{_LIMITS} account IN (SELECT value FROM json_each(?))"  # noqa: S608
 _SET_LIMIT = f"INSERT OR REPLACE INTO limits ({_LIMIT_COLUMNS}) VALUES (?, ?, ?, ?, ?)"  # noqa: S608
+_NEXT_EPOCH = "UPDATE limit_epoch SET epoch = epoch + 1"
+_FORGET_WARNING = "UPDATE accounts SET warned = 0 WHERE account = ? AND warned"
 _FORGET_WARNINGS = (
-    "UPDATE accounts SET warned = 0 WHERE warned AND"
-    " (account = ?1 OR (?2 AND account BETWEEN ?3 AND ?3 || char(0x10FFFF)))"
+    "UPDATE accounts SET warned = 0 WHERE warned AND account BETWEEN ?1 AND ?1 || char(0x10FFFF)"
 )
 
 _FIND_ACCOUNT = (
@@ -51,12 +61,17 @@ _FIND_ACCOUNT = (
 )
 # One statement for what is spent, what is reserved, and what is released.
 _CHARGE = (
-    "INSERT INTO accounts VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 0) ON CONFLICT (account) DO UPDATE"
+    "INSERT INTO accounts VALUES (NULL, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 0) ON CONFLICT (account) DO UPDATE"
     " SET tokens = tokens + ?2, usd = usd + ?3, cached = cached + ?4, calls = calls + ?5,"
     " reserved_tokens = reserved_tokens + ?6, reserved_usd = reserved_usd + ?7,"
     " in_flight = in_flight + ?8, unsized = unsized + ?9"
 )
 _CHARGE_AND_READ = f"{_CHARGE} RETURNING tokens, usd, warned"
+# Of an account that is gone, with its run, nothing is released.
+_RELEASE = (
+    "UPDATE accounts SET reserved_tokens = reserved_tokens - ?, reserved_usd = reserved_usd - ?,"
+    " in_flight = in_flight - ?, unsized = unsized - ? WHERE account = ?"
+)
 _WARNED = "UPDATE accounts SET warned = ? WHERE account = ?"
 
 _RESERVATIONS = (
@@ -89,9 +104,9 @@ class AccountReader:
     #: Whether the file is known to have the tables: one of an older format has none.
     _has_accounts = False
 
-    def limits(self) -> Limits:
-        """Return all limits."""
-        return _limits(self._account_rows(_LIMITS))
+    def limits(self, concerning: Collection[str] | None = None) -> Limits:
+        """Return all limits, or those that concern some accounts."""
+        return _limits(self._account_rows(*_limits_query(concerning)))
 
     def account(self, account: str) -> Account:
         """Return an account; one that nothing was spent of is empty."""
@@ -229,21 +244,29 @@ class AccountWriter:
 
     def _release(self, db: apsw.Connection, held: _Held) -> None:
         over = not held.lost
-        amounts = (0, 0, 0, 0, -held.tokens, -held.usd, -over, -(over and held.unsized))
-        db.executemany(_CHARGE, ((account, *amounts) for account in json.loads(held.accounts)))
+        amounts = (held.tokens, held.usd, over, over and held.unsized)
+        db.executemany(_RELEASE, ((*amounts, account) for account in json.loads(held.accounts)))
 
     # --- by people ---
 
     def set_limits(
-        self, db: apsw.Connection, change: Callable[[Limits], Iterable[StoredLimit]]
+        self,
+        db: apsw.Connection,
+        change: Callable[[Limits], Iterable[StoredLimit]],
+        concerning: Collection[str] | None,
     ) -> list[StoredLimit]:
         """Set limits by those that there are; return those that were set."""
-        changed = list(change(_limits(db.execute(_LIMITS).fetchall())))
+        changed = list(change(_limits(db.execute(*_limits_query(concerning)).fetchall())))
         for limit in changed:
             row = (limit.account, limit.tokens, limit.usd, limit.declared, limit.zone)
             db.execute(_SET_LIMIT, row)
             scope, _, name = limit.account.partition(":")
-            db.execute(_FORGET_WARNINGS, (limit.account, name == EACH, f"{scope}:"))
+            if name == EACH:
+                db.execute(_FORGET_WARNINGS, (f"{scope}:",))
+            else:
+                db.execute(_FORGET_WARNING, (limit.account,))
+        if changed:
+            db.execute(_NEXT_EPOCH)
         return changed
 
     def recover(self, db: apsw.Connection, now: int) -> int:
@@ -256,8 +279,7 @@ class AccountWriter:
             rows: Any = db.execute(_LOSE, (fence,)).fetchall()
             for names, unsized in rows:
                 lost += 1
-                amounts = (0, 0, 0, 0, 0, 0, -1, -unsized)
-                db.executemany(_CHARGE, ((account, *amounts) for account in json.loads(names)))
+                db.executemany(_RELEASE, ((0, 0, 1, unsized, each) for each in json.loads(names)))
         old = db.execute(_EXPIRED, (now - LOST_MICROS,)).fetchall()
         return lost + self._end(db, old)
 
@@ -286,17 +308,49 @@ class AccountWriter:
             return True
         return bool(db.execute("SELECT 1 FROM runs WHERE name = ?", (name,)).fetchall())
 
+    def restore(self, db: apsw.Connection, name: str, budget: RunBudget) -> None:
+        """Give a run the limit and the spending of a copy of it; what was spent since is added."""
+        account = f"run:{name}"
+        if budget.calls:
+            db.execute(_CHARGE, (account, *budget[1:], 0, 0, 0, 0))
+        self.set_limits(
+            db,
+            lambda limits: filter(
+                None, [restored_limit(account, limits.by_account.get(account), budget)]
+            ),
+            [account],
+        )
+
     def delete(self, db: apsw.Connection, name: str) -> None:
-        """Delete the account of a run that is purged, and its limit; what it spent stays in others."""
-        db.execute("DELETE FROM accounts WHERE account = ?", (f"run:{name}",))
-        # Not deleted: the highest number of all is the epoch, which must not be given twice.
-        sql = "UPDATE limits SET tokens = NULL, usd = NULL, declared = NULL WHERE account = ?"
-        db.execute(sql, (f"run:{name}",))
+        """Delete the account of a run that is purged, and its limit; what it spent stays in others.
+
+        What a dead process had reserved stays reserved of the others, too.
+        """
+        account = f"run:{name}"
+        db.execute("DELETE FROM accounts WHERE account = ?", (account,))
+        db.execute("DELETE FROM limits WHERE account = ?", (account,))
+        if db.changes():
+            db.execute(_NEXT_EPOCH)
+        for row in db.execute(_RESERVATIONS).fetchall():
+            held = _reservation(row)
+            if account in held.accounts:
+                names = json.dumps([each for each in held.accounts if each != account])
+                key = (held.run, held.step, held.attempt)
+                db.execute(f"UPDATE reservations SET accounts = ?{_ATTEMPT}", (names, *key))  # noqa: S608
+        db.execute("DELETE FROM reservations WHERE accounts = '[]'")
+
+
+def _limits_query(concerning: Collection[str] | None) -> tuple[str, Row]:
+    if concerning is None:
+        return _ALL_LIMITS, ()
+    return _LIMITS_OF, (json.dumps([*OF_EACH, *concerning]),)
 
 
 def _limits(rows: Sequence[Row]) -> Limits:
-    found = {row[1]: _limit(row[1:]) for row in rows}
-    return Limits(max((row[0] for row in rows), default=0), found)
+    if not rows:
+        return Limits()
+    found = {row[2]: _limit(row[2:]) for row in rows if row[2] is not None}
+    return Limits(rows[0][0], found, some=bool(rows[0][1]))
 
 
 def _limit(row: Row) -> StoredLimit:

@@ -24,7 +24,7 @@ from maestro_hive.kernel.errors import (
     StorageError,
 )
 from maestro_hive.maestro.state import codec, deltas
-from maestro_hive.maestro.state.budgets import Reserve, Settle
+from maestro_hive.maestro.state.budgets import Reserve, RunBudget, Settle
 from maestro_hive.maestro.state.records import OVER, Entry, StoredValue
 from maestro_hive.maestro.state.sqlite import budget_statements as statements
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import apsw
 
     from maestro_hive.kernel.clock import Clock
+    from maestro_hive.maestro.state.budgets import Limited
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.records import NewEntry, RunRecord
     from maestro_hive.maestro.state.sqlite.accounts import AccountWriter
@@ -71,7 +72,7 @@ _INSERT_GUARDED = _INSERT_ALONE + (  # noqa: S608
     " AND ?13 = coalesce((SELECT version FROM documents WHERE namespace = ?11 AND key = ?12), 0)"
 )
 #: A start of an attempt that reserves nothing: the limits are the ones that say so.
-_AND_LIMITS = " AND ?{} = (SELECT coalesce(max(id), 0) FROM limits)"
+_AND_LIMITS = " AND ?{} = (SELECT epoch FROM limit_epoch)"
 _INSERT_UNLIMITED = _INSERT_ALONE + _AND_LIMITS.format(11)
 _INSERT_GUARDED_UNLIMITED = _INSERT_GUARDED + _AND_LIMITS.format(14)
 _READ = (
@@ -119,6 +120,11 @@ _LATEST_VALUES = (
     " JOIN payloads ON payloads.id = entries.payload"
     " WHERE entries.id BETWEEN ? AND ? AND entries.payload IS NOT NULL ORDER BY entries.id"
 )
+
+_ACCOUNT_ROWS = "SELECT account, id FROM accounts WHERE account IN (SELECT value FROM json_each(?))"
+#: All accounts that a call is charged to, and those that are limited.
+_Charges = tuple[tuple[str, ...], "tuple[Limited, ...]"]
+_REMEMBERED_CHARGES = 1_000
 
 _ROWS_AT_A_TIME = 10_000
 #: Makes an entry of a row as it is: half the time of calling the class, for tens of thousands.
@@ -234,15 +240,18 @@ class EntryWriter:
         self._documents = documents
         self._clock = clock
         self._values = _Values()
+        #: Statements that the writing connection knows, and accounts whose rows are known.
+        self._defined: set[statements.Statement] = set()
+        self._charged: dict[_Charges, statements.Charged] = {}
 
     def append_alone(self, append: Append, busy_timeout: float | None) -> list[Entry] | None:
         """Write one small entry in one statement; None if that is not possible, or refused."""
         run, entries, status, guard, release, change, dispatch, _, budget = append
         if status is not None or release or change is not None or dispatch is not None:
             return None
-        if budget is not None and (type(budget) is Settle or budget[1]):
+        if type(budget) is Settle or (type(budget) is Reserve and budget[1]):
             return self._append_budgeted(append, busy_timeout)
-        if len(entries) != 1:
+        if len(entries) != 1 or type(budget) is RunBudget:
             return None
         kind, step, attempt, facts, value, _, identity, at = entries[0]
         if value is None:
@@ -269,26 +278,49 @@ class EntryWriter:
 
     def _append_budgeted(self, append: Append, busy_timeout: float | None) -> list[Entry] | None:
         """Write what starts under a limit, or ends and has spent, in one statement; or None."""
-        run, entries, budget = append.run, append.entries, append.budget
+        run, entries, _, guard, _, _, _, _, budget = append
         last = entries[-1]
         if last.value is not None and len(last.value[0]) > INLINE_BYTES:
             return None
         seq = run.seq + 1
         key = run.run << RUN_BITS | seq
         at = self._clock.micros() if last.at is None else last.at
-        if isinstance(budget, Reserve):
-            sql = statements.START
-            row = statements.start_row(append, key, last, at, budget) if len(entries) == 1 else None
+        if type(budget) is Reserve:
+            charged: _Charges = ((), budget.limits)
+            rows = self._rows_of(charged) if len(entries) == 1 else None
+            if rows is None:
+                return None
+            statement, row = statements.start(append, key, at, budget, rows)
         else:
-            sql = statements.END
-            is_plain = budget is not None and append.guard is None
-            row = statements.end_row(append, key, at, budget) if is_plain else None  # type: ignore[arg-type]
-        if row is None:
-            return None
-        if not self._file.change(sql, row, busy_timeout):
+            assert type(budget) is Settle
+            charged = (budget.accounts, budget.limits)
+            usual = guard is None and statements.is_usual_end(entries, budget)
+            rows = self._rows_of(charged) if usual else None
+            if rows is None:
+                return None
+            statement, row = statements.end(append, key, at, budget, rows)
+        if statement not in self._defined:
+            self._file.define(statement.script)
+            self._defined.add(statement)
+        if not self._file.change(statement.sql, row, busy_timeout):
+            del self._charged[charged]  # one of the rows may be gone
             return None
         run.seq = seq + len(entries) - 1
         return [_placed(seq + number, at, entry) for number, entry in enumerate(entries)]
+
+    def _rows_of(self, charged: _Charges) -> statements.Charged | None:
+        """Return the rows of the accounts that a call is charged to; None if it has to find them."""
+        found = self._charged.get(charged)
+        if found is None:
+            accounts, limits = charged
+            names = [*accounts, *(account for account, _, _ in limits)]
+            ids: dict[str, int] = dict(self._file.rows(_ACCOUNT_ROWS, (json.dumps(names),)))
+            found = statements.charged(accounts, limits, ids)
+            if found is not None:
+                if len(self._charged) >= _REMEMBERED_CHARGES:
+                    self._charged.clear()
+                self._charged[charged] = found
+        return found
 
     def append(self, appends: Sequence[Append], busy_timeout: float | None) -> Appended:
         """Write entries in one transaction, and the changes of documents that come with them."""
@@ -349,8 +381,10 @@ class EntryWriter:
         if isinstance(append.budget, Settle):
             warnings = self._accounts.settle(db, append.run, append.budget)
             return [*append.entries, *warnings] if warnings else append.entries
-        if append.budget is not None:
+        if isinstance(append.budget, Reserve):
             self._accounts.reserve(db, append.run, append.entries[-1], append.budget, now)
+        elif append.budget is not None:
+            self._accounts.restore(db, append.run.name, append.budget)
         return append.entries
 
     def _change_dispatch(

@@ -31,7 +31,6 @@ from maestro_hive.maestro.state.records import (
     Lease,
     Notification,
 )
-from maestro_hive.maestro.state.sqlite import budget_statements
 from maestro_hive.maestro.state.sqlite.accounts import AccountWriter
 from maestro_hive.maestro.state.sqlite.chunks import ChunkWriter
 from maestro_hive.maestro.state.sqlite.claims import Claims
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     import apsw
 
     from maestro_hive.kernel.errors import FencedError
-    from maestro_hive.maestro.state.budgets import Limits, Reservation, StoredLimit
+    from maestro_hive.maestro.state.budgets import Limits, Reservation, RunBudget, StoredLimit
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.records import NewDispatch, NewEntry, RunRecord
     from maestro_hive.maestro.state.sqlite.documents import Changed, Where
@@ -91,6 +90,7 @@ class _First(NamedTuple):
     status: str | None
     dispatch: NewDispatch | None
     parent: str | None
+    budget: RunBudget | None = None
 
 
 class SqliteStore(JournalReader):
@@ -120,7 +120,6 @@ class SqliteStore(JournalReader):
             busy_seconds=busy_seconds,
         )
         super().__init__(folder, self._file, clock)
-        self._file.define(budget_statements.SCRIPT)
         self.notifications: Hooks[Notification] = Hooks()
         self._lease_seconds = lease_seconds
         self._documents = DocumentWriter(self._file, clock)
@@ -163,11 +162,12 @@ class SqliteStore(JournalReader):
         *,
         dispatch: NewDispatch | None = None,
         parent: str | None = None,
+        budget: RunBudget | None = None,
         sync: bool = False,
     ) -> RunLease:
         files.check_identifier(name, "run id")
         self._file.check_process()
-        first = _First(workflow, entries, status, dispatch, parent)
+        first = _First(workflow, entries, status, dispatch, parent, budget)
         with self._acquiring:
             run = self._share_run(name, first)
             is_shared = run is not None
@@ -191,7 +191,9 @@ class SqliteStore(JournalReader):
                 return None
             if not run.seq and (first.entries or first.status is not None or first.dispatch):
                 self._file.write(lambda db: self._find_or_add(db, name, first))
-                append = Append(run, first.entries, first.status, dispatch=first.dispatch)
+                append = Append(
+                    run, first.entries, first.status, dispatch=first.dispatch, budget=first.budget
+                )
                 (written,) = self.append([append], sync=False)
                 if isinstance(written, Exception):
                     return None
@@ -237,6 +239,8 @@ class SqliteStore(JournalReader):
         if first.entries:
             self._entries.append_first(db, run.run, first.entries, self.clock.micros())
             run.seq = len(first.entries)
+        if first.budget is not None:
+            self._accounts.restore(db, run.name, first.budget)
         if first.dispatch is not None:
             self._dispatch.add(db, run.run, first.dispatch, active=True)
             run.dispatched = True
@@ -386,9 +390,13 @@ class SqliteStore(JournalReader):
 
     # --- budgets ---
 
-    def set_limits(self, change: Callable[[Limits], Iterable[StoredLimit]]) -> list[StoredLimit]:
+    def set_limits(
+        self,
+        change: Callable[[Limits], Iterable[StoredLimit]],
+        concerning: Collection[str] | None = None,
+    ) -> list[StoredLimit]:
         def body(db: apsw.Connection) -> list[StoredLimit]:
-            changed = self._accounts.set_limits(db, change)
+            changed = self._accounts.set_limits(db, change, concerning)
             if any(self._accounts.may_concern(db, each.account) for each in changed):
                 self._dispatch.wake_bankrupt(db)
             return changed

@@ -3,16 +3,21 @@
 -- Money is in millionths of a US dollar.
 
 CREATE TABLE limits (
-    id        INTEGER PRIMARY KEY AUTOINCREMENT,  -- new with each change: the highest is the epoch
-    account   TEXT    NOT NULL UNIQUE,            -- with '*' as its name: each account of that kind
-    tokens    INTEGER,                            -- NULL: no limit
+    account   TEXT    PRIMARY KEY,      -- with '*' as its name: each account of that kind
+    tokens    INTEGER,                  -- NULL: no limit
     usd       INTEGER,
-    declared  TEXT,                               -- what a program last asked for, as JSON
-    zone      TEXT                                -- of 'day:*': the time zone of days; NULL: UTC
+    declared  TEXT,                     -- what a program last asked for, as JSON
+    zone      TEXT                      -- of 'day:*': the time zone of days; NULL: UTC
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE limit_epoch (              -- one row: it grows with each change of a limit
+    epoch     INTEGER NOT NULL
 ) STRICT;
+INSERT INTO limit_epoch VALUES (0);
 
 CREATE TABLE accounts (             -- a row per account that anything was spent or reserved of
-    account          TEXT    PRIMARY KEY,
+    id               INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again: processes remember it
+    account          TEXT    NOT NULL UNIQUE,
     tokens           INTEGER NOT NULL,  -- settled
     usd              INTEGER NOT NULL,
     cached           INTEGER NOT NULL,  -- tokens read from a provider's cache, apart from the others
@@ -22,7 +27,7 @@ CREATE TABLE accounts (             -- a row per account that anything was spent
     in_flight        INTEGER NOT NULL,  -- reservations of calls that are made
     unsized          INTEGER NOT NULL,  -- of these, such of which nobody knows what they will spend
     warned           INTEGER NOT NULL   -- the percentage of its limit that was last warned of
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE reservations (         -- a row per attempt under a limit, until it is settled
     run       INTEGER NOT NULL,     -- runs.id
@@ -69,6 +74,6 @@ INSERT INTO accounts
         UNION ALL SELECT 'model:', tokens, usd FROM spent
         UNION ALL SELECT 'run:' || ancestor, tokens, usd FROM spent JOIN families ON member = run
     )
-    SELECT account, sum(tokens), sum(usd), 0, count(*), 0, 0, 0, 0, 0 FROM charged GROUP BY account;
+    SELECT NULL, account, sum(tokens), sum(usd), 0, count(*), 0, 0, 0, 0, 0 FROM charged GROUP BY account;
 
 DROP TABLE spent;
