@@ -139,7 +139,7 @@ def _account_row(accounts: tuple[str, ...]) -> Row:
 def start_row(append: Append, key: int, entry: NewEntry, at: int, wanted: Reserve) -> Row | None:
     """Return what ``START`` takes: an attempt that starts, and what it reserves; None if it cannot."""
     run, limits = append.run, wanted.limits
-    if len(limits) > _LIMITS:
+    if len(limits) > _LIMITS or wanted.within or wanted.unknown is not None:
         return None
     return (
         *(key, run.run, run.lease.fence, *_fields(entry, at), wanted.epoch, _names(limits)),
