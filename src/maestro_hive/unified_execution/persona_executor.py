@@ -137,7 +137,9 @@ class PersonaExecutor:
             recognises_source=self.config.level1.enable_syntax_validation,
             counts_usage=True,
             log=self._log,
-            sizing=sizing_of(options, default_prices()),
+            sizing=sizing_of(
+                options, default_prices(), is_enforced=self.config.tokens.enforce_budget
+            ),
         )
 
     # --- what it did, and where it is recorded ---
