@@ -38,7 +38,7 @@ _RECOVER_SECONDS = 0.5
 #: How often those that do not look see whether they have to: the one that did may be in a closed loop.
 _TAKEOVER_SECONDS = 1.0
 #: For so long one that may be tried again counts as if it had started: others must not overtake it.
-_GRANT_SECONDS = 0.5
+_GRANT_SECONDS = 2.0
 
 _by_ticket = attrgetter("ticket")
 
@@ -160,10 +160,18 @@ class BudgetQueue:
         return next(self._tickets)
 
     def first_waited_for(self, limits: tuple[Limited, ...]) -> Limited | None:
-        """Return the first of these that calls wait for: one more has to wait behind them."""
-        if not self._lines:
+        """Return the first of these that calls wait for: one more has to wait behind them.
+
+        Also behind those that may be tried again, and have not been yet.
+        """
+        if not self._lines and not self._granted:
             return None
-        return next((limit for limit in limits if limit[0] in self._lines), None)
+        now = time.monotonic()
+        granted = list(self._granted.values())
+        waited_for = {call.refused.account for call, until in granted if until >= now}
+        return next(
+            (limit for limit in limits if limit[0] in self._lines or limit[0] in waited_for), None
+        )
 
     def blocked_steps(self) -> set[StepKey]:
         """Return the steps that cannot end, since a call inside of them waits."""
