@@ -351,7 +351,7 @@ class Ledger:
         """
         call = WaitingCall(refused, wanted, persona, ticket)
         await self.queue.room(call)
-        return call.beside
+        return call.also_within
 
     def is_of_another_day(self, account: str) -> bool:
         """Return whether an account is that of a day, and not of the present one."""

@@ -47,7 +47,7 @@ class WaitingCall:
     """A call that a budget refused, until it may be tried again."""
 
     __slots__ = (
-        *("_loop", "_woken", "beside", "error", "is_over", "limit", "persona", "refused"),
+        *("_loop", "_woken", "also_within", "error", "is_over", "limit", "persona", "refused"),
         *("ticket", "wanted"),
     )
 
@@ -61,7 +61,7 @@ class WaitingCall:
         self.ticket = ticket
         self.limit: Limited = next(limit for limit in wanted.limits if limit[0] == refused.account)
         #: Steps that wait themselves, and next to which it may be made.
-        self.beside: tuple[StepKey, ...] = ()
+        self.also_within: tuple[StepKey, ...] = ()
         self.is_over = False
         self.error: BudgetExceeded | None = None
         self._loop = asyncio.get_running_loop()
@@ -328,7 +328,7 @@ class BudgetQueue:
         if is_all and {each.key for each in others} <= self.blocked_steps():
             # All of them wait, and it would for ever. If only its size is not known, it may go on.
             if call.fits(replace(seen, in_flight=0, unsized=0)):
-                call.beside = tuple(each.key for each in others)
+                call.also_within = tuple(each.key for each in others)
                 self._grant(call)
                 return reserved(account, call.wanted)
             call.end(self._exceeded(call, account, others))

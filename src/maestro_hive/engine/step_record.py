@@ -68,7 +68,7 @@ class RunStep(StepRepairs):
     """A step of an open run."""
 
     __slots__ = (
-        "_beside",
+        "_also_within",
         "_clock",
         "_elapsed_before",
         "_held",
@@ -109,7 +109,7 @@ class RunStep(StepRepairs):
         #: Its place among those that wait for a budget, once it has one; and the steps that wait
         #: themselves, next to which it may be made.
         self._ticket = 0
-        self._beside: tuple[StepKey, ...] = ()
+        self._also_within: tuple[StepKey, ...] = ()
         self._spent = NOTHING
         self._usage: Usage | None = None
         self._sizing = UNSIZED
@@ -275,7 +275,7 @@ class RunStep(StepRepairs):
         if not reserve.limits:
             return plan.facts, reserve
         within = tuple((each.number, each.step) for each in steps_around(run))
-        self._held = reserve = reserve._replace(within=(*within, *self._beside))
+        self._held = reserve = reserve._replace(within=(*within, *self._also_within))
         waited_for = ledger.queue.first_waited_for(reserve.limits)
         if waited_for is not None and not self._ticket and not reserve.within:
             raise behind_others(waited_for, reserve)
@@ -287,7 +287,7 @@ class RunStep(StepRepairs):
         ledger, wanted = self.run.ledger, self._held
         assert wanted is not None
         self._ticket = self._ticket or ledger.queue.ticket()
-        self._beside = await ledger.room(refused, wanted, self.plan.persona, self._ticket)
+        self._also_within = await ledger.room(refused, wanted, self.plan.persona, self._ticket)
 
     async def _start_after_waiting(self, started: Awaitable[None]) -> None:
         """Record a start that had to wait for a budget, and let others have their turn."""
@@ -511,7 +511,7 @@ class RunStep(StepRepairs):
     def _settlement(self, outcome: NewEntry) -> tuple[tuple[NewEntry, ...], Settle | None]:
         """Return what is recorded before the outcome of an attempt, and how its spending is settled."""
         usage, self._usage = self._usage, None
-        self._ticket, self._beside = 0, ()
+        self._ticket, self._also_within = 0, ()
         first: tuple[NewEntry, ...] = ()
         spent = self._spent
         if usage is not None:
