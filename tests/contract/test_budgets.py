@@ -280,6 +280,77 @@ def _kill(store: Any) -> None:
         store._maintenance.stop()
 
 
+def reserve_within(store: Store, run: RunLease, step: int, wanted: Reserve) -> Outcome:
+    known = store.limits()
+    full = wanted._replace(epoch=known.epoch, limits=known.limited(BOTH))
+    entry = NewEntry(EntryKind.ATTEMPT_STARTED, step, 1, b'{"name":"s","persona":"p"}')
+    (outcome,) = store.append([Append(run, [entry], budget=full)])
+    return outcome
+
+
+def test_what_the_steps_around_a_call_have_reserved_does_not_count_against_it(store: Store) -> None:
+    run, other = store.acquire_run("r"), store.acquire_run("other")
+    limit(store, tokens=100)
+    assert isinstance(start(store, run, 1, 60), list)
+    assert isinstance(start(store, other, 1, 30), list)
+    inner = Reserve(0, tokens=60, within=((run.run, 1),))
+    assert isinstance(reserve_within(store, run, 2, inner._replace(within=())), BudgetRefusedError)
+    assert isinstance(reserve_within(store, run, 2, inner._replace(tokens=80)), BudgetRefusedError)
+    assert isinstance(reserve_within(store, run, 2, inner), list)
+    assert sums(store) == (0, 150, 3, 0)
+    for lease, step in ((run, 2), (run, 1), (other, 1)):
+        end(store, lease, step, 10)
+    assert sums(store) == (30, 0, 0, 0)
+
+
+def test_a_call_of_unknown_size_is_alone_apart_from_the_steps_around_it(store: Store) -> None:
+    run = store.acquire_run("r")
+    limit(store, tokens=100)
+    assert isinstance(start(store, run, 1, None), list)
+    around = Reserve(0, tokens=None, within=((run.run, 1),))
+    assert isinstance(reserve_within(store, run, 2, around), list)
+    for tokens in (None, 10):
+        outcome = reserve_within(store, run, 3, around._replace(tokens=tokens))
+        assert isinstance(outcome, BudgetRefusedError)
+        assert outcome.alone
+    deeper = Reserve(0, tokens=10, within=((run.run, 1), (run.run, 2)))
+    assert isinstance(reserve_within(store, run, 3, deeper), list)
+
+
+def test_a_call_is_not_made_alone_once_something_was_learned_of_its_step(store: Store) -> None:
+    run = store.acquire_run("r")
+    limit(store, tokens=100)
+    unknown = Reserve(0, tokens=None, unknown=("p", "s"))
+    assert isinstance(reserve_within(store, run, 1, unknown), list)
+    end(store, run, 1, 7, estimate=Estimate("p", "s", 7, 0))
+    assert isinstance(reserve_within(store, run, 2, unknown), StaleLimitsError)
+    assert isinstance(reserve_within(store, run, 2, unknown._replace(unknown=("p", "t"))), list)
+
+
+def test_a_bankrupt_run_is_woken_by_the_account_that_refused_it_alone(store: Store) -> None:
+    first = NewEntry(EntryKind.RUN_STARTED, facts=b'{"workflow":"w"}')
+    refused = {"own": b"run:own", "any": b"persona:p"}
+    for name, account in refused.items():
+        store.create_runs([NewRun(name, "w", [first], "pending", NewDispatch(due=None))])
+        facts = b'{"account":"' + account + b'","error":{"message":"m","type":"T"}}'
+        suspended = NewEntry(EntryKind.RUN_SUSPENDED, facts=facts)
+        run = store.acquire_run(name)
+        store.append([Append(run, [suspended], "bankrupt", release=True, due=None)])
+
+    def ready() -> set[str]:
+        found = {name: store.dispatch(name) for name in refused}
+        return {name for name, row in found.items() if row and row.state is DispatchState.READY}
+
+    limit(store, "persona:q", tokens=1)
+    limit(store, "day:*", tokens=1)
+    store.release_reservations()
+    assert ready() == set()
+    limit(store, "run:*", tokens=1)
+    assert ready() == {"own"}
+    limit(store, "persona:p", tokens=1)
+    assert ready() == {"own", "any"}
+
+
 def test_setting_a_limit_wakes_bankrupt_runs_and_those_that_are_about_to_be(store: Store) -> None:
     entry = NewEntry(EntryKind.RUN_STARTED, facts=b'{"workflow":"w"}')
     for name in ("bankrupt", "active", "held"):

@@ -52,7 +52,7 @@ def bankrupt(tmp_path: Path) -> Path:
 
 def exported(folder: Path) -> bytes:
     with Hive(folder) as hive:
-        return export_run(hive._open(), "r").text
+        return export_run(hive._open(), "r", with_values=True).text
 
 
 @pytest.mark.parametrize("name", ["r", "copied"])
@@ -110,7 +110,7 @@ def test_a_fork_has_the_limit_and_pays_for_its_own_steps(bankrupt: Path) -> None
 def test_a_copy_of_a_parent_has_what_its_children_spent(tmp_path: Path) -> None:
     with Hive(tmp_path / "state") as hive:
         assert hive.run_sync(program(hive, nested=True), 2, run_id="r") == 2
-        text = export_run(hive._open(), "r").text
+        text = export_run(hive._open(), "r", with_values=True).text
     import_run(tmp_path / "other", text, "r.json")
     with Hive(tmp_path / "other") as hive:
         assert budget(hive, "r") == (120, None)
@@ -119,7 +119,12 @@ def test_a_copy_of_a_parent_has_what_its_children_spent(tmp_path: Path) -> None:
 def test_a_run_that_spent_nothing_has_no_budget_in_its_copy(tmp_path: Path) -> None:
     with Hive(tmp_path / "state") as hive:
         hive.run_sync(program(hive), 0, run_id="r")
-        assert "budget" not in json.loads(export_run(hive._open(), "r").text)["document"]["run"]
+        assert (
+            "budget"
+            not in json.loads(export_run(hive._open(), "r", with_values=True).text)["document"][
+                "run"
+            ]
+        )
 
 
 @pytest.mark.parametrize(

@@ -51,18 +51,58 @@ def program(hive: Hive, calls: list[Any]) -> Any:
     return whole
 
 
-def finish(folder: Path, watch: Any = None) -> tuple[list[Any], list[Any], int]:
+def nested_program(hive: Hive, calls: list[Any]) -> Any:
+    """Return a workflow whose steps await steps, next to one that is not on the account."""
+
+    @hive.step(persona="a", max_tokens=TOKENS)
+    async def ask(text: str) -> dict[str, Any]:
+        calls.append(text)
+        return {"text": text, "tokens_used": TOKENS}
+
+    @hive.workflow
+    async def part(name: str) -> str:
+        return str((await ask(name))["text"])
+
+    @hive.step(persona="a")
+    async def think(name: str) -> dict[str, Any]:
+        calls.append(f"think {name}")
+        found = await asyncio.gather(ask(f"{name}-1"), part(f"{name}-2"))
+        return {"found": [found[0]["text"], found[1]], "tokens_used": 0}
+
+    @hive.step(persona="free")
+    async def beside(name: str) -> dict[str, Any]:
+        calls.append(name)
+        await asyncio.sleep(0.01)
+        return {"text": name, "tokens_used": TOKENS}
+
+    @hive.workflow
+    async def siblings(name: str) -> list[str]:
+        return [(await beside(f"{name}-1"))["text"], (await beside(f"{name}-2"))["text"]]
+
+    @hive.workflow
+    async def whole() -> list[Any]:
+        first, second, free = await asyncio.gather(think("b"), think("c"), siblings("free"))
+        return [first["found"], second["found"], free]
+
+    return whole
+
+
+def finish(
+    folder: Path, watch: Any = None, make: Any = program, **account: Any
+) -> tuple[list[Any], list[Any], int]:
     """Run it to its end, raising its budget as often as needed: its result, calls and raises."""
     calls: list[Any] = []
-    with Hive(folder, quick_config()) as hive:
+    account = account or {"run": "r"}
+    ((scope, name),) = account.items()
+    with Hive(folder, quick_config(), budget={scope: {name: TOKENS}}) as hive:
         if watch is not None:
             hive._open().notifications.add(watch)
-        whole = program(hive, calls)
+        whole = make(hive, calls)
         for raises in range(MOST_RAISES):
             try:
-                return hive.run_sync(whole, run_id="r", budget=TOKENS), calls, raises
+                return hive.run_sync(whole, run_id="r"), calls, raises
             except BudgetExceeded:
-                hive.budget.raise_limit(TOKENS, run="r")
+                hive.budget.raise_limit(TOKENS, **account)
     raise AssertionError("it is bankrupt again and again")
 
 
@@ -106,3 +146,35 @@ def test_a_bankrupt_run_killed_after_each_record_is_its_twin(tmp_path: Path) -> 
             (account,) = [each for each in hive.budget.spent("run") if each.name == "r"]
             assert account.tokens == STEPS * TOKENS, folder.name
             assert account.reserved_tokens == 0, folder.name
+
+
+@pytest.mark.timeout(600)
+def test_nested_calls_and_bankrupt_siblings_killed_after_each_record_are_their_twin(
+    tmp_path: Path,
+) -> None:
+    copies: list[Path] = []
+
+    def kill(news: object) -> None:
+        if isinstance(news, EntriesAppended):
+            target = tmp_path / f"killed-{len(copies)}"
+            copies.append(copy_live(tmp_path / "undisturbed", target))
+
+    result, calls, raises = finish(tmp_path / "undisturbed", kill, nested_program, persona="a")
+    assert result == [["b-1", "b-2"], ["c-1", "c-2"], ["free-1", "free-2"]]
+    assert raises == 3, "each call of the persona but the first needed a raise"
+    for name in ("b-1", "b-2", "c-1", "c-2", "free-1", "free-2"):
+        assert calls.count(name) == 1, "no call that was in flight is paid for again"
+    expected = recorded(tmp_path / "undisturbed")
+    assert len(copies) > 20
+    for folder in copies[::5]:
+        with Hive(folder) as hive:
+            hive.budget.release()
+        again, more, _ = finish(folder, None, nested_program, persona="a")
+        assert again == result, folder.name
+        assert set(more) <= set(calls), folder.name
+        assert recorded(folder) == expected, folder.name
+        with Hive(folder) as hive:
+            spent = {each.name: each for each in hive.budget.spent("persona")}
+            assert spent["a"].tokens == 4 * TOKENS, folder.name
+            assert spent["free"].tokens == 2 * TOKENS, folder.name
+            assert spent["a"].reserved_tokens == spent["a"].in_flight == 0, folder.name

@@ -6,15 +6,11 @@ room, it waits for calls that are made to be settled; and where those cannot hel
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
-import time
 from datetime import UTC, datetime, timedelta, tzinfo
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maestro_hive.engine import values
+from maestro_hive.engine.budget_queue import BudgetQueue, WaitingCall
 from maestro_hive.engine.errors import BudgetExceeded, UnpricedModel
 from maestro_hive.engine.shared import shared
 from maestro_hive.kernel.clock import from_micros
@@ -31,11 +27,12 @@ from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import EntryKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from maestro_hive.engine.prices import Prices
     from maestro_hive.engine.usage import Usage
     from maestro_hive.kernel.errors import BudgetRefusedError
+    from maestro_hive.maestro.state.budgets import StepKey
     from maestro_hive.maestro.state.records import Entry
     from maestro_hive.maestro.state.store import Reader, Store
 
@@ -43,12 +40,6 @@ logger = get_log("maestro_hive.budgets")
 
 #: How deep children are nested, at most.
 _DEEPEST = 1_000
-#: How often it is looked whether another process has settled a call: the first pause and the last.
-_FIRST_POLL = 0.005
-_LAST_POLL = 0.1
-_POLL_GROWTH = 1.3
-#: How often it is looked whether a process that has reserved something has died.
-_RECOVER_SECONDS = 0.5
 #: An estimate follows what calls spend: at once if that is more, by such a part of it if it is less.
 _SLOWNESS = 8
 #: Facts of starts with what they reserve that are remembered; they are few where sizes are stable.
@@ -63,6 +54,8 @@ class Sizing(NamedTuple):
     max_usd: int | None = None
     model: str = ""
     prices: Prices | None = None
+    #: Whether limits hold for them; if not, what they spend is only counted.
+    is_enforced: bool = True
 
 
 UNSIZED = Sizing()
@@ -77,16 +70,18 @@ class Days:
             from zoneinfo import ZoneInfo  # noqa: PLC0415 - where a zone is set
 
             self.zone = ZoneInfo(zone)
-        self._first = self._end = 0
-        self._name = ""
+        #: A day that was asked for: its first moment, its end, and its name; replaced as a whole.
+        self._known = (0, 0, "")
 
     def name(self, at: int) -> str:
         """Return the day of a moment, as in ``2026-11-17``."""
-        if not self._first <= at < self._end:
-            start, end = self._bounds(at)
-            self._first, self._end = (int(each.timestamp() * MICROS) for each in (start, end))
-            self._name = start.date().isoformat()
-        return self._name
+        first, end, name = self._known
+        if not first <= at < end:
+            start, after = self._bounds(at)
+            first, end = (int(each.timestamp() * MICROS) for each in (start, after))
+            name = start.date().isoformat()
+            self._known = (first, end, name)
+        return name
 
     def seconds_left(self, at: int) -> float:
         """Return in how many seconds the next day starts."""
@@ -119,7 +114,10 @@ class RunAccounts:
             name = record.parent
         else:
             root = None
-        queue = None if root is None else _queue_of(store.entries(root.id, up_to=2))
+        facts = {} if root is None else _first_facts(store.entries(root.id, up_to=2))
+        queue = facts.get("queue")
+        #: The steps that the run, or the one that it is a child of, was enqueued in.
+        self.enqueued_in = tuple(_known_steps(store, facts.get("enqueued_in") or ()))
         self.chain = (*chain, f"queue:{queue}") if queue is not None else tuple(chain)
         self._known: dict[tuple[str, str], tuple[str, ...]] = {}
         self._counted: dict[tuple[tuple[str, ...], str], tuple[str, ...]] = {}
@@ -142,65 +140,104 @@ class RunAccounts:
         return found
 
 
-def _queue_of(first: list[Entry]) -> str | None:
+class StepAround(NamedTuple):
+    """A step that something is executed inside of: the name and the number of its run, and its own."""
+
+    run: str
+    number: int
+    step: int
+
+
+def _first_facts(first: list[Entry]) -> Mapping[str, Any]:
+    """Return what is recorded of how a run was started."""
     for entry in first:
         if entry.kind == EntryKind.RUN_STARTED:
-            queue = facts_of(entry).get("queue")
-            return queue if isinstance(queue, str) else None
-    return None
+            return facts_of(entry)
+    return {}
+
+
+def _known_steps(store: Reader, recorded: Iterable[Mapping[str, Any]]) -> Iterator[StepAround]:
+    """Yield the steps that a run was enqueued in; not those of runs that are purged."""
+    for each in recorded:
+        record = store.run(each["run"])
+        if record is not None:
+            yield StepAround(record.name, record.id, each["step"])
+
+
+class KnownLimits:
+    """The limits of a store as they were read once: what a call needs of them belongs together."""
+
+    def __init__(self, store: Store) -> None:
+        limits = store.limits(())
+        self.epoch = limits.epoch
+        self.days = Days(limits.zone)
+        self.is_empty = not limits.some
+        self._store = store
+        self._limited: dict[tuple[str, ...], tuple[Limited, ...]] = {}
+
+    def limited(self, accounts: tuple[str, ...]) -> tuple[Limited, ...]:
+        """Return those of the accounts that have a limit, with it."""
+        if self.is_empty:
+            return ()
+        found = self._limited.get(accounts)
+        if found is None:
+            # If these are newer than its epoch, the start that names that epoch is refused.
+            found = self._store.limits(accounts).limited(accounts)
+            if len(self._limited) >= _REMEMBERED:
+                self._limited.clear()
+            self._limited[accounts] = found
+        return found
 
 
 class Ledger:
-    """The budgets of one store in this process; one object for all its runs."""
+    """The budgets of one store in this process; one object for all its runs, in any thread."""
 
     def __init__(self, store: Store, _name: str = "") -> None:
         self.store = store
         self._mutex = threading.Lock()
         self._estimates: dict[tuple[str, str], Estimate] = {}
-        self._limited: dict[tuple[str, ...], tuple[Limited, ...]] = {}
         self._facts: dict[object, bytes] = {}
-        self._waiting: set[Callable[[], object]] = set()
-        #: The fencing numbers of the runs that this process has open.
-        self.fences: set[int] = set()
+        #: The calls that wait.
+        self.queue = BudgetQueue(self)
         self.refresh()
 
     def refresh(self) -> None:
         """Read the limits again: those of each of a kind; others when a call concerns them."""
-        limits = self.store.limits(())
+        known = KnownLimits(self.store)
         with self._mutex:
-            self.limits, self._limited = limits, {}
-            self.days = Days(limits.zone)
+            self.known = known
             #: What a start reserves where nothing at all is limited.
-            self.unlimited: Reserve | None = None if limits.some else Reserve(limits.epoch)
-
-    def limited(self, accounts: tuple[str, ...]) -> tuple[Limited, ...]:
-        """Return those of the accounts that have a limit, with it."""
-        if self.unlimited is not None:
-            return ()
-        known = self._limited  # a refresh replaces it: what is added below is of no older epoch
-        found = known.get(accounts)
-        if found is None:
-            found = known[accounts] = self.store.limits(accounts).limited(accounts)
-        return found
+            self.unlimited: Reserve | None = Reserve(known.epoch) if known.is_empty else None
 
     # --- before a call ---
 
     def reserve(
-        self, accounts: tuple[str, ...], persona: str, step: str, sizing: Sizing
+        self,
+        known: KnownLimits,
+        accounts: tuple[str, ...],
+        persona: str,
+        step: str,
+        sizing: Sizing,
     ) -> tuple[Reserve, bool]:
         """Return what a call reserves, and whether that is an estimate."""
-        epoch = self.limits.epoch  # first: limits that are newer than it are found out
-        limits = self.limited(accounts)
-        if not limits:
-            return Reserve(epoch), False
+        limits = known.limited(accounts)
+        if not limits or not sizing.is_enforced:
+            return Reserve(known.epoch), False
         tokens, in_money = sizing.max_tokens, is_in_money(limits)
         if tokens is not None and not in_money:
-            return Reserve(epoch, limits, tokens, 0), False
+            return Reserve(known.epoch, limits, tokens, 0), False
         estimate = self.estimate(persona, step)
         if tokens is None and estimate is not None:
-            tokens = estimate.tokens
-        usd = most_usd(persona, step, sizing, estimate) if in_money else 0
-        return Reserve(epoch, limits, tokens, usd), sizing.max_tokens is None
+            most = [tokens for _, tokens, _ in limits if tokens is not None]
+            tokens = _unless_above(estimate.tokens, most)
+        usd: int | None = 0
+        if in_money:
+            most = [usd for _, _, usd in limits if usd is not None]
+            usd = most_usd(persona, step, sizing, estimate, most)
+        made = Reserve(known.epoch, limits, tokens, usd)
+        if estimate is None and made.unsized:
+            made = made._replace(unknown=(persona, step))
+        return made, sizing.max_tokens is None
 
     def estimate(self, persona: str, step: str) -> Estimate | None:
         """Return what a call of a step is expected to spend; None if that is not known."""
@@ -273,11 +310,7 @@ class Ledger:
 
     def settled(self) -> None:
         """Let those look again who wait in this process; from any thread."""
-        if not self._waiting:
-            return
-        for wake in list(self._waiting):
-            with contextlib.suppress(RuntimeError):  # its loop was closed
-                wake()
+        self.queue.settled()
 
     def check_spent(self, limits: tuple[Limited, ...], persona: str) -> None:
         """Raise ``BudgetExceeded`` if more than a limit was spent."""
@@ -285,13 +318,13 @@ class Ledger:
             known = self.store.account(account)
             for unit, most, used in (("tokens", tokens, known.tokens), ("usd", usd, known.usd)):
                 if most is not None and used > most:
-                    raise self._exceeded(account, unit, used, most, 0, persona)
+                    raise self.exceeded(account, unit, used=used, limit=most, persona=persona)
 
     def tokens_left(self, accounts: tuple[str, ...]) -> float:
         """Return how many tokens the limits of accounts leave, with what is reserved taken away."""
         self.refresh()  # another process may have set one
         left = float("inf")
-        for account, tokens, _ in self.limited(accounts):
+        for account, tokens, _ in self.known.limited(accounts):
             if tokens is not None:
                 known = self.store.account(account)
                 left = min(left, tokens - known.tokens - known.reserved_tokens)
@@ -299,87 +332,35 @@ class Ledger:
 
     # --- waiting ---
 
-    async def room(self, refused: BudgetRefusedError, persona: str, *, nested: bool) -> None:
+    async def room(
+        self, refused: BudgetRefusedError, wanted: Reserve, persona: str, ticket: int
+    ) -> tuple[StepKey, ...]:
         """Return when there may be room for a call that was refused; raise if there will be none.
 
-        ``nested``: it is made inside another one, whose own reservation must not be waited for.
+        What is returned are steps that wait themselves, next to which it may be made.
         """
-        poll, recover_at, lost = _FIRST_POLL, 0.0, 0
-        while True:
-            if time.monotonic() >= recover_at:
-                recover_at = time.monotonic() + _RECOVER_SECONDS
-                if await self._in_store(self.store.recover_reservations, writes=True):
-                    return
-                lost = await self._in_store(partial(self._lost, refused))
-            account = await self._in_store(partial(self.store.account, refused.account))
-            used, held = (
-                (account.tokens, account.reserved_tokens)
-                if refused.unit == "tokens"
-                else (account.usd, account.reserved_usd)
-            )
-            amount = 0 if refused.alone else max(1, refused.amount)
-            blocked = account.unsized > 0 or (refused.alone and account.in_flight > 0)
-            if used + held + amount <= refused.limit and not blocked:
-                return
-            full = not refused.alone and used + lost + amount > refused.limit
-            # What this process has in flight is paid for: to be suspended would lose it.
-            full = full and not await self._in_store(partial(self._own_in_flight, refused.account))
-            if full or nested or not account.in_flight:
-                raise self._exceeded(
-                    refused.account, refused.unit, used, refused.limit, lost, persona, amount
-                )
-            if await self._in_store(self._has_other_limits):
-                return
-            await self._pause(poll)
-            poll = min(poll * _POLL_GROWTH, _LAST_POLL)
+        call = WaitingCall(refused, wanted, persona, ticket)
+        await self.queue.room(call)
+        return call.also_within
 
-    def _has_other_limits(self) -> bool:
-        return self.store.limits(()).epoch != self.limits.epoch
+    def is_of_another_day(self, account: str) -> bool:
+        """Return whether an account is that of a day, and not of the present one."""
+        today = f"day:{self.known.days.name(self.store.clock.micros())}"
+        return account.startswith("day:") and account != today
 
-    def _lost(self, refused: BudgetRefusedError) -> int:
-        """Return how much of an account processes that died had reserved."""
-        return sum(
-            each.tokens if refused.unit == "tokens" else each.usd
-            for each in self.store.reservations()
-            if each.lost and refused.account in each.accounts
-        )
-
-    def _own_in_flight(self, account: str) -> bool:
-        """Return whether calls of this process are made that have reserved something of an account."""
-        return any(
-            account in each.accounts and not each.lost and each.fence in self.fences
-            for each in self.store.reservations()
-        )
-
-    async def _pause(self, seconds: float) -> None:
-        settled = asyncio.Event()
-        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, settled.set)
-        self._waiting.add(wake)
-        try:
-            async with asyncio.timeout(seconds):
-                await settled.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._waiting.discard(wake)
-
-    async def _in_store(
-        self, call: Callable[[], values.ResultT], *, writes: bool = False
-    ) -> values.ResultT:
-        if not writes and self.store.syncs_fast():
-            return call()
-        return await values.in_thread(call)
-
-    def _exceeded(
+    def exceeded(
         self,
         account: str,
         unit: str,
+        *,
         used: int,
         limit: int,
-        lost: int,
         persona: str,
+        lost: int = 0,
         amount: int = 0,
+        waiting: int = 0,
     ) -> BudgetExceeded:
+        """Return the error of a call that a budget has no room for, with when there is some by itself."""
         return BudgetExceeded(
             account,
             unit,
@@ -387,6 +368,7 @@ class Ledger:
             limit=limit,
             lost=lost,
             amount=amount,
+            waiting=waiting,
             persona_id=persona,
             retry_in=self._seconds_to_room(account, lost),
         )
@@ -395,8 +377,10 @@ class Ledger:
         """Return after how many seconds there is room by itself; None if a person has to make it."""
         now = self.store.clock.micros()
         waits: list[float] = []
-        if account == f"day:{self.days.name(now)}":
-            waits.append(self.days.seconds_left(now))
+        if self.is_of_another_day(account):
+            waits.append(0.0)
+        elif account.startswith("day:"):
+            waits.append(self.known.days.seconds_left(now))
         if lost:
             since = [each.at for each in self.store.reservations() if each.lost]
             waits += [(at + LOST_MICROS - now) / MICROS for at in since]
@@ -404,7 +388,11 @@ class Ledger:
 
 
 def most_usd(
-    persona: str, step: str, sizing: Sizing, estimate: Estimate | None = None
+    persona: str,
+    step: str,
+    sizing: Sizing,
+    estimate: Estimate | None = None,
+    limits: Sequence[int] = (),
 ) -> int | None:
     """Return what a call costs at most; None if nobody knows. A model needs a price."""
     if sizing.max_usd is not None:
@@ -416,7 +404,7 @@ def most_usd(
         raise UnpricedModel(step, persona, model)
     if sizing.max_tokens is not None and price is not None:
         return -(-sizing.max_tokens * price.highest // MICROS)
-    return None if estimate is None else estimate.usd
+    return None if estimate is None else _unless_above(estimate.usd, limits)
 
 
 def is_in_money(limits: tuple[Limited, ...]) -> bool:
@@ -425,6 +413,11 @@ def is_in_money(limits: tuple[Limited, ...]) -> bool:
         if usd is not None:
             return True
     return False
+
+
+def _unless_above(estimate: int, limits: Sequence[int]) -> int | None:
+    """Return an estimate; None if it is above a limit, where one large call would lock out all others."""
+    return None if any(estimate > limit for limit in limits) else estimate
 
 
 def _towards(known: int, used: int) -> int:

@@ -41,6 +41,10 @@ class Admission(Protocol):
         """Note that the body has ended; from any thread, at any time."""
         ...
 
+    async def withdraw(self) -> None:
+        """Note that the body is not called after all, as if the attempt had never entered."""
+        ...
+
     def outlive(self) -> Json:
         """Note that the attempt is over and its body is not; return what is recorded of that.
 

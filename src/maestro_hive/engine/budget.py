@@ -308,16 +308,28 @@ class Admitted:
     async def renew(self) -> None:
         """Do nothing: as above."""
 
+    async def withdraw(self) -> None:
+        """Note that the call is not made; nothing is known from it."""
+        with self._gate.lock:
+            self._release()
+        self._gate.settled()
+
+    def _release(self) -> bool:
+        gate, size = self._gate, self._size
+        if self._is_over:
+            return False
+        self._is_over = True
+        gate.calls -= 1
+        gate.unsized -= size is None
+        gate.reserved[self._persona] -= size or 0
+        return True
+
     def leave(self) -> None:
         """Note that the call has ended, and what it spent."""
-        gate, size = self._gate, self._size
+        gate = self._gate
         with gate.lock:
-            if self._is_over:
+            if not self._release():
                 return
-            self._is_over = True
-            gate.calls -= 1
-            gate.unsized -= size is None
-            gate.reserved[self._persona] -= size or 0
             spent = self._step.record.tokens() - self._before
             gate.known[self._step.name] = max(spent, gate.known.get(self._step.name, 0))
         gate.settled()

@@ -55,6 +55,14 @@ def current() -> StepContext:
     return found
 
 
+def records_around() -> Iterator[RunStep | MemoryStep]:
+    """Yield what is recorded of the steps that this is executed inside of, the innermost first."""
+    context = current_step.get()
+    while context is not None:
+        yield context._record  # noqa: SLF001 - of this module
+        context = context._outer  # noqa: SLF001
+
+
 class StepContext:
     """What a task can know and keep while it is executed; what it saves is durable at once."""
 
@@ -63,6 +71,7 @@ class StepContext:
         "_history",
         "_loop",
         "_memory",
+        "_outer",
         "_over",
         "_record",
         "_spend",
@@ -89,7 +98,7 @@ class StepContext:
         run_id: str | None,
         stores_stream: bool = True,
     ) -> None:
-        outer = current_step.get()
+        self._outer = outer = current_step.get()
         #: How many steps it is inside of.
         self.depth: int = 0 if outer is None else outer.depth + 1
         #: Which attempt this is, from 1; it goes on after a restart.

@@ -239,12 +239,14 @@ class BudgetExceeded(TokenBudgetExceeded):
         limit: int,
         lost: int = 0,
         amount: int = 0,
+        waiting: int = 0,
         persona_id: str = "",
         retry_in: float | None = None,
     ) -> None:
         scope, _, name = account.partition(":")
         show = _tokens if unit == "tokens" else _dollars
         gone = f", {show(lost)} reserved by processes that died" if lost else ""
+        gone += f", {show(waiting)} reserved by calls that wait themselves" if waiting else ""
         wanted = f"; a call may take {show(amount)}" if amount > 1 else ""
         ways = [f"raise it by `maestro budget raise {scope} {name} --{unit} N`"]
         if lost:

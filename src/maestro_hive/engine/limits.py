@@ -142,6 +142,12 @@ class Entered:
         if self._permit is not None:
             self._permit.release()
 
+    async def withdraw(self) -> None:
+        """Give its place back: its body is not called."""
+        self.leave()
+        if self._start is not None:
+            await self._start.withdraw()
+
     def outlive(self) -> Json:
         """Let the permit be held by a body that goes on; return by what lease, for people to see."""
         return None if self._permit is None else self._permit.outlive()
@@ -502,6 +508,10 @@ class CountedStart:
         """Return when it may be made after all, counted again."""
         return await self.limit.count_again(self)
 
+    async def withdraw(self) -> None:
+        """Count it no more: it is not made."""
+        await self.limit.withdraw(self)
+
 
 class RateLimit:
     """So many starts in any window under one name, over all processes on a store."""
@@ -525,6 +535,11 @@ class RateLimit:
         # One that is late by itself, as in a process that was stopped, says nothing about the next.
         self._slowness = max(self._slowness, late.slowness)
         return await self._start(late.rate, late.slowness * 2, late.at)
+
+    async def withdraw(self, counted: CountedStart) -> None:
+        """Let another one start instead of one that was counted."""
+        forget = partial(self._forget, counted.rate, counted.at)
+        await _in_store(self._store, forget, lambda _: None)
 
     async def _start(self, rate: Rate, slowness: float, late: float | None = None) -> CountedStart:
         call = _part(rate, _CALL_PART, _CALL_MIN, _CALL_MAX)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.budget import Gate
     from maestro_hive.engine.config import StateConfig, StateFolders
     from maestro_hive.engine.definitions import Tasks
-    from maestro_hive.maestro.state.budgets import Reserve
+    from maestro_hive.maestro.state.budgets import Reserve, StepKey
     from maestro_hive.maestro.state.records import NewDispatch
     from maestro_hive.maestro.state.run_document import RunCopy
     from maestro_hive.maestro.state.store import (
@@ -131,6 +131,8 @@ class OpenRun:
         #: The status that it is listed with from then on; None if with that of before.
         self.left_status: str | None = None
         self._accounts: RunAccounts | None = None
+        #: Why no more attempts may start: its workflow is about to be suspended.
+        self.refusal: Exception | None = None
         #: What calls of this process may spend, where the run itself has a limit.
         self.gate: Gate | None = None
 
@@ -178,7 +180,6 @@ class OpenRun:
                 self._config = config
                 #: The budgets of the store.
                 self.ledger = ledger_of(self.store)
-                self.ledger.fences.add(self._lease.lease.fence)
                 self._copy_is_planned = not self._copies_itself  # then there is none to plan
                 if opening.dispatch is not None and not self._lease.dispatched:
                     self._give_to_workers(opening.dispatch)
@@ -226,7 +227,6 @@ class OpenRun:
             if self.users > 0:
                 return
             forget_shared(self.store, OpenRun, self.run_id, self)
-            self.ledger.fences.discard(self.lease.lease.fence)
             copier().withdraw(self.store, self.run_id, self._copy_in_thread)
             if not released:
                 with contextlib.suppress(StorageError):  # a failed store has no leases any more
@@ -422,6 +422,15 @@ class OpenRun:
         for waiter in waiters:
             if not waiter.done():  # one that was cancelled waits no more
                 waiter.set_result(None)
+
+    def open_steps(self, after: int) -> set[StepKey]:
+        """Return the steps whose attempts are made just now, and started after an entry."""
+        with self.mutex:
+            found = [self.state.by_identity.get(identity) for identity in self._in_flight]
+        run = self.lease.run
+        return {
+            (run, each.number) for each in found if each and each.open_attempt and each.seq > after
+        }
 
     # --- from the journal, or from a copy ---
 

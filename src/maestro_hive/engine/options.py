@@ -274,10 +274,10 @@ class Options:
         return {name: value for name, value in chosen.items() if value != DEFAULTS[name]}
 
 
-def sizing_of(options: Options, prices: Prices | None) -> Sizing:
+def sizing_of(options: Options, prices: Prices | None, *, is_enforced: bool = True) -> Sizing:
     """Return what the options say about what a call spends."""
     usd = None if options.max_usd is None else round(options.max_usd * MICROS)
-    return Sizing(options.max_tokens, usd, options.model or "", prices)
+    return Sizing(options.max_tokens, usd, options.model or "", prices, is_enforced)
 
 
 def _as_settings(unknown: list[str]) -> str:

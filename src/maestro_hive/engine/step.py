@@ -168,6 +168,7 @@ class StepExecution:
                     else:
                         done, output = await self._attempt(guard)
                 except (BudgetRefusedError, StaleLimitsError) as refused:
+                    await self._withdraw_from_stages()
                     await self._wait_for_budget(refused)
                     continue
                 finally:
@@ -203,6 +204,12 @@ class StepExecution:
             _leave(admissions)
             raise
         self.admissions = admissions
+
+    async def _withdraw_from_stages(self) -> None:
+        """Leave what was entered for an attempt that did not start: it has used none of it."""
+        admissions, self.admissions = self.admissions, ()
+        for each in admissions:
+            await each.withdraw()
 
     def _leave_stages(self) -> None:
         """Leave what was entered; if the attempt is over and its thread is not, with the thread."""
@@ -336,12 +343,11 @@ class StepExecution:
         """Return when an attempt that a shared budget refused may be tried again; raise if never."""
         record = self.record
         assert type(record) is RunStep
-        ledger = record.run.ledger
         if isinstance(refused, StaleLimitsError):
-            ledger.refresh()
+            record.run.ledger.refresh()
             return
         try:
-            await ledger.room(refused, self.spec.persona, nested=self.is_nested())
+            await record.wait_for_room(refused)
         except TokenBudgetExceeded:
             self._note(ExecutionStatus.BANKRUPT)
             raise

@@ -12,7 +12,9 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.engine.accounts import UNSIZED, most_usd
+from maestro_hive.engine.accounts import UNSIZED, StepAround, most_usd
+from maestro_hive.engine.budget_queue import behind_others
+from maestro_hive.engine.context import records_around
 from maestro_hive.engine.failures import set_failure
 from maestro_hive.engine.healing.arguments import ChangedArguments
 from maestro_hive.engine.open_run import RUNNING
@@ -49,7 +51,8 @@ if TYPE_CHECKING:
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.engine.plan import Plan
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.maestro.state.budgets import Reserve
+    from maestro_hive.kernel.errors import BudgetRefusedError
+    from maestro_hive.maestro.state.budgets import Reserve, StepKey
     from maestro_hive.maestro.state.codec import Encoded, Json
     from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.maestro.state.store import DocumentGuard
@@ -65,6 +68,7 @@ class RunStep(StepRepairs):
     """A step of an open run."""
 
     __slots__ = (
+        "_also_within",
         "_clock",
         "_elapsed_before",
         "_held",
@@ -75,6 +79,7 @@ class RunStep(StepRepairs):
         "_started",
         "_started_at",
         "_stream",
+        "_ticket",
         "_usage",
         "plan",
         "round",
@@ -101,6 +106,10 @@ class RunStep(StepRepairs):
         #: result reports, which is recorded with its outcome.
         self._reserved = False
         self._held: Reserve | None = None
+        #: Its place among those that wait for a budget, once it has one; and the steps that wait
+        #: themselves, next to which it may be made.
+        self._ticket = 0
+        self._also_within: tuple[StepKey, ...] = ()
         self._spent = NOTHING
         self._usage: Usage | None = None
         self._sizing = UNSIZED
@@ -220,6 +229,8 @@ class RunStep(StepRepairs):
     ) -> Awaitable[None]:
         """Record that an attempt starts: safe against a kill, if not against a power cut."""
         run, plan, clock = self.run, self.plan, self._clock
+        if run.refusal is not None:
+            raise run.refusal
         state = run.state.by_identity.get(plan.identity)
         now = clock.micros()
         if self._started is None:
@@ -249,6 +260,8 @@ class RunStep(StepRepairs):
         listed = run.listed_status == RUNNING or run.state.started is not None
         status = None if listed else RUNNING
         started = run.record(entry, sync=False, guard=guard, status=status, budget=reserve)
+        if self._ticket:
+            started = self._start_after_waiting(started)
         if attempt == 1 and not run.state.restored_seq:
             return started
         return self._start_stream_over(started, number, attempt)
@@ -256,12 +269,32 @@ class RunStep(StepRepairs):
     def _reserve(self, now: int) -> tuple[bytes, Reserve]:
         """Return the facts of a start with what it reserves, and that."""
         run, plan, ledger = self.run, self.plan, self.run.ledger
-        accounts = run.accounts.of(plan.persona, ledger.days.name(now))
-        reserve, estimated = ledger.reserve(accounts, plan.persona, plan.name, self._sizing)
+        known = ledger.known
+        accounts = run.accounts.of(plan.persona, known.days.name(now))
+        reserve, estimated = ledger.reserve(known, accounts, plan.persona, plan.name, self._sizing)
         if not reserve.limits:
             return plan.facts, reserve
+        within = tuple((each.number, each.step) for each in steps_around(run))
+        self._held = reserve = reserve._replace(within=(*within, *self._also_within))
+        waited_for = ledger.queue.first_waited_for(reserve.limits)
+        if waited_for is not None and not self._ticket and not reserve.within:
+            raise behind_others(waited_for, reserve)
         self._reserved, self._held = True, reserve
         return ledger.facts(plan.facts, reserve, estimated=estimated), reserve
+
+    async def wait_for_room(self, refused: BudgetRefusedError) -> None:
+        """Return when it may be tried again whether a budget has room; raise if it will have none."""
+        ledger, wanted = self.run.ledger, self._held
+        assert wanted is not None
+        self._ticket = self._ticket or ledger.queue.ticket()
+        self._also_within = await ledger.room(refused, wanted, self.plan.persona, self._ticket)
+
+    async def _start_after_waiting(self, started: Awaitable[None]) -> None:
+        """Record a start that had to wait for a budget, and let others have their turn."""
+        try:
+            await started
+        finally:
+            self.run.ledger.queue.note_tried(self._ticket)
 
     async def _start_stream_over(self, started: Awaitable[None], number: int, attempt: int) -> None:
         """Record the start; if the run has streams, say that what the step wrote before is void."""
@@ -452,9 +485,9 @@ class RunStep(StepRepairs):
     ) -> tuple[NewEntry, Settle]:
         """Return the entry of what was spent, and how that is settled."""
         run, ledger, persona = self.run, self.run.ledger, self.plan.persona
-        owned, tokens = run.accounts, usage.tokens
-        accounts = owned.of(persona, ledger.days.name(self._start_of(attempt)))
-        limits = ledger.limited(accounts)
+        owned, known, tokens = run.accounts, ledger.known, usage.tokens
+        accounts = owned.of(persona, known.days.name(self._start_of(attempt)))
+        limits = known.limited(accounts)
         usd = ledger.cost(usage, self._sizing, limits)
         model = usage.model or self._sizing.model
         facts = {"persona": persona, "tokens": tokens, "usd": usd / MICROS, **usage.facts()}
@@ -471,6 +504,7 @@ class RunStep(StepRepairs):
     def _settlement(self, outcome: NewEntry) -> tuple[tuple[NewEntry, ...], Settle | None]:
         """Return what is recorded before the outcome of an attempt, and how its spending is settled."""
         usage, self._usage = self._usage, None
+        self._ticket, self._also_within = 0, ()
         first: tuple[NewEntry, ...] = ()
         spent = self._spent
         if usage is not None:
@@ -504,15 +538,16 @@ class RunStep(StepRepairs):
     def tokens_left(self) -> float:
         """Return how many tokens the budgets that all processes share leave to it."""
         run, ledger = self.run, self.run.ledger
-        day = ledger.days.name(self._clock.micros())
+        day = ledger.known.days.name(self._clock.micros())
         return ledger.tokens_left(run.accounts.of(self.plan.persona, day))
 
     def check_accounts(self) -> None:
         """Raise ``BudgetExceeded`` if more was spent than a shared budget has."""
         run, ledger = self.run, self.run.ledger
         if ledger.unlimited is None:
-            day = ledger.days.name(self._started_at or self._clock.micros())
-            limits = ledger.limited(run.accounts.of(self.plan.persona, day))
+            known = ledger.known
+            day = known.days.name(self._started_at or self._clock.micros())
+            limits = known.limited(run.accounts.of(self.plan.persona, day))
             ledger.check_spent(limits, self.plan.persona)
 
     def check_price(self, persona: str, name: str, sizing: Sizing) -> None:
@@ -575,6 +610,23 @@ class RunStep(StepRepairs):
     def _value(self, entry: Entry | None) -> Any:
         data = self.run.store.load(entry) if entry is not None else None
         return None if data is None else codec.decode(data)
+
+
+def steps_around(run: OpenRun | None = None) -> tuple[StepAround, ...]:
+    """Return the steps that what is executed here is inside of; ``run`` is the one that it belongs to.
+
+    Also those in which its run, or that of one of these, was enqueued.
+    """
+    found: dict[StepAround, None] = {}
+    runs = [] if run is None else [run]
+    for record in records_around():
+        if isinstance(record, RunStep) and record.state is not None:
+            around = record.run
+            found[StepAround(around.run_id, around.lease.run, record.state.number)] = None
+            runs.append(around)
+    for each in runs:
+        found |= dict.fromkeys(each.accounts.enqueued_in)
+    return tuple(found)
 
 
 def plus(spent: Usage, tokens: int, usd: int, model: str) -> Usage:

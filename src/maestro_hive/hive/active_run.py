@@ -26,13 +26,15 @@ from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import open_waits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 
+    from maestro_hive.engine.accounts import StepAround
     from maestro_hive.engine.limits import Entered
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.hive.runs import Input
     from maestro_hive.hive.steps import RunContext
     from maestro_hive.hive.waits import Asking
+    from maestro_hive.maestro.state.budgets import StepKey
     from maestro_hive.maestro.state.records import Entry, NewEntry
     from maestro_hive.maestro.state.store import DocumentChange, Store
 
@@ -44,6 +46,9 @@ _MOST_REFUSALS = 100
 _LEFTOVER_SECONDS = 1.0
 #: How often a task may be cancelled while the workflow it waits for is being ended.
 _CANCELLATIONS = 100
+#: How often it is looked whether calls in flight have ended: the first pause and the last.
+_FIRST_PAUSE = 0.005
+_LAST_PAUSE = 0.1
 
 
 class WorkflowStopped(BaseException):
@@ -73,6 +78,9 @@ class ActiveRun:
         #: Has the inbox read at once; set by what watches it.
         self.check_inbox: Callable[[], None] = lambda: None
         self.loop = asyncio.get_running_loop()
+        #: Steps that cannot end, since a call inside of them was refused by a budget.
+        self._blocked: set[StepKey] = set()
+        run.refusal = None if parent is None else parent.run.refusal
         run.record_here()
         #: The last entry of what was recorded before this process executes it.
         self.resumed_at = run.state.seq if run.state.seq > 1 else 0
@@ -199,6 +207,32 @@ class ActiveRun:
         self._end_tasks()
         for child in list(self.children):
             child.stop(error)
+
+    async def let_calls_end(self, error: Exception, around: Iterable[StepAround]) -> None:
+        """Return when the calls in flight of all runs of its family have ended, and none starts any more.
+
+        Each of them was paid for, or is: cancelled, it would be paid for again. ``around`` are the steps
+        that the call which was refused is inside of: these cannot end.
+        """
+        top = self
+        while top.parent is not None:
+            top = top.parent
+        top._blocked |= {(each.number, each.step) for each in around}  # noqa: SLF001 - of its own class
+        pause = _FIRST_PAUSE
+        while True:
+            family = list(top._family())  # noqa: SLF001
+            for each in family:  # also those that were started meanwhile
+                each.run.refusal = each.run.refusal or error
+            blocked = top._blocked | self.run.ledger.queue.blocked_steps()  # noqa: SLF001
+            if not any(each.run.open_steps(each.resumed_at) - blocked for each in family):
+                return
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LAST_PAUSE)
+
+    def _family(self) -> Iterator[ActiveRun]:
+        yield self
+        for child in list(self.children):
+            yield from child._family()  # noqa: SLF001 - of its own class
 
     def suspended(self, error: Exception) -> asyncio.CancelledError:
         """Suspend it by an error, and return what the workflow is ended with."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from maestro_hive.engine import settings, values
 from maestro_hive.engine.budget import checked_amount
 from maestro_hive.engine.open_run import Opening
+from maestro_hive.engine.step_record import steps_around
 from maestro_hive.hive import runs
 from maestro_hive.hive.branches import active_run_or_none, current_branch, place
 from maestro_hive.hive.budgets import declare, run_budget
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from maestro_hive.hive.runs import Input
     from maestro_hive.hive.worker import Worker
     from maestro_hive.maestro.state.store import RunLease, Store
+    from maestro_hive.maestro.state.strict_json import Json
 
 R = TypeVar("R")
 
@@ -76,7 +79,11 @@ def enqueue(store: Store, order: Order) -> None:
     run_id, given, dispatch, by, budget = order
     if budget is not None:  # before a worker can take it
         declare(store, run_budget(run_id, budget))
-    first = runs.started(given, **dispatch_facts(dispatch), enqueued_by=by)
+    facts: dict[str, Json] = {**dispatch_facts(dispatch), "enqueued_by": by}
+    around = [{"run": each.run, "step": each.step} for each in steps_around()]
+    if around:  # what these have reserved of budgets, its calls need not wait for
+        facts["enqueued_in"] = around
+    first = runs.started(given, **facts)
     new = NewRun(run_id, given.workflow, (first,), runs.PENDING, dispatch)
     if not store.create_runs([new])[0]:
         _take_existing(store, order)
@@ -267,7 +274,9 @@ class Enqueuing(Definitions):
             **kwargs,
         )
         # In a workflow at once: what is not durable must not be waited for.
-        return call() if active_run_or_none() is not None else await values.in_thread(call)
+        if active_run_or_none() is not None:
+            return call()
+        return await values.in_thread(partial(copy_context().run, call))
 
     def _set_budget(self, run_id: str, budget: Amount | None) -> None:
         """Set what a run may spend with its children, before it is started."""

@@ -11,10 +11,12 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from maestro_hive.engine.errors import BudgetExceeded
 from maestro_hive.engine.recorded_errors import error_from
 from maestro_hive.hive.errors import RunCancelledError, RunFailedError, UnknownRunError
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import codec, records
+from maestro_hive.maestro.state.budgets import refused_by
 from maestro_hive.maestro.state.projections import facts_of, fold
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.views import OVER, STOPPED, effective_status
@@ -243,7 +245,9 @@ def cancel_requested(reason: str, wait: Json) -> NewEntry:
 
 def suspended(error: Exception) -> NewEntry:
     """Return the entry of a suspension: why no process executes the run."""
-    facts = {"error": {"type": type(error).__name__, "message": str(error)}}
+    facts: dict[str, Json] = {"error": {"type": type(error).__name__, "message": str(error)}}
+    if isinstance(error, BudgetExceeded):
+        facts["account"] = error.account
     return _entry(EntryKind.RUN_SUSPENDED, facts)
 
 
@@ -263,7 +267,7 @@ def is_same_suspension(last: Entry, new: NewEntry) -> bool:
     if last.kind != EntryKind.RUN_SUSPENDED:
         return False
     before, now = (re.sub(rb"[0-9.]+", b"#", facts or b"") for facts in (last.facts, new.facts))
-    return before == now
+    return before == now and refused_by(last.facts) == refused_by(new.facts)
 
 
 # --- reading ------------------------------------------------------------------------------------

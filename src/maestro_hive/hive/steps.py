@@ -35,7 +35,7 @@ from maestro_hive.engine.recorded_errors import (
 )
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
 from maestro_hive.engine.step import StepExecution
-from maestro_hive.engine.step_record import RunStep
+from maestro_hive.engine.step_record import RunStep, steps_around
 from maestro_hive.engine.step_spec import StepSpec
 from maestro_hive.engine.turn import Turn
 from maestro_hive.engine.values import OwnArguments
@@ -397,6 +397,7 @@ class StepCalls:
                 raise
             except Exception as error:
                 if _suspends(error, self._context):
+                    await self._let_calls_end(operation, plan, error, is_shared=call.is_shared)
                     raise active.suspended(error) from error
                 failed = {"error": _own_error(error, record), "rounds": max(1, len(rounds.failed))}
             # Not in an except block: the engine's error would become the context of the step's.
@@ -423,6 +424,18 @@ class StepCalls:
                 await operation.end_cancelled(run.state.outcomes[plan.identity])
                 raise
         return await self._deliver(operation, plan, run.state.outcomes[plan.identity])
+
+    async def _let_calls_end(
+        self, operation: Operation, plan: Plan, error: Exception, *, is_shared: bool
+    ) -> None:
+        """Return when a run that a budget has stopped may be suspended: calls in flight are paid for."""
+        if not isinstance(error, TokenBudgetExceeded):
+            return
+        try:
+            await self._active.let_calls_end(error, steps_around(self._active.run))
+        except asyncio.CancelledError:
+            await self._cancelled(operation, plan, is_shared=is_shared)
+            raise
 
     async def _cancelled(self, operation: Operation, plan: Plan, *, is_shared: bool) -> None:
         """Record that the workflow cancelled a step, unless it has another outcome.
@@ -459,7 +472,7 @@ class StepCalls:
             budget=budget,
             checks=checks,
             stages=(budget, *stages) if budget.is_set else stages,
-            sizing=sizing_of(options, context.prices),
+            sizing=sizing_of(options, context.prices, is_enforced=config.tokens.enforce_budget),
             counts_usage=True,
             healer=context.healer,
             healers=context.healers,

@@ -138,7 +138,9 @@ class PersonaExecutor:
             recognises_source=self.config.level1.enable_syntax_validation,
             counts_usage=True,
             log=self._log,
-            sizing=sizing_of(options, default_prices()),
+            sizing=sizing_of(
+                options, default_prices(), is_enforced=self.config.tokens.enforce_budget
+            ),
         )
 
     def _checks(self) -> tuple[PolicyCheck, ...]:

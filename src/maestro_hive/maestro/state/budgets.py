@@ -18,7 +18,7 @@ from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 #: The kinds of accounts that can be limited; and those that are only counted.
 SCOPES = ("persona", "run", "queue", "day")
@@ -36,6 +36,8 @@ LOST_MICROS = 24 * 3600 * MICROS
 
 #: An account with its limits: in tokens, and in money.
 Limited: TypeAlias = tuple[str, int | None, int | None]
+#: A step that is executed: the number of its run, and its own.
+StepKey: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,19 +129,28 @@ class Reservation:
     lost: bool
     at: int
 
+    @property
+    def key(self) -> StepKey:
+        """The step whose attempt it is of."""
+        return self.run, self.step
+
 
 class Reserve(NamedTuple):
     """What a call that starts reserves; refused where a limit leaves no room for it.
 
     ``epoch`` is that of the limits it was made by: of others, ``StaleLimitsError``. ``limits`` are the
     accounts concerned that have a limit; with none, nothing is reserved. None as an amount: it is not
-    known what the call will spend, and it is made alone.
+    known what the call will spend, and it is made alone. ``within`` are the steps that it is made
+    inside of: what these have reserved does not count against it. ``unknown`` is the persona and the
+    step that nothing was learned of yet: if something is by now, ``StaleLimitsError``.
     """
 
     epoch: int
     limits: tuple[Limited, ...] = ()
     tokens: int | None = 0
     usd: int | None = 0
+    within: tuple[StepKey, ...] = ()
+    unknown: tuple[str, str] | None = None
 
     @property
     def unsized(self) -> bool:
@@ -234,6 +245,31 @@ def refusal(account: Account, limit: Limited, wanted: Reserve) -> BudgetRefusedE
         )
         return BudgetRefusedError(account.account, unit, used, reserved, 0, most, alone=True)
     return None
+
+
+def without(account: Account, held: Iterable[Reservation]) -> Account:
+    """Return an account as it is without some of its reservations; others do not change it."""
+    ours = [each for each in held if account.account in each.accounts and not each.lost]
+    return replace(
+        account,
+        reserved_tokens=account.reserved_tokens - sum(each.tokens for each in ours),
+        reserved_usd=account.reserved_usd - sum(each.usd for each in ours),
+        in_flight=account.in_flight - len(ours),
+        unsized=account.unsized - sum(each.unsized for each in ours),
+    )
+
+
+def concerns(changed: Iterable[str], account: str | None) -> bool:
+    """Return whether changes of these accounts, or of each of a kind, may concern one; None may be any."""
+    if account is None:
+        return True
+    return not {account, f"{account.partition(':')[0]}:{EACH}"}.isdisjoint(changed)
+
+
+def refused_by(suspension: bytes | None) -> str | None:
+    """Return the account that suspended a run, by the facts of its suspension; None if none is named."""
+    account = codec.parse(suspension).get("account") if suspension else None
+    return account if isinstance(account, str) else None
 
 
 def reserved(account: Account, wanted: Reserve) -> Account:

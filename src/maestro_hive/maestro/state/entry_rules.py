@@ -369,6 +369,7 @@ RULES: dict[EntryKind, Rule] = {
             "types": by_name(_DECLARED),
             **dict.fromkeys(("parent", "forked_from"), some(text)),
             "from_step": some(either(count, text)),
+            "enqueued_in": items(members({"run": text, "step": count})),
         },
         needs_identity=True,
         value=_CALL,
@@ -402,7 +403,7 @@ RULES: dict[EntryKind, Rule] = {
     EntryKind.CANCEL_REQUESTED: Rule(required={"wait": _WAIT}, optional={"reason": some(text)}),
     EntryKind.REPLAY_DIFFERED: Rule(optional=dict.fromkeys(("missing", "new"), items(text))),
     EntryKind.ARGUMENTS_ADDED: Rule(required={**_NAMED, **_PERSONA, "defaults": by_name(text)}),
-    EntryKind.RUN_SUSPENDED: Rule(required={"error": _ERROR}),
+    EntryKind.RUN_SUSPENDED: Rule(required={"error": _ERROR}, optional={"account": text}),
     EntryKind.REPAIR_TRIED: Rule(
         required={"status": text, "fingerprint": text},
         optional={

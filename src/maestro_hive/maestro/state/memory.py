@@ -27,7 +27,7 @@ from maestro_hive.kernel.errors import (
     StoreClosedError,
 )
 from maestro_hive.kernel.hooks import Hooks
-from maestro_hive.maestro.state.budgets import Reserve, RunBudget, Settle
+from maestro_hive.maestro.state.budgets import Reserve, RunBudget, Settle, concerns, refused_by
 from maestro_hive.maestro.state.late_leases import LateLeases
 from maestro_hive.maestro.state.memory_accounts import AccountsInMemory, BudgetData
 from maestro_hive.maestro.state.memory_dispatch import DispatchesInMemory, Row, Rows
@@ -41,6 +41,7 @@ from maestro_hive.maestro.state.records import (
     DocumentChanged,
     EntriesAppended,
     Entry,
+    EntryKind,
     Holder,
     Lease,
     Notification,
@@ -340,10 +341,19 @@ class MemoryStore(DispatchesInMemory, AccountsInMemory, Store):
         found = (each for each in self._data.leases.values() if each.fence == fence)
         return any(map(self.is_alive, found))
 
-    def _wake_bankrupt(self) -> None:
+    def _wake_bankrupt(self, changed: Collection[str]) -> None:
         for name, row in self._data.dispatch.items():
-            if row.state is DispatchState.ACTIVE or self._data.runs[name].status == BANKRUPT:
+            record = self._data.runs[name]
+            if row.state is DispatchState.ACTIVE or (
+                record.status == BANKRUPT and concerns(changed, self._refusing_account(record.id))
+            ):
                 row.wake(self.clock)
+
+    def _refusing_account(self, run: int) -> str | None:
+        for entry in reversed(self._data.entries[run]):
+            if entry.kind == EntryKind.RUN_SUSPENDED:
+                return refused_by(entry.facts)
+        return None
 
     def _add_entries(self, run: int, new: Sequence[NewEntry]) -> list[Entry]:
         entries, now = self._data.entries[run], self.clock.micros()

@@ -24,6 +24,7 @@ from maestro_hive.maestro.state.budgets import (
     restored_limit,
     warning,
     warning_entry,
+    without,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +52,14 @@ class BudgetData:
         """Return why a call may not start; None if it may."""
         if wanted.epoch != self.epoch:
             return StaleLimitsError(expected=wanted.epoch, epoch=self.epoch)
-        found = (refusal(self.account(limit[0]), limit, wanted) for limit in wanted.limits)
+        if wanted.unknown in self.estimates:
+            return StaleLimitsError(expected=wanted.epoch, epoch=self.epoch)
+        held = self.reservations.values() if wanted.within else ()
+        around = [each for each in held if each.key in wanted.within]
+        found = (
+            refusal(without(self.account(limit[0]), around), limit, wanted)
+            for limit in wanted.limits
+        )
         return next((refused for refused in found if refused is not None), None)
 
     def account(self, account: str) -> Account:
@@ -184,7 +192,7 @@ class AccountsInMemory:
         def _budgets(self) -> BudgetData: ...
         def _locked(self) -> AbstractContextManager[object]: ...
         def _has_lease(self, fence: int) -> bool: ...
-        def _wake_bankrupt(self) -> None: ...
+        def _wake_bankrupt(self, changed: Collection[str]) -> None: ...
         def run(self, name: str) -> RunRecord | None: ...
 
     def limits(self, concerning: Collection[str] | None = None) -> Limits:
@@ -223,7 +231,7 @@ class AccountsInMemory:
                 self._budgets.set_limit(limit)
             self._budgets.epoch += bool(changed)
             if any(map(self._may_concern, changed)):
-                self._wake_bankrupt()
+                self._wake_bankrupt([each.account for each in changed])
         return changed
 
     def _may_concern(self, limit: StoredLimit) -> bool:
@@ -258,5 +266,5 @@ class AccountsInMemory:
             }
             for key in chosen:
                 self._budgets.end(key)
-            self._wake_bankrupt()
+            self._wake_bankrupt({name for each in chosen.values() for name in each.accounts})
         return list(chosen.values())

@@ -101,7 +101,8 @@ class EntryKind(IntEnum):
     #: A step has arguments that earlier code did not record; facts: name, persona, defaults (digits
     #: of the digests of theirs, by name). What lacks them is of the same call while these hold.
     ARGUMENTS_ADDED = 28
-    #: The run was suspended, and no process executes it; facts: error (type, message).
+    #: The run was suspended, and no process executes it; facts: error (type, message), and account,
+    #: if a budget refused a call.
     RUN_SUSPENDED = 29
     #: A healer was asked about the failure of an attempt; facts: status (IN_PROGRESS: files of the
     #: workspace are about to be changed), type, fingerprint, and where they apply: healer, fix,

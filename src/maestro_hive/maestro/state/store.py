@@ -39,8 +39,9 @@ and reserved amounts and this one are compared with the limits of all accounts c
 leaves no room the append is refused with ``BudgetRefusedError``, or with ``StaleLimitsError`` if the
 limits were changed since they were read; the rest of its batch is written. An append that records
 spending, or the end of an attempt, settles it in its own transaction. What a process that died had
-reserved counts as spent, for a day or until it is released. Setting limits and releasing wake the runs
-with the status ``bankrupt``, and those that are executed when they are released.
+reserved counts as spent, for a day or until it is released. Setting limits and releasing wake those runs
+with the status ``bankrupt`` whose last suspension names an account that this changes, or none; and those
+that are executed, when they are released.
 
 **Dispatch.** A run that belongs to workers has a dispatch row until it ends: a queue, and a state
 that says what it waits for (``DispatchState``). Taking its lease makes it active; the last user who
@@ -475,7 +476,8 @@ class Store(Reader, Protocol):
     ) -> list[StoredLimit]:
         """Set those limits that ``change`` makes of those that there are, in one transaction; durable.
 
-        It is given what ``limits`` returns. Bankrupt runs are woken. ``change`` may be called again if the transaction has to be, and may
+        It is given what ``limits`` returns. Runs that one of them has made bankrupt are woken.
+        ``change`` may be called again if the transaction has to be, and may
         raise: then nothing is changed.
         """
 

@@ -25,6 +25,7 @@ from maestro_hive.maestro.state.budgets import (
     restored_limit,
     warning,
     warning_entry,
+    without,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ _WARNED = "UPDATE accounts SET warned = ? WHERE account = ?"
 _RESERVATIONS = (
     "SELECT run, step, attempt, fence, accounts, tokens, usd, unsized, lost, at FROM reservations"
 )
+_FIND_OF_STEP = f"{_RESERVATIONS} WHERE run = ? AND step = ?"
 _RESERVE = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?) ON CONFLICT DO NOTHING"
 _ATTEMPT = " WHERE run = ? AND step = ? AND attempt = ?"
 _END_RESERVATION = (
@@ -174,9 +176,16 @@ class AccountWriter:
         epoch: Any = db.execute(EPOCH).get
         if epoch != wanted.epoch:
             return StaleLimitsError(expected=wanted.epoch, epoch=epoch)
+        if wanted.unknown is not None and db.execute(_FIND_ESTIMATE, wanted.unknown).fetchone():
+            return StaleLimitsError(expected=wanted.epoch, epoch=epoch)
+        around = [
+            _reservation(row) for key in wanted.within for row in db.execute(_FIND_OF_STEP, key)
+        ]
         for limit in wanted.limits:
             row = db.execute(f"{_FIND_ACCOUNT} WHERE account = ?", limit[:1]).fetchone()
             known = Account(account=limit[0]) if row is None else _account(row)
+            if around:
+                known = without(known, around)
             refused = refusal(known, limit, wanted)
             if refused is not None:
                 return refused

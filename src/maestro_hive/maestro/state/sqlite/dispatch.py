@@ -12,10 +12,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.clock import from_micros
+from maestro_hive.maestro.state.budgets import concerns, refused_by
 from maestro_hive.maestro.state.records import (
     OVER,
     Dispatch,
     DispatchState,
+    EntryKind,
     rank_of,
     state_of,
     wait_of,
@@ -86,11 +88,13 @@ _WAKE = (
     " WHERE run = (SELECT id FROM runs WHERE name = ?) AND state <> 0 AND NOT woken"
 )
 #: An active one may be about to be released because of a budget.
-_WAKE_BANKRUPT = (
-    f"UPDATE dispatch SET state = iif(state = 2, 2, 0), woken = (state = 2), {_UNSCHEDULED}"  # noqa: S608
-    " WHERE NOT woken AND (state = 2 OR (state IN (1, 3)"
-    " AND run IN (SELECT id FROM runs WHERE status = 'bankrupt')))"
+_WAKE_ACTIVE = "UPDATE dispatch SET woken = 1 WHERE state = 2 AND NOT woken"
+_BANKRUPT = (
+    "SELECT run, (SELECT facts FROM entries WHERE id BETWEEN run << 32 AND (run + 1 << 32) - 1"  # noqa: S608
+    f" AND kind = {EntryKind.RUN_SUSPENDED:d} ORDER BY id DESC LIMIT 1)"
+    " FROM dispatch WHERE state IN (1, 3) AND run IN (SELECT id FROM runs WHERE status = 'bankrupt')"
 )
+_WAKE_BANKRUPT = f"UPDATE dispatch SET state = 0, {_UNSCHEDULED} WHERE run = ?"  # noqa: S608
 _CLEAR_DEATHS = (
     "UPDATE dispatch SET deaths = 0 WHERE run = (SELECT id FROM runs WHERE name = ?) AND deaths > 0"
 )
@@ -315,9 +319,12 @@ class DispatchTable:
         db.execute(_WAKE, (name,))
         return db.changes() > 0
 
-    def wake_bankrupt(self, db: apsw.Connection) -> None:
-        """Make runs due that a budget has stopped, or stops just now."""
-        db.execute(_WAKE_BANKRUPT)
+    def wake_bankrupt(self, db: apsw.Connection, changed: Collection[str]) -> None:
+        """Make runs due that one of these accounts has stopped, or that a budget stops just now."""
+        db.execute(_WAKE_ACTIVE)
+        found: Any = db.execute(_BANKRUPT).fetchall()
+        due = [(run,) for run, facts in found if concerns(changed, refused_by(facts))]
+        db.executemany(_WAKE_BANKRUPT, due)
 
     def clear_deaths(self, db: apsw.Connection, name: str) -> None:
         """Count the deaths of a run's processes from 0 again."""

@@ -287,7 +287,8 @@ class EntryWriter:
         at = self._clock.micros() if last.at is None else last.at
         if type(budget) is Reserve:
             charged: _Charges = ((), budget.limits)
-            rows = self._rows_of(charged) if len(entries) == 1 else None
+            usual = len(entries) == 1 and not budget.within and budget.unknown is None
+            rows = self._rows_of(charged) if usual else None
             if rows is None:
                 return None
             statement, row = statements.start(append, key, at, budget, rows)

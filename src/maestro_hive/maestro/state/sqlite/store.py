@@ -398,7 +398,7 @@ class SqliteStore(JournalReader):
         def body(db: apsw.Connection) -> list[StoredLimit]:
             changed = self._accounts.set_limits(db, change, concerning)
             if any(self._accounts.may_concern(db, each.account) for each in changed):
-                self._dispatch.wake_bankrupt(db)
+                self._dispatch.wake_bankrupt(db, {each.account for each in changed})
             return changed
 
         return self._file.write_and_sync(body)
@@ -413,7 +413,8 @@ class SqliteStore(JournalReader):
         def body(db: apsw.Connection) -> list[Reservation]:
             self._accounts.recover(db, self.clock.micros())
             released = self._accounts.release_lost(db, account)
-            self._dispatch.wake_bankrupt(db)
+            changed = {account for each in released for account in each.accounts}
+            self._dispatch.wake_bankrupt(db, changed)
             return released
 
         return self._file.write_and_sync(body)
