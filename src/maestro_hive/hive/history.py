@@ -94,7 +94,8 @@ class Turns:
 
     def _take(self) -> None:
         due, self._due = self._due, {}
-        active = None if self.ready is None else set(map(_history_of, self.ready))
+        # Of a copy, which is made at once: other threads may add to it meanwhile.
+        active = None if self.ready is None else set(map(_history_of, self.ready.copy()))
         self._is_taking = True
         try:
             for history in due:
