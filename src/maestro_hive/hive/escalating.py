@@ -88,8 +88,8 @@ class StepEscalation:
         step = run.run.state.by_identity.get(plan.identity)
         if step is None or step.completed is not None:
             return None
-        last = str(step.last_attempt)
-        identity = runs.identity_of("escalation", plan.identity, last)
+        # Not by the attempt: a kill may have cut one off, and the escalation is the same.
+        identity = runs.identity_of("escalation", plan.identity, str(step.retries))
         return cls(run, plan, step, identity)
 
     @property

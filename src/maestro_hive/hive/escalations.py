@@ -112,14 +112,17 @@ def _ended(reader: Reader, record: StoredEscalation) -> str | None:
     run = reader.run(record.run_id)
     if run is None:
         return f"Run {record.run_id} was deleted."
-    if run.status in OVER and record.question is not None:
-        return f"Run {record.run_id} ended: {run.status}."
     state = fold(reader.entries(run.id), reader.load)
     if record.question is None:
         is_open = bytes.fromhex(record.identity) in state.escalated
-    else:
-        is_open = bytes.fromhex(record.question) in state.questions
-    return None if is_open else f"Run {record.run_id} went on: it was answered, or retried."
+        return None if is_open else f"{record.step} is executed again."
+    identity = bytes.fromhex(record.question)
+    answer = state.answers.get(identity)
+    if answer is not None and facts_of(answer).get("how") == "answered":
+        return Reply.read(reader.load(answer), facts_of(answer).get("by")).outcome
+    if run.status in OVER:
+        return f"Run {record.run_id} ended: {run.status}."
+    return None if identity in state.questions else f"{record.step} is not waited for any more."
 
 
 def end_if_over(store: Store, record: StoredEscalation) -> bool:

@@ -97,6 +97,8 @@ class StepState:
     repairs: list[Entry] | None = None
     #: What persons said about its failures; None if nobody did.
     advice: list[Entry] | None = None
+    #: How often it was retried: which of its final failures the last one is.
+    retries: int = 0
 
     @property
     def log(self) -> list[Entry]:
@@ -138,6 +140,7 @@ class StepState:
         """
         if self.completed is not None and not forget:
             return
+        self.retries += 1
         self.starts = self.failures = self.stops = self.open_attempt = 0
         self._log = []
         if forget:
