@@ -27,6 +27,7 @@ from maestro_hive.engine.tickets import TicketRefusedError
 from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import FencedError, MaestroError, RunLeasedError
 from maestro_hive.kernel.logs import get_log
+from maestro_hive.kernel.redaction import redact_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -187,12 +188,17 @@ class Delivery:
     @contextlib.asynccontextmanager
     async def leased(self, label: str) -> AsyncIterator[Lease]:
         """Be the one who delivers the escalations of a label; ``RunLeasedError`` if another one is."""
-        name = f"escalation/{label}"
+        name = self.lease_name(label)
         lease = await self.in_store(lambda: self.store.take_lease(name), self._release)
         try:
             yield lease
         finally:
             self._release(lease)
+
+    @staticmethod
+    def lease_name(label: str) -> str:
+        """Return the name of the lease under which the escalations of a label are delivered."""
+        return f"escalation/{label}"
 
     def _release(self, lease: Lease | None) -> None:
         with contextlib.suppress(MaestroError):  # a failed store has no leases any more
@@ -306,7 +312,7 @@ class _Pass:
             )
 
         progress = Progress(self.record.effect, self._save_effect)
-        text = f"{text}\n\n{marker}"
+        text = f"{redact_text(text)}\n\n{marker}"
         return await self._delivery.once(progress, look, lambda: self._system.comment(key, text))
 
     async def _delivered(

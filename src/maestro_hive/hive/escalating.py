@@ -218,6 +218,8 @@ class StepEscalation:
         run = self.run
         arrived = run.listen(self.identity)
         run.check_inbox()
+        told = run.context.escalations.when_told
+        told[self.id] = self._note_soon
         try:
             with run.waiting(self, None):
                 await asyncio.wait({arrived})
@@ -225,7 +227,15 @@ class StepEscalation:
             if isinstance(prevented, Exception):
                 raise run.suspended(prevented) from prevented
         finally:
+            told.pop(self.id, None)
             run.stop_listening(self.identity)
+
+    def _note_soon(self) -> None:
+        """Record that a person was told, while it waits; if that fails, the run is suspended."""
+        try:
+            self.note_delivered()
+        except asyncio.CancelledError:
+            return  # it is suspended by now
 
     def note_delivered(self) -> None:
         """Record, for people, that and where a person was told; once."""

@@ -28,7 +28,7 @@ from maestro_hive.hive.enqueuing import Enqueuing, own_budget
 from maestro_hive.hive.errors import UnknownRunError
 from maestro_hive.hive.handle import RunHandle
 from maestro_hive.hive.handle import follow as follow_events
-from maestro_hive.hive.keeping_escalations import EscalationKeeper
+from maestro_hive.hive.keeping_escalations import EscalationKeeper, sync_all
 from maestro_hive.hive.runner import Runner
 from maestro_hive.hive.runs import (
     find_run,
@@ -325,6 +325,13 @@ class Hive(Enqueuing):
             escalations.give_result(store, escalation_id, result, by=by)
         else:
             escalations.give_feedback(store, escalation_id, feedback or "", by=by)
+
+    async def sync_escalations(self) -> list[str]:
+        """Make the tickets that are yet to be made, and take the answers of those that are resolved.
+
+        Workers, and runs that wait, do so every some seconds. Returns which escalations were answered.
+        """
+        return [] if self._tickets is None else await sync_all(self._open(), self._tickets)
 
     def retry(self, run_id: str, step: str | int | None = None) -> None:
         """Request a retry of what failed; ``run`` or ``resume`` then executes it."""

@@ -20,6 +20,8 @@ from maestro_hive.kernel.errors import MaestroError
 from maestro_hive.kernel.logs import get_log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from maestro_hive.engine.outbox import StoredEscalation
     from maestro_hive.engine.tickets import TicketSystem
     from maestro_hive.maestro.state.store import Store
@@ -30,6 +32,9 @@ logger = get_log(__name__)
 _POLL_SECONDS = 1.0
 #: How long the last look may take, when nobody needs it any more.
 _LEAVE_SECONDS = 10.0
+#: How long it is waited for another one who looks at the same ticket, and how often it is checked.
+_BUSY_SECONDS = 5.0
+_BUSY_POLL_SECONDS = 0.02
 #: How often a ticket is looked at for its answer.
 SYNC_SECONDS = 15.0
 
@@ -53,6 +58,8 @@ class EscalationKeeper:
         self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
         #: Those that are delivered at once, though they failed before: their run was just resumed.
         self._at_once: set[str] = set()
+        #: What is called on a run's loop when a person was told of its escalation, by id.
+        self.when_told: dict[str, Callable[[], None]] = {}
         #: When each ticket is looked at again, by escalation, on the loop's clock.
         self._sync_at: dict[str, float] = {}
 
@@ -137,6 +144,8 @@ class EscalationKeeper:
             at_once = record.id in self._at_once
             self._at_once.discard(record.id)
             left = await delivery.deliver(record.id, at_once=at_once)
+            if left is None and record.id in self.when_told:
+                self.when_told[record.id]()
             return _POLL_SECONDS if left is None else left
         now = asyncio.get_running_loop().time()
         at = self._sync_at.get(record.id, now)
@@ -155,8 +164,18 @@ async def sync_all(store: Store, system: TicketSystem) -> list[str]:
         if not delivery.takes(record):
             continue
         if not escalations.end_if_over(store, record) and record.delivered:
-            if await escalations.sync_one(delivery, record):
+            if await _synced(delivery, record):
                 answered.append(record.id)
             continue
         await delivery.deliver(record.id, at_once=True)
     return answered
+
+
+async def _synced(delivery: Delivery, record: StoredEscalation) -> bool:
+    """Take the answer from a ticket, when no other one looks at it just now."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_BUSY_SECONDS):
+            name = delivery.lease_name(record.label)
+            while delivery.store.lease(name) is not None:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(_BUSY_POLL_SECONDS)
+    return await escalations.sync_one(delivery, record)
