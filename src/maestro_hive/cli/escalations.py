@@ -54,7 +54,7 @@ def escalations_command(call: Call) -> None:
 def _row(each: EscalationView) -> list[output.Cell]:
     ticket = each.address or each.ticket
     if ticket is None:
-        ticket = "none: it waits here" if each.system is None else "sent" if each.delivered else "—"
+        ticket = "none" if each.system is None else "sent" if each.delivered else "—"
     return [each.id, each.status, each.run_id, each.step, each.asked_at, ticket, each.summary]
 
 

@@ -74,8 +74,9 @@ class ActiveRun:
         self.children: set[ActiveRun] = set()
         #: Why it was cancelled, once the workflow was; then it may clean up, for a while.
         self.cancel_reason: str | None = None
-        #: Whether nothing more may start: it is suspended, or its time to clean up is over.
-        self.is_stopping = False
+        #: Whether it is suspended, or its time to clean up is over; and the task that drives it.
+        self._is_stopping = False
+        self._driver: asyncio.Task[Any] | None = None
         self._refusals = 0
         #: Whether it is suspended, and by what; None where that was requested.
         self.is_suspended = False
@@ -127,6 +128,7 @@ class ActiveRun:
         Who cancels this suspends the run: the workflow is ended, and nothing of that is recorded.
         """
         number_tasks(self.loop)
+        self._driver = asyncio.current_task()
         try:
             task = self._start(work)
             recorded = self.run.state.cancel_requested
@@ -141,11 +143,21 @@ class ActiveRun:
             finally:
                 await self._stop_leftovers()
         finally:
-            self.is_stopping = True  # a request to cancel comes too late now
+            self._is_stopping = True  # a request to cancel comes too late now
             stop_numbering(self.loop)
         if self.is_suspended:
             raise self.stop_error or asyncio.CancelledError(f"run {self.run_id!r} was stopped")
         return task.result()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nothing more may start: it is suspended, or its time to clean up is over.
+
+        Also while it is being stopped: the end of a loop cancels all tasks at once, and those of the
+        workflow may come first. That is no cancellation by the workflow.
+        """
+        driver = self._driver
+        return self._is_stopping or (driver is not None and driver.cancelling() > 0)
 
     def note_resumed(self) -> None:
         """Record, once, what was saved: it goes on, and its completed steps were not paid again."""
@@ -258,7 +270,7 @@ class ActiveRun:
             raise self.suspended(error) from error
 
     def _end_tasks(self) -> None:
-        self.is_stopping = True
+        self._is_stopping = True
         for task in {*self.tasks, *self._branch_tasks()}:
             loop = task.get_loop()
             if loop is self.loop:

@@ -1,4 +1,4 @@
-"""Keeps the escalations of a store moving while somebody needs them: a run that waits, or a worker.
+"""Keeps the escalations of a store moving while a run waits for one, or a worker lives.
 
 It delivers what is in the outbox, tells tickets how escalations ended, and takes answers from
 tickets that were resolved.
@@ -86,7 +86,7 @@ class EscalationKeeper:
         """Return whether there is something to deliver, or a ticket to look at."""
         return self.system is not None and bool(self.store.documents(ESCALATIONS.namespace))
 
-    # --- while somebody needs it ---
+    # --- while it is needed ---
 
     def enter(self) -> None:
         """Keep escalations moving, until ``leave``."""
