@@ -254,7 +254,7 @@ def test_a_run_that_waits_when_its_loop_ends_still_waits(hive: Hive) -> None:
     async def main(what: str) -> None:
         await hive.start(asks, what, run_id=what)
         async with asyncio.timeout(30):
-            while not hive.questions(what) and not hive.escalations(what):
+            while not hive.questions(what) and not hive.escalations(what):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         # As the end of asyncio.run does, which cancels them in any order: those of the workflow first.
         for task in sorted(asyncio.all_tasks(), key=lambda each: "workflow" not in each.get_name()):
