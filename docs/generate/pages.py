@@ -25,6 +25,7 @@ EXECUTED = (
     "README.md",
     "docs/tutorial.md",
     "docs/howto/errors.md",
+    "docs/howto/escalate.md",
     "docs/howto/heal.md",
     "docs/howto/logging.md",
     "docs/howto/test-your-workflow.md",

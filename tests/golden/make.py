@@ -226,6 +226,11 @@ async def _kill() -> None:
     os._exit(_KILLED)
 
 
+def _is_told(hive: Hive, run_id: str) -> bool:
+    """Return whether a run waits for a person, who was told where there is a way to."""
+    return any(each.delivered or each.system is None for each in hive.escalations(run_id))
+
+
 async def _until(condition: Any) -> None:
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - what changes is in a journal
@@ -255,6 +260,7 @@ class FirstLife:
             self._budgeted(hive)
         self._changed()
         self._helped()
+        asyncio.run(self._escalated())
         asyncio.run(self._executed())
         self._restarted()
         self._shared()
@@ -356,7 +362,7 @@ class FirstLife:
             asyncio.run(hive.resume("changed"))
 
     def _helped(self) -> None:
-        """Runs with a healer, with a step that is skipped, and with a ticket."""
+        """Runs with a healer, and with a step that is skipped."""
 
         def heal(report: Any) -> Any:
             if program.calls.count("release released-healed") < 3:
@@ -365,21 +371,36 @@ class FirstLife:
             fix = {"healer": "wait until it is up"}
             return SimpleNamespace(status="FIXED", feedback="it is up again", fix=fix)
 
-        async def escalate(case: EscalationCase) -> str:
-            return "MD-1"
-
         healer = SimpleNamespace(heal_single=heal)
         skip = program.config(recovery_strategy=RecoveryStrategy.SKIP)
         hives: dict[str, dict[str, Any]] = {
             "released-healed": {"healing_engine": healer},
             "released-skipped": {"config": skip},
-            "released-escalated": {"escalation": SimpleNamespace(escalate=escalate)},
         }
         for run_id, helpers in hives.items():
             program.down.add(run_id)
             with program.opened(self.folder, **helpers) as hive, contextlib.suppress(HelpNeeded):
                 hive.run_sync(program.released, run_id, run_id=run_id)
             program.down.clear()
+
+    async def _escalated(self) -> None:
+        """Runs whose step waits for a person; one was told of, and one has its answer."""
+
+        async def escalate(case: EscalationCase) -> str:
+            return "MD-1"
+
+        helpers: dict[str, Any] = {"escalation": SimpleNamespace(escalate=escalate)}
+        for run_id in ("shipped-escalated", "shipped-answered"):
+            given = helpers if run_id == "shipped-escalated" else {}
+            with program.opened(self.folder, **given) as hive:
+                running = asyncio.create_task(hive.run(program.shipped, run_id, run_id=run_id))
+                await _until(lambda hive=hive, run_id=run_id: _is_told(hive, run_id))
+                running.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await running
+        with program.opened(self.folder) as hive:
+            (waiting,) = hive.escalations("shipped-answered")
+            hive.answer_escalation(waiting.id, "use the mirror", by="ada")
 
     # --- the classes of executors ---
 

@@ -63,7 +63,7 @@ def opened(folder: Path, **helpers: Any) -> Hive:
     given = helpers.pop("config", config())
     made = Hive(folder, given, cancel_grace=_CENTURY, prices=prices, **helpers)
     known = (values, sizes, work, errors, family, ask, tidied, released, changed, called, bought)
-    for each in (*known, streamed, paid):
+    for each in (*known, streamed, paid, shipped):
         made._known(each)
     return made
 
@@ -580,6 +580,20 @@ async def released(name: str) -> str:
     """Fail while something is down, or be refused by a breaker."""
     await note("released", [name])
     return await (refuse(name) if name == "refused" else release(name))
+
+
+@hive.step(max_attempts=1, escalate=True)
+async def ship(name: str) -> Part:
+    calls.append(f"ship {name}")
+    if name in down or not any("mirror" in each for each in current().feedback):
+        raise OutOfStock(name, left=0)
+    return Part(name)
+
+
+@hive.workflow
+async def shipped(name: str) -> Part:
+    """Wait for a person when it fails."""
+    return await ship(name)
 
 
 # --- changed code ---------------------------------------------------------------------------------

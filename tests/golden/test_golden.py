@@ -132,7 +132,7 @@ def test_the_newest_folder_has_the_rest_too(newest: Path) -> None:
         documents = {each.namespace for each in reader.documents()}
     assert leases == {"run", "semaphore"}
     shared = {"$inbox", "$limits", "$repairs", "circuit_breakers"}
-    assert documents == {*shared, "default", "golden"}
+    assert documents == {*shared, "escalations", "default", "golden"}
     assert any(value.base is None and len(value.data) > 256 * 1024 for value in values)
     assert any(value.base is not None for value in values)
     assert any(4096 < len(value.data) < 100 * 1024 for value in values)
@@ -305,7 +305,8 @@ def test_a_failed_run_raises_its_error_until_it_is_retried(folder: Path) -> None
     assert program.calls == ["release released-failed"]
 
 
-def test_an_escalated_run_waits_for_its_ticket(folder: Path) -> None:
+@pytest.mark.parametrize("archive", ARCHIVES[:3], ids=lambda path: path.name[:-7], indirect=True)
+def test_an_escalated_run_of_an_earlier_version_waits_for_its_ticket(folder: Path) -> None:
     class Escalation:
         async def escalate(self, case: object) -> str:
             raise AssertionError("it was escalated already")
@@ -317,6 +318,17 @@ def test_an_escalated_run_waits_for_its_ticket(folder: Path) -> None:
         hive.retry("released-escalated", "release")
     assert resumed(folder, "released-escalated") == "released-escalated released"
     assert program.calls == ["release released-escalated"]
+
+
+def test_a_run_goes_on_with_the_answer_of_a_person(newest: Path) -> None:
+    assert resumed(newest, "shipped-answered") == program.Part("shipped-answered")
+    found = answer(maestro("--store", newest, "escalations", "--json"))["escalations"]
+    waiting, failed = sorted(found, key=lambda each: str(each["ticket"]))
+    assert (waiting["run_id"], waiting["status"]) == ("shipped-escalated", "waiting")
+    assert (failed["run_id"], failed["status"], failed["ticket"]) == ("executor", "failed", "MD-2")
+    maestro("--store", newest, "answer", waiting["id"], "--give-up")
+    with pytest.raises(RunFailedError, match="only 0 of shipped-escalated"):
+        resumed(newest, "shipped-escalated")
 
 
 def test_an_ambiguous_step_is_resolved(newest: Path) -> None:

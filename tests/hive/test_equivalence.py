@@ -14,7 +14,7 @@ from maestro_hive import Hive, current
 from maestro_hive.admin.breakers import reset_breaker
 from maestro_hive.engine.breaker import CircuitBreaker
 from maestro_hive.engine.config import TokenConfig
-from maestro_hive.engine.errors import CircuitBreakerOpen, HelpNeeded, TokenBudgetExceeded
+from maestro_hive.engine.errors import CircuitBreakerOpen, TokenBudgetExceeded
 from maestro_hive.hive.errors import RunCancelledError, RunFailedError
 from maestro_hive.hive.runs import read_run
 from maestro_hive.maestro.state.events import WaitStarted
@@ -651,42 +651,6 @@ def test_an_exhausted_budget_suspends_the_run_and_a_steps_own_budget_is_its_erro
         with pytest.raises(TokenBudgetExceeded):
             hive.run_sync(shared, run_id="shared")
         assert status(hive, "shared") == "bankrupt"
-
-
-def test_a_ticket_suspends_the_run_until_a_retry(folder: Path) -> None:
-    tickets: list[str] = []
-    broken = ["yes"]
-
-    class Desk:
-        async def escalate(self, case: Any) -> str:
-            tickets.append(case.task_name)
-            return f"MD-{len(tickets)}"
-
-    def program(hive: Hive) -> Any:
-        @hive.step(max_attempts=1)
-        async def deploy() -> str:
-            if broken:
-                raise OSError("no route")
-            return "deployed"
-
-        @hive.workflow
-        async def build() -> str:
-            try:
-                return await deploy()
-            except OSError:
-                return "the workflow sees nothing of it"
-
-        return build
-
-    with Hive(folder, quick_config(), escalation=Desk()) as hive:
-        build = program(hive)
-        for _ in range(2):
-            with pytest.raises(HelpNeeded, match="MD-1"):
-                hive.run_sync(build, run_id="r")
-        broken.clear()
-        hive.retry("r")
-        assert hive.run_sync(build, run_id="r") == "deployed"
-    assert tickets == ["deploy"]
 
 
 def test_a_question_after_a_cancelled_call_is_found_again(killed: Killed) -> None:

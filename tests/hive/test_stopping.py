@@ -240,3 +240,28 @@ def test_a_server_shuts_down_by_itself_at_sigterm_and_its_run_resumes(
             return await slow()
 
         assert hive.run_sync(work, run_id="r") == "done"
+
+
+def test_a_run_that_waits_when_its_loop_ends_still_waits(hive: Hive) -> None:
+    @hive.step(escalate=True, max_attempts=1)
+    async def deploy() -> None:
+        raise OSError("no route")
+
+    @hive.workflow
+    async def asks(what: str) -> None:
+        await (deploy() if what == "escalation" else hive.wait_for("colour"))
+
+    async def main(what: str) -> None:
+        await hive.start(asks, what, run_id=what)
+        async with asyncio.timeout(30):
+            while not hive.questions(what) and not hive.escalations(what):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        # As the end of asyncio.run does, which cancels them in any order: those of the workflow first.
+        for task in sorted(asyncio.all_tasks(), key=lambda each: "workflow" not in each.get_name()):
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    for what in ("question", "escalation"):
+        asyncio.run(main(what))
+    assert len(hive.questions("question")) == len(hive.escalations("escalation")) == 1
+    assert {each.status for each in hive.runs()} == {"waiting"}

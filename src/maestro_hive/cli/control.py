@@ -15,7 +15,8 @@ from maestro_hive.admin.runs import find_run
 from maestro_hive.cli import output
 from maestro_hive.cli.command import Helpful, breaker_names, duration, run_ids, verb, verb_group
 from maestro_hive.cli.show import expected
-from maestro_hive.hive import answers, cancelling, control, resolving
+from maestro_hive.engine.outbox import found_escalation
+from maestro_hive.hive import answers, cancelling, control, escalations, resolving
 from maestro_hive.hive.answer_types import ShapeError
 from maestro_hive.hive.dispatching import belongs_to_workers
 from maestro_hive.maestro.state.projections import facts_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.admin.breakers import BreakerView
     from maestro_hive.cli.command import Call
+    from maestro_hive.engine.outbox import StoredEscalation
     from maestro_hive.maestro.state.records import Entry
     from maestro_hive.maestro.state.store import Store
 
@@ -49,36 +51,61 @@ class TakesNegativeNumbers(Helpful):
 
 @verb("answer", cls=TakesNegativeNumbers)
 @_RUN_ARGUMENT
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", required=False)
 @click.argument("value", metavar="[VALUE]", required=False)
 @click.option("--by", metavar="WHO", help="Who answers.  [default: you]")
 @click.option("--early", is_flag=True, help="Store the answer for a question not asked yet.")
 @click.option("--question", metavar="ID", help="Which one of several questions of this name.")
+@click.option("--result", metavar="VALUE", help="Of an escalation: the result of the step.")
+@click.option("--give-up", is_flag=True, help="Of an escalation: the workflow gets the error.")
 def answer_command(
     call: Call,
     run: str,
-    name: str,
+    name: str | None,
     value: str | None,
     by: str | None,
     question: str | None,
+    result: str | None,
     *,
     early: bool,
+    give_up: bool,
 ) -> None:
-    """Answer a question that a run waits for.
+    """Answer a question that a run waits for, or an escalation.
 
     A run that calls hive.wait_for(NAME) continues with the answer: at once if a process executes
     it, otherwise when its program is started again. 'maestro show RUN' shows what is asked, and
     which kind of answer is expected; another kind is refused, and nothing is changed. A question
     takes one answer: whoever comes later is told what it was.
 
+    A step with escalate=True that failed for good waits for a person too. 'maestro escalations'
+    lists these. The answer is a text, which is feedback for further attempts; or the result of the
+    step itself; or that nobody can help.
+
     Examples:
         maestro answer checkout-42 approve yes          a yes or no
         maestro answer checkout-42 approve              asks for the answer
         maestro answer checkout-42 plan '{"size": 3}'   JSON, where an object is expected
         maestro answer checkout-42 note "ship it" --early   before the run asks
+        maestro answer esc-1f0c2a99d3 "use the mirror"      feedback: the step is attempted again
+        maestro answer esc-1f0c2a99d3 --result 7            the result of the step
+        maestro answer esc-1f0c2a99d3 --give-up             the workflow gets the error
     """
     with call.writing() as store:
+        escalation = found_escalation(store, run)
+        if escalation is not None:
+            _answer_escalation(store, escalation, name, result, by=by or _user(), give_up=give_up)
+            return
+        if result is not None or give_up:
+            raise click.UsageError(
+                f"--result and --give-up answer an escalation, and there is no open one {run!r};"
+                " 'maestro escalations' lists them.",
+                click.get_current_context(silent=True),
+            )
         record = find_run(store, run)
+        if name is None:
+            raise click.UsageError(
+                "Missing argument 'NAME'.", click.get_current_context(silent=True)
+            )
         asked = answers.find_question(store, record.name, name, early=early, question=question)
         if asked is not None:  # whatever is asked meanwhile, it is for the question that was shown
             question = question_id(asked)
@@ -90,6 +117,37 @@ def answer_command(
         else:
             post(value, question=question)
     output.line(f"run {record.name} has its answer to {name}: {value}")
+
+
+def _answer_escalation(
+    store: Store,
+    record: StoredEscalation,
+    text: str | None,
+    result: str | None,
+    *,
+    by: str | None,
+    give_up: bool,
+) -> None:
+    """Post what a person says about a failure: feedback, its result, or that nobody can help."""
+    if (result is not None and (give_up or text is not None)) or (
+        result is None and not give_up and text is None
+    ):
+        raise click.UsageError(
+            f"Give escalation {record.id} one of: a text, --result VALUE, --give-up.",
+            click.get_current_context(silent=True),
+        )
+    if give_up:
+        escalations.give_up(store, record.id, text or "", by=by)
+        then = f"the workflow gets the error of {record.step}"
+    elif result is not None:
+        escalations.give_result_in_words(store, record.id, result, by=by)
+        then = f"{record.step} counts as completed with {result}"
+    else:
+        escalations.give_feedback(store, record.id, text or "", by=by)
+        then = f"{record.step} is attempted again with that"
+    run_id = str(record.run_id)
+    when = "a worker takes the run" if belongs_to_workers(store, run_id) else "its program runs"
+    output.line(f"escalation {record.id} of run {run_id} has its answer: {then}, when {when}")
 
 
 def _ask_until_it_fits(

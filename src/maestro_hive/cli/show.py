@@ -332,6 +332,8 @@ def _timer_line(timer: TimerView) -> str:
 
 
 def _waiting(call: Call, run: RunView, wait: WaitView, *, named: bool) -> str:
+    if wait.escalation is not None:
+        return _escalated(call, run, wait)
     if wait.answered:
         return f"{wait.name} is answered: the run continues {_continues(run)}"
     until = f", until {output.moment(wait.until)}" if wait.until else ""
@@ -343,6 +345,20 @@ def _waiting(call: Call, run: RunView, wait: WaitView, *, named: bool) -> str:
         words += ["--question", wait.id]
     answer = call.command_line(*words)
     return f"waiting for {what} since {output.moment(wait.since)}{until}: {answer}"
+
+
+def _escalated(call: Call, run: RunView, wait: WaitView) -> str:
+    """Return what a step waits for that failed for good."""
+    name = str(wait.escalation)
+    if wait.answered:
+        return f"escalation {name} of {wait.name} is answered: the run continues {_continues(run)}"
+    ticket = f", ticket {wait.ticket}" if wait.ticket else ""
+    since = output.moment(wait.since)
+    answers = [
+        call.command_line("answer", name, *words)
+        for words in (["FEEDBACK"], ["--result", "VALUE"], ["--give-up"])
+    ]
+    return f"{wait.name} failed, and waits for a person since {since}{ticket}: {'; '.join(answers)}"
 
 
 def _continues(run: RunView) -> str:

@@ -1,6 +1,7 @@
-"""Escalation of a failure to a person: once per failure, with all that is known about it.
+"""Escalation of a failure to a person: what is told, with all that is known about it.
 
-``Escalation`` is the interface; ``JiraEscalation`` creates a ticket through a client.
+``Escalation`` and ``JiraClient`` are the interfaces of callers' own ways to reach a person; a
+``TicketSystem`` (``engine.tickets``) can also be searched. ``outbox`` stores what is escalated.
 """
 
 from __future__ import annotations
@@ -8,17 +9,22 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from maestro_hive.engine.config import ErrorCategory
+from maestro_hive.engine.failures import report_from
+from maestro_hive.engine.healing.failure import Failure, FailureType
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.redaction import redact_text, redact_value
+from maestro_hive.maestro.state.projections import facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from maestro_hive.engine.errors import FailureReport
     from maestro_hive.engine.results import ExecutionAttempt, ExecutionResult
+    from maestro_hive.maestro.state.codec import Json
+    from maestro_hive.maestro.state.projections import StepState
 
 #: What Jira accepts as a summary.
 _MAX_SUMMARY = 255
@@ -50,6 +56,19 @@ class EscalationCase:
             object.__setattr__(self, name, redact_text(getattr(self, name)))
         object.__setattr__(self, "failure_report", redacted_report(self.failure_report))
         object.__setattr__(self, "labels", tuple(map(redact_text, self.labels)))
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as plain JSON."""
+        fields: dict[str, Json] = {name: getattr(self, name) for name in self.__slots__}
+        report = self.failure_report.to_dict()
+        return {**fields, "labels": list(self.labels), "failure_report": report}
+
+    @classmethod
+    def from_json(cls, written: Mapping[str, Json]) -> Self:
+        """Return the case that ``to_json`` wrote; what a newer version wrote besides is left out."""
+        known = {name: written[name] for name in cls.__slots__ if name in written}
+        labels, report = tuple(written["labels"]), report_from(written["failure_report"])
+        return cls(**{**known, "labels": labels, "failure_report": report})
 
 
 class Escalation(Protocol):
@@ -132,6 +151,16 @@ def redacted_report(report: FailureReport) -> FailureReport:
     )
 
 
+def fingerprint_of(task_name: str, report: FailureReport, step: StepState | None) -> str:
+    """Return the fingerprint of a failure: as it was diagnosed, or else of what is reported of it."""
+    last = None if step is None else step.last_failure
+    diagnosis = None if last is None else facts_of(last).get("diagnosis")
+    if diagnosis and diagnosis.get("fingerprint"):
+        return str(diagnosis["fingerprint"])
+    message = f"{report.error_category}: {report.details}"
+    return Failure("", FailureType.UNKNOWN, message, function_name=task_name).get_hash()
+
+
 # --- texts -------------------------------------------------------------------------------------
 
 
@@ -206,14 +235,34 @@ _ADVICE = {
 }
 
 
+def answers_for(escalation: str, report: FailureReport) -> list[str]:
+    """Return what a person can do about a step whose run waits, the most useful action first."""
+    name = f"maestro answer {escalation}"
+    return [
+        *([report.suggested_fix] if report.suggested_fix else []),
+        _ADVICE[_category(report)],
+        f'give feedback, and the step is attempted again: {name} "what to do differently"',
+        f"give the result yourself: {name} --result VALUE",
+        f"give up, and the workflow gets the error: {name} --give-up",
+        "or comment on the ticket (feedback, /result VALUE or /give-up), and resolve it",
+    ]
+
+
+def _category(report: FailureReport) -> ErrorCategory:
+    known = report.error_category in list(ErrorCategory)
+    return ErrorCategory(report.error_category) if known else ErrorCategory.UNKNOWN
+
+
 def actions_for(report: FailureReport, run_id: str | None) -> list[str]:
     """Return what a person can do, the most useful action first."""
-    category = report.error_category
-    known = ErrorCategory(category) if category in list(ErrorCategory) else ErrorCategory.UNKNOWN
     again = "then execute it again"
     if run_id:
         again = (
             f"then retry it: `maestro retry {run_id}`, or options(retry=True) of an executor;"
             f" until then, run {run_id} raises the same failure again"
         )
-    return [*([report.suggested_fix] if report.suggested_fix else []), _ADVICE[known], again]
+    return [
+        *([report.suggested_fix] if report.suggested_fix else []),
+        _ADVICE[_category(report)],
+        again,
+    ]

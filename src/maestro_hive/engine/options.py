@@ -48,6 +48,7 @@ class StepOptions(TypedDict, total=False):
     key: Key | None
     ignore: tuple[str, ...]
     on_ambiguous: Ambiguous
+    escalate: bool
     store_input: bool
     redact: bool | tuple[str, ...]
     store_streams: bool | None
@@ -196,6 +197,10 @@ class Options:
     #: What to do about an attempt that started and whose end was never recorded: execute the step
     #: again (``rerun``), ask a person (``ask``), or let it fail (``fail``).
     on_ambiguous: Ambiguous = _option("rerun", _ambiguous, recorded=True)
+    #: Whether a person is asked when the step has failed for good: its run waits until one gives
+    #: feedback for further attempts, the result itself, or gives up. Without it, the workflow gets
+    #: the error.
+    escalate: bool = _option(False, settings.flag, recorded=True)
     #: Whether the input is stored, or its digest alone.
     store_input: bool = _option(True, settings.flag)
     #: The names of arguments that are not stored: ``[redacted]`` is, and their digest is part of the

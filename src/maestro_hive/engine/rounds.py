@@ -13,8 +13,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from maestro_hive.engine import escalation as escalations
+from maestro_hive.engine import outbox
 from maestro_hive.engine.config import RecoveryStrategy
 from maestro_hive.engine.context import round_number
+from maestro_hive.engine.delivery import Delivery
 from maestro_hive.engine.errors import (
     CircuitBreakerOpen,
     ExecutionException,
@@ -32,6 +34,7 @@ from maestro_hive.engine.failures import (
     report_of,
     set_failure,
 )
+from maestro_hive.engine.outbox import StoredEscalation
 from maestro_hive.engine.plan import effect_key
 from maestro_hive.engine.results import (
     ExecutionAttempt,
@@ -61,10 +64,11 @@ if TYPE_CHECKING:
 
     from maestro_hive.engine.breaker import CircuitBreaker, Permit
     from maestro_hive.engine.config import Level2Config
-    from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.execution_log import ExecutionLog
     from maestro_hive.engine.open_run import OpenRun
+    from maestro_hive.engine.tickets import TicketSystem
     from maestro_hive.kernel.clock import Clock
+    from maestro_hive.maestro.state.store import DocumentChange, Store
 
 ResultT = TypeVar("ResultT")
 
@@ -78,8 +82,10 @@ class RoundPolicy:
 
     config: Level2Config
     breaker: CircuitBreaker
-    escalation: Escalation | None
+    escalation: TicketSystem | None
     rng: Random
+    #: Whether the final failure is escalated to a person; where there is no ticket system, locally.
+    escalates: bool = False
     #: Whether the breaker counts every failed round, and not only what is about the other side.
     counts_all: bool = False
     log: ExecutionLog | None = None
@@ -161,7 +167,7 @@ class Rounds:
         if self._was_escalated:
             ended = self._escalated()
             if ended is not None and ended.get("outer", 1) == self._outer:
-                raise self._help_needed(ended)
+                raise self._help_needed(await self._told(ended))
         while len(self.failed) < self.policy.config.max_attempts:
             if self.failed:
                 await self._wait()
@@ -379,16 +385,24 @@ class Rounds:
             return
         state = self._run.state
         if self._identity in state.rounds or self._identity in state.escalated:
-            await self._record(EntryKind.RETRIED, {})
+            name = (self._escalated() or {}).get("escalation")
+            change = None if name is None else outbox.ended(name, "It is executed again.")
+            await self._record(EntryKind.RETRIED, {}, change)
 
     async def _give_up(self) -> NoReturn:
         """Ask a person for help, once, and raise; or raise ``SkippedError``, if that was the wish."""
         if self.policy.config.recovery_strategy is RecoveryStrategy.SKIP:
             raise RoundsSkippedError(self.level2_result(ExecutionStatus.FAILED))
-        facts = self._final_facts()
-        facts.update(await self._escalate(report_from(facts["report"]), facts["actions"]))
-        await self._record(EntryKind.ESCALATED, facts)
-        raise self._help_needed(facts) from self._last_error
+        facts, earlier = self._final_facts(), self._escalated() or {}
+        known = {name: earlier.get(name) for name in ("ticket", "ticket_url", "escalation")}
+        facts.update({name: fact for name, fact in known.items() if fact is not None})
+        change = None
+        if self.policy.escalates and not known["ticket"] and not known["escalation"]:
+            record = self._record_of(report_from(facts["report"]), facts["actions"])
+            if record is not None:
+                facts["escalation"], change = record.id, outbox.added(record)
+        await self._record(EntryKind.ESCALATED, facts, change)
+        raise self._help_needed(await self._told(facts)) from self._last_error
 
     def _final_facts(self) -> dict[str, Any]:
         reports = [each.report for each in self.failed]
@@ -396,39 +410,91 @@ class Rounds:
         report = replace(reports[-1], context=listed, attempt_number=len(listed))
         return {
             "outer": self._outer,
+            "ticket": None,
             "report": report.to_dict(),
             "actions": escalations.actions_for(report, self.run_id),
         }
 
-    async def _escalate(self, report: FailureReport, actions: list[str]) -> dict[str, Any]:
-        """Ask a person, if there is a way to; trouble with that must not hide the failure."""
-        earlier, escalation = self._escalated(), self.policy.escalation
-        if escalation is None or (earlier is not None and earlier["ticket"] is not None):
-            known = {} if earlier is None else earlier
-            return {"ticket": known.get("ticket"), "ticket_url": known.get("ticket_url")}
-        run_id = self._run.run_id if self._run else None
+    def _record_of(self, report: FailureReport, actions: list[str]) -> StoredEscalation | None:
+        """Return the escalation of the final failure; None if nobody could be told of it."""
+        run, system, name = self._run, self.policy.escalation, self.call.name
+        if run is None and system is None:
+            return None
+        # What is escalated is recorded with it, so it need not be made again in the same way.
+        own = self._identity + secrets.token_bytes(8)
+        step = None if run is None else run.state.by_identity.get(self._identity)
         case = escalations.EscalationCase(
-            run_id=run_id,
-            task_name=self.call.name,
-            effect_key=effect_key(self.execution_id, self._identity),
-            summary=escalations.summarise(self.call.name, report),
+            run_id=self.run_id,
+            task_name=name,
+            effect_key=effect_key(self.execution_id, own),
+            summary=escalations.summarise(name, report),
             description=escalations.describe(
-                task_name=self.call.name,
-                run_id=run_id,
+                task_name=name,
+                run_id=self.run_id,
                 report=report,
                 rounds=[each.result for each in self.failed],
                 actions=actions,
             ),
             failure_report=report,
             labels=escalations.labels_for(report),
+            fingerprint=escalations.fingerprint_of(name, report, step),
         )
-        try:
-            ticket = await escalation.escalate(case)
-        except Exception as error:  # noqa: BLE001 - the user's own client
-            trouble = plain_text(error)
-            by_hand = f"file a ticket by hand: the escalation failed ({trouble})"
-            return {"ticket": None, "trouble": trouble, "actions": [*actions, by_hand]}
-        return {"ticket": ticket, "ticket_url": escalations.address_of(escalation, ticket)}
+        return StoredEscalation(
+            id=outbox.escalation_id(self.execution_id, own),
+            run_id=self.run_id,
+            step=self.label,
+            persona=report.failed_persona,
+            identity=self._identity.hex(),
+            at=self._clock.micros(),
+            case=case.to_json(),
+            system=None if system is None else system.name,
+            finds=system is not None and system.finds,
+        )
+
+    @property
+    def _store(self) -> Store:
+        """Where escalations are recorded."""
+        return self.policy.breaker.store if self._run is None else self._run.store
+
+    async def _told(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is known of a failure, with its ticket, which is made if it can be made now.
+
+        Trouble with that must not hide the failure: it is tried again.
+        """
+        name, system, store = facts.get("escalation"), self.policy.escalation, self._store
+        if name is None:
+            return dict(facts)
+        record = await self._off_loop(lambda: outbox.found_escalation(store, name))
+        if record is not None and not record.delivered and system is not None:
+            await Delivery(store, system).deliver(name, at_once=True)
+            record = await self._off_loop(lambda: outbox.found_escalation(store, name))
+        if record is not None and record.delivered:
+            await self._note_delivered(record)
+        told = dict(facts)
+        if record is not None:
+            told |= {"ticket": record.ticket, "ticket_url": record.address}
+        elif self._run is not None and name in self._run.state.delivered:
+            known = facts_of(self._run.state.delivered[name])
+            told |= {"ticket": known.get("ticket"), "ticket_url": known.get("address")}
+        if record is not None and record.problem is not None and not record.delivered:
+            later = f"the ticket is not made yet ({record.problem}); it is tried again"
+            if self._is_forgotten(record):
+                later = f"file a ticket by hand: the escalation failed ({record.problem})"
+            told |= {"trouble": record.problem, "actions": [*facts["actions"], later]}
+        if record is not None and self._is_forgotten(record):
+            await self._off_loop(lambda: outbox.apply(store, outbox.ended(name, "")), writes=True)
+        return told
+
+    def _is_forgotten(self, record: StoredEscalation) -> bool:
+        """Return whether nobody can do more for an escalation: no other process, and no later call."""
+        return self._run is None and not record.finds
+
+    async def _note_delivered(self, record: StoredEscalation) -> None:
+        """Record that, and by what, a person was told; once."""
+        run = self._run
+        if run is not None and record.id not in run.state.delivered:
+            entry = outbox.delivered_entry(self._identity, self.call.name, record)
+            await run.record(entry, sync=False)
 
     def _help_needed(self, facts: Mapping[str, Any]) -> HelpNeeded:
         """Return the error that these facts describe."""
@@ -457,8 +523,13 @@ class Rounds:
         error.result = result
         return error
 
-    async def _record(self, kind: EntryKind, facts: dict[str, Any]) -> None:
+    async def _record(
+        self, kind: EntryKind, facts: dict[str, Any], change: DocumentChange | None = None
+    ) -> None:
         if self._run is None:
+            if change is not None:
+                made, store = change, self._store
+                await self._off_loop(lambda: outbox.apply(store, made), writes=True)
             return
         entry = NewEntry(
             kind,
@@ -466,7 +537,7 @@ class Rounds:
             identity=self._identity,
             at=self._clock.micros(),
         )
-        await self._run.record(entry, sync=True)
+        await self._run.record(entry, sync=True, change=change)
 
     # --- waiting for the disk ---
 

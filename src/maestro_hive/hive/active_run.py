@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from maestro_hive.engine.context import current_step
 from maestro_hive.engine.shared import find_shared
@@ -33,12 +33,21 @@ if TYPE_CHECKING:
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.hive.runs import Input
     from maestro_hive.hive.steps import RunContext
-    from maestro_hive.hive.waits import Asking
     from maestro_hive.maestro.state.budgets import StepKey
     from maestro_hive.maestro.state.records import Entry, NewEntry
     from maestro_hive.maestro.state.store import DocumentChange, Store
 
 ResultT = TypeVar("ResultT")
+
+
+class Waiting(Protocol):
+    """A durable call that does nothing but wait; ``identity`` is that of its wait."""
+
+    @property
+    def identity(self) -> bytes:
+        """What identifies the wait."""
+        ...
+
 
 #: How many durable calls a workflow may make after it was stopped: each is refused.
 _MOST_REFUSALS = 100
@@ -65,8 +74,9 @@ class ActiveRun:
         self.children: set[ActiveRun] = set()
         #: Why it was cancelled, once the workflow was; then it may clean up, for a while.
         self.cancel_reason: str | None = None
-        #: Whether nothing more may start: it is suspended, or its time to clean up is over.
-        self.is_stopping = False
+        #: Whether it is suspended, or its time to clean up is over; and the task that drives it.
+        self._is_stopping = False
+        self._driver: asyncio.Task[Any] | None = None
         self._refusals = 0
         #: Whether it is suspended, and by what; None where that was requested.
         self.is_suspended = False
@@ -103,8 +113,9 @@ class ActiveRun:
         self.tasks: dict[asyncio.Task[Any], int] = {}
         #: Those of its durable calls that do nothing but wait, each with its timer if it has one; and
         #: the timers of blocks that are limited in time.
-        self.waits: dict[Asking, Wait | None] = {}
+        self.waits: dict[Waiting, Wait | None] = {}
         self.timers: dict[object, Wait] = {}
+        self._awaits_escalations = False
         self._cancellation: asyncio.Task[None] | None = None
         #: Whether the cancellation has reached the workflow.
         self._was_reached = asyncio.Event()
@@ -117,6 +128,7 @@ class ActiveRun:
         Who cancels this suspends the run: the workflow is ended, and nothing of that is recorded.
         """
         number_tasks(self.loop)
+        self._driver = asyncio.current_task()
         try:
             task = self._start(work)
             recorded = self.run.state.cancel_requested
@@ -131,11 +143,21 @@ class ActiveRun:
             finally:
                 await self._stop_leftovers()
         finally:
-            self.is_stopping = True  # a request to cancel comes too late now
+            self._is_stopping = True  # a request to cancel comes too late now
             stop_numbering(self.loop)
         if self.is_suspended:
             raise self.stop_error or asyncio.CancelledError(f"run {self.run_id!r} was stopped")
         return task.result()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nothing more may start: it is suspended, or its time to clean up is over.
+
+        Also while it is being stopped: the end of a loop cancels all tasks at once, and those of the
+        workflow may come first. That is no cancellation by the workflow.
+        """
+        driver = self._driver
+        return self._is_stopping or (driver is not None and driver.cancelling() > 0)
 
     def note_resumed(self) -> None:
         """Record, once, what was saved: it goes on, and its completed steps were not paid again."""
@@ -248,7 +270,7 @@ class ActiveRun:
             raise self.suspended(error) from error
 
     def _end_tasks(self) -> None:
-        self.is_stopping = True
+        self._is_stopping = True
         for task in {*self.tasks, *self._branch_tasks()}:
             loop = task.get_loop()
             if loop is self.loop:
@@ -305,13 +327,28 @@ class ActiveRun:
         return self._cancellation is not None
 
     @contextmanager
-    def waiting(self, call: Asking, wait: Wait | None) -> Iterator[None]:
+    def waiting(self, call: Waiting, wait: Wait | None) -> Iterator[None]:
         """Note that a durable call does nothing but wait in this block: for a time, or for a person."""
         self.waits[call] = wait
         try:
             yield
         finally:
             del self.waits[call]
+
+    # --- escalations ---
+
+    def await_escalation(self, name: str | None = None) -> None:
+        """Have escalations delivered, this one at once, and their answers looked for, while it runs."""
+        if not self._awaits_escalations:
+            self._awaits_escalations = True
+            self.context.escalations.enter()
+        self.context.escalations.look_soon(name)
+
+    async def leave_escalations(self) -> None:
+        """Wait for no escalation any more."""
+        if self._awaits_escalations:
+            self._awaits_escalations = False
+            await self.context.escalations.leave()
 
     # --- questions ---
     # A workflow's code may run in more than one loop, each in its thread: the run's lock decides.

@@ -61,7 +61,7 @@ def questions(store: Store, run_id: str) -> list[Question]:
             asked_at=each.when,
         )
         for each in open_waits(state)
-        if each.identity not in answered
+        if each.identity not in answered and _is_question(each)
     ]
 
 
@@ -181,7 +181,7 @@ def choose(store: Store, state: RunState, messages: Messages, choice: Choice) ->
         raise ConfigurationError(
             f"run {run_id!r} has ended ({run_status(state)}), and takes no answer"
         )
-    asked = [each for each in open_waits(state) if _name(each) == name]
+    asked = [each for each in open_waits(state) if _is_question(each) and _name(each) == name]
     if choice.question is not None:
         asked = [_named(store, state, choice, asked)]
     answered = answers_on_their_way(state, messages)
@@ -275,7 +275,7 @@ def _listed(store: Store, asked: list[Entry]) -> str:
 
 
 def _open_questions(state: RunState) -> str:
-    names = [_name(each) for each in open_waits(state)]
+    names = [_name(each) for each in open_waits(state) if _is_question(each)]
     return f"; it waits for {', '.join(map(repr, names))}" if names else ", nor for anything else"
 
 

@@ -76,7 +76,7 @@ class StepFunction(Generic[P, R]):
     @functools.cached_property
     def planner(self) -> Planner:
         """Plans its calls; with defaults it is made at the first one: their codecs are there then."""
-        asks = self.options.on_ambiguous == "ask"
+        asks = self.options.on_ambiguous == "ask" or self.options.escalate
         returns = declared_result(self.function) if asks else None
         options = self.options.recorded()
         return Planner(self.persona, self.name, options, self.parameters, returns)

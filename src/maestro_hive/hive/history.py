@@ -366,6 +366,11 @@ class History:
 _NO_CONTEXT = contextvars.Context()
 
 
+#: What waits for a person: a question of the workflow is found in another way, and the escalation of
+#: a step is the step's own.
+_QUESTIONS = ("answer", "escalation")
+
+
 class Replay:
     """What was recorded before this process executes the run, and which of it was claimed again."""
 
@@ -447,7 +452,7 @@ class Replay:
         for entries in (state.children, state.outcomes, state.waits):
             for identity, entry in entries.items():
                 facts = facts_of(entry)
-                if entry.seq <= self._seq and facts.get("what") != "answer":
+                if entry.seq <= self._seq and facts.get("what") not in _QUESTIONS:
                     name = str(facts.get("name") or facts.get("workflow") or "")
                     calls.setdefault(identity, name)
         return {identity: name for identity, name in calls.items() if not is_in_body(identity)}

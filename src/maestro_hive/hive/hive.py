@@ -14,19 +14,21 @@ from uuid import UUID, uuid4
 
 from maestro_hive.engine import settings, values
 from maestro_hive.engine.audit import DEFAULT_NAME, AuditLog
+from maestro_hive.engine.callers_tickets import chosen_system
 from maestro_hive.engine.config import ExecutionConfig, get_execution_config
 from maestro_hive.engine.copies import copier
 from maestro_hive.engine.failures import with_own_lines
 from maestro_hive.engine.healing.stage import check_disabled
 from maestro_hive.engine.policy_rules import PolicyEnforcer
 from maestro_hive.engine.prices import Prices, read_prices
-from maestro_hive.hive import answers, cancelling, control, resolving, waits
+from maestro_hive.hive import answers, cancelling, control, escalations, resolving, waits
 from maestro_hive.hive.branches import active_run_or_none
 from maestro_hive.hive.budgets import Budgets, declare, declared_budgets
 from maestro_hive.hive.enqueuing import Enqueuing, own_budget
 from maestro_hive.hive.errors import UnknownRunError
 from maestro_hive.hive.handle import RunHandle
 from maestro_hive.hive.handle import follow as follow_events
+from maestro_hive.hive.keeping_escalations import EscalationKeeper, sync_all
 from maestro_hive.hive.runner import Runner
 from maestro_hive.hive.runs import (
     find_run,
@@ -54,7 +56,9 @@ if TYPE_CHECKING:
     from maestro_hive.engine.healing.stage import HealingEngine
     from maestro_hive.engine.options import Amount
     from maestro_hive.engine.policy import Enforcer
+    from maestro_hive.engine.tickets import TicketSystem
     from maestro_hive.hive.answers import Question
+    from maestro_hive.hive.escalations import EscalationView
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.runs import Input, RunInfo
     from maestro_hive.maestro.state.events import RunEvent
@@ -78,6 +82,8 @@ class Hive(Enqueuing):
     for each of them or by name; what was raised since stays. ``prices`` are those of models, in place
     of the ones that come with this version: a table, or a JSON file.
     ``cancel_grace``: for how many seconds a workflow that is cancelled may run steps to clean up.
+    ``escalation``: where steps with ``escalate=True`` ask for help; without it, the ticket system that
+    the configuration names, and without that they wait locally.
     ``workspace``: the folder whose files healers may repair, and that paths of a policy are relative
     to; without it, the current one.
     ``policy`` is a policy file, or ``enforcer`` an object that decides; ``audit_log`` is where their
@@ -94,7 +100,7 @@ class Hive(Enqueuing):
         *,
         healing_engine: HealingEngine | None = None,
         enforcer: Enforcer | None = None,
-        escalation: Escalation | None = None,
+        escalation: TicketSystem | Escalation | None = None,
         cancel_grace: float = 60.0,
         workspace: str | Path | None = None,
         budget: Amount | Mapping[str, Any] | None = None,
@@ -105,9 +111,10 @@ class Hive(Enqueuing):
         super().__init__()
         self.config = _config_for(folder, config)
         self._healing_engine = healing_engine
+        self._tickets = chosen_system(self.config, escalation=escalation)
         self._workspace = None if workspace is None else Path(workspace).expanduser().absolute()
         decides = _enforcer(policy, enforcer, self._workspace)
-        self._helpers = {"enforcer": decides, "escalation": escalation}
+        self._helpers = {"enforcer": decides}
         self._audit = _audit(audit_log, decides)
         self._cancel_grace = float(settings.number(0)("cancel_grace", cancel_grace))
         self._declared = declared_budgets(budget)
@@ -287,6 +294,45 @@ class Hive(Enqueuing):
         """Return the questions that a run waits for, with what they are about."""
         return answers.questions(self._open(), run_id)
 
+    def escalations(self, run_id: str | None = None) -> list[EscalationView]:
+        """Return the failures that wait for a person: of steps with ``escalate=True``, and of executors."""
+        return escalations.list_escalations(self._open(), run_id)
+
+    def answer_escalation(
+        self,
+        escalation_id: str,
+        feedback: str | None = None,
+        *,
+        result: Any = UNRESOLVED,
+        give_up: bool = False,
+        by: str | None = None,
+    ) -> None:
+        """Say what to do about a step that failed for good, and whose run waits for that.
+
+        ``feedback`` is given to another set of attempts. ``result`` is the step's result, checked by
+        the type that it declares. ``give_up`` has the workflow get the error; then ``feedback`` is the
+        reason. An escalation takes one answer: later ones get ``AlreadyAnsweredError``.
+        """
+        given = (result is not UNRESOLVED) + give_up
+        if given > 1 or (result is not UNRESOLVED and feedback is not None):
+            raise ConfigurationError(
+                "answer_escalation() takes one of feedback, result=… and give_up=True"
+            )
+        store = self._open()
+        if give_up:
+            escalations.give_up(store, escalation_id, feedback or "", by=by)
+        elif result is not UNRESOLVED:
+            escalations.give_result(store, escalation_id, result, by=by)
+        else:
+            escalations.give_feedback(store, escalation_id, feedback or "", by=by)
+
+    async def sync_escalations(self) -> list[str]:
+        """Make the tickets that are yet to be made, and take the answers of those that are resolved.
+
+        Workers, and runs that wait, do so every some seconds. Returns which escalations were answered.
+        """
+        return [] if self._tickets is None else await sync_all(self._open(), self._tickets)
+
     def retry(self, run_id: str, step: str | int | None = None) -> None:
         """Request a retry of what failed; ``run`` or ``resume`` then executes it."""
         control.retry(self._open(), run_id, step)
@@ -436,6 +482,7 @@ class Hive(Enqueuing):
                 context = RunContext(
                     config=self.config,
                     store=store,
+                    escalations=EscalationKeeper(store, self._tickets),
                     cancel_grace=self._cancel_grace,
                     healer=self._healing_engine,
                     healers=self._healers,

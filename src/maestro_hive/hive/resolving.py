@@ -65,15 +65,20 @@ def complete(
     """Record that an ambiguous step was completed with this result, of its declared type."""
 
     def made(shape: Json, path: str) -> Json:
-        tree = codec.parse(codec.encode(value, path).data, path)
-        if not shape or "unknown" in shape:
-            return tree
-        given = codec.parse(codec.encode(plain(value), path).data, path)
-        made = answer_types.to_tree(shape, given, path)
-        # An object is stored as it is: it may have more than the fields it is made of.
-        return tree if isinstance(tree, dict) and codec.TAG in tree else made
+        return result_tree(shape, value, path)
 
     return _settle(store, run_id, step, made, by)
+
+
+def result_tree(shape: Json, value: Any, path: str) -> Json:
+    """Return a result that a person gives as it is stored; raise if it has not the declared shape."""
+    tree = codec.parse(codec.encode(value, path).data, path)
+    if not shape or "unknown" in shape:
+        return tree
+    given = codec.parse(codec.encode(plain(value), path).data, path)
+    made = answer_types.to_tree(shape, given, path)
+    # An object is stored as it is: it may have more than the fields it is made of.
+    return tree if isinstance(tree, dict) and codec.TAG in tree else made
 
 
 def complete_in_words(
@@ -82,14 +87,21 @@ def complete_in_words(
     """Record that a step was completed; its declared type decides what the typed text means."""
 
     def made(shape: Json, path: str) -> Json:
-        if "unknown" in shape:
-            raise ConfigurationError(
-                f"{path} is a {shape['unknown']}, which cannot be typed as a text; resolve the step in a"
-                " program: hive.resolve(run_id, step, completed=value)"
-            )
-        return answer_types.to_tree(shape, answer_types.parse_words(shape, text, path), path)
+        return result_tree_in_words(
+            shape, text, path, "hive.resolve(run_id, step, completed=value)"
+        )
 
     return _settle(store, run_id, step, made, by)
+
+
+def result_tree_in_words(shape: Json, text: str, path: str, way_out: str) -> Json:
+    """Return a typed result as it is stored; ``way_out`` gives one that cannot be typed."""
+    if "unknown" in shape:
+        raise ConfigurationError(
+            f"{path} is a {shape['unknown']}, which cannot be typed as a text; give it in a program:"
+            f" {way_out}"
+        )
+    return answer_types.to_tree(shape, answer_types.parse_words(shape, text, path), path)
 
 
 def rerun(store: Store, run_id: str, step: str | int, *, by: str | None = None) -> Resolved:

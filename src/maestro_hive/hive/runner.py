@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.limits import Entered
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.inbox import InboxWatcher
+    from maestro_hive.hive.keeping_escalations import EscalationKeeper
     from maestro_hive.hive.runs import Input
     from maestro_hive.hive.steps import RunContext
     from maestro_hive.maestro.state.projections import RunState
@@ -82,6 +83,11 @@ class Runner:
         self._watchers: dict[asyncio.AbstractEventLoop, InboxWatcher] = {}
         #: How often runs of workers were suspended in a row by what says nothing about them.
         self.failures: dict[str, int] = {}
+
+    @property
+    def escalations(self) -> EscalationKeeper:
+        """What delivers escalations, and looks for their answers."""
+        return self._context.escalations
 
     async def run(
         self,
@@ -272,11 +278,14 @@ class Runner:
         family = active.parent.children if active.parent is not None else set()
         family.add(active)
         watcher.add(active)
+        if self.escalations.has_work():  # which an earlier process left
+            active.await_escalation()
         try:
             return await self._drive(active, workflow, given, closing)
         finally:
             watcher.remove(active)
             family.discard(active)
+            await active.leave_escalations()
 
     def _show_running(self, active: ActiveRun) -> None:
         """Have a run that a budget had stopped listed as running."""

@@ -36,7 +36,7 @@ SUCCESS, FAILED, CANCELLED = "success", "failed", "cancelled"
 PENDING, RUNNING, WAITING = "pending", "running", "waiting"
 BANKRUPT = records.BANKRUPT
 #: The kinds of waits.
-SLEEP, ANSWER, TIMEOUT = "sleep", "answer", "timeout"
+SLEEP, ANSWER, TIMEOUT, ESCALATION = "sleep", "answer", "timeout", "escalation"
 
 
 class Input(NamedTuple):
@@ -178,8 +178,8 @@ def wait_started(
 
 
 def asks_a_person(entry: NewEntry) -> bool:
-    """Return whether this entry starts a wait for an answer."""
-    return bool(entry.facts) and codec.parse(entry.facts or b"{}").get("what") == ANSWER
+    """Return whether this entry starts a wait for an answer, or for what to do about a failure."""
+    return codec.parse(entry.facts or b"{}").get("what") in (ANSWER, ESCALATION)
 
 
 def wait_ended(

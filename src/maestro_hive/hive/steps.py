@@ -42,6 +42,7 @@ from maestro_hive.engine.values import OwnArguments
 from maestro_hive.hive import runs
 from maestro_hive.hive.approvals import Approvals
 from maestro_hive.hive.branches import CONTENT_BYTES, Operation, enter_body
+from maestro_hive.hive.escalating import StepEscalation
 from maestro_hive.hive.run_log import RunLog
 from maestro_hive.kernel.errors import (
     CorruptionError,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 
     from maestro_hive.engine.audit import AuditLog
     from maestro_hive.engine.config import ExecutionConfig
-    from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.healing.healers import Healer
     from maestro_hive.engine.healing.stage import HealingEngine
     from maestro_hive.engine.options import Options
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.step_spec import Stage
     from maestro_hive.hive.active_run import ActiveRun
     from maestro_hive.hive.functions import StepFunction
+    from maestro_hive.hive.keeping_escalations import EscalationKeeper
     from maestro_hive.maestro.state.records import Entry
     from maestro_hive.maestro.state.store import Store
 
@@ -109,13 +110,14 @@ class RunContext:
 
     config: ExecutionConfig
     store: Store
+    #: Has a person told of failures, and their answers looked for.
+    escalations: EscalationKeeper
     healer: HealingEngine | None = None
     #: What ``@hive.healer`` made, and the folder that healers may repair.
     healers: Sequence[Healer] = ()
     workspace: Path | None = None
     enforcer: Enforcer | None = None
     audit_log: AuditLog | None = None
-    escalation: Escalation | None = None
     substitutes: Substitutes | None = None
     prices: Prices = field(default_factory=default_prices)
     #: For how many seconds a workflow that is cancelled may clean up.
@@ -179,6 +181,14 @@ class StepArguments(NamedTuple):
     is_async: bool
     #: Whether other calls may be the same step: it has a key.
     is_shared: bool
+
+
+class _Failed(NamedTuple):
+    """How a step failed for good: what is recorded of it, and what the engine raised."""
+
+    facts: dict[str, Any]
+    error: Exception
+    record: RunStep
 
 
 class StepCalls:
@@ -358,7 +368,7 @@ class StepCalls:
         plan: Plan,
         call: StepArguments,
     ) -> Any:
-        active, run = self._active, self._active.run
+        run = self._active.run
         prepared = self._prepared.get(step)
         if prepared is None:
             prepared = self._prepared[step] = self._prepare(step)
@@ -368,6 +378,37 @@ class StepCalls:
             outcome = self._outcome(plan)
             if outcome is not None and outcome.kind != EntryKind.STEP_CANCELLED:
                 return await self._deliver(operation, plan, outcome)
+        try:
+            while True:
+                result, failed = await self._attempted(operation, step, prepared, plan, call)
+                if failed is None:
+                    break
+                # Not in an except block: the engine's error would become the context of the step's.
+                if not step.options.escalate or not await self._escalate(operation, plan, failed):
+                    return await self._failed(operation, plan, failed.facts)
+                outcome = self._outcome(plan)
+                if outcome is not None:  # a person gave it
+                    return await self._deliver(operation, plan, outcome)
+        except asyncio.CancelledError:
+            await self._cancelled(operation, plan, is_shared=call.is_shared)
+            raise
+        finally:
+            turn.give_back()
+        completed = run.state.by_identity[plan.identity].completed
+        if completed is not None:  # unless the run was reset meanwhile
+            await self._turn_of(operation, completed)
+        return result
+
+    async def _attempted(
+        self,
+        operation: Operation,
+        step: StepFunction[..., Any],
+        prepared: PreparedStep,
+        plan: Plan,
+        call: StepArguments,
+    ) -> tuple[Any, _Failed | None]:
+        """Make all attempts of a step; return its result, or how it failed for good."""
+        active, run = self._active, self._active.run
         record = RunStep(run, plan, 1)
         execution = StepExecution(
             prepared.spec,
@@ -383,32 +424,36 @@ class StepCalls:
         execution.on_attempt = partial(entered, plan.identity)
         execution.on_completed = operation.reserve
         rounds = Rounds(prepared.policy, execution, run, plan.identity)
-        result: Any = None
-        failed: dict[str, Any] | None = None
         try:
-            try:
-                result = await (
-                    _checked(execution, rounds) if prepared.spec.checks else rounds.run()
-                )
-            except RoundsSkippedError:
-                failed = {"skipped": True}
-            except asyncio.CancelledError:
-                await self._cancelled(operation, plan, is_shared=call.is_shared)
-                raise
-            except Exception as error:
-                if _suspends(error, self._context):
-                    await self._let_calls_end(operation, plan, error, is_shared=call.is_shared)
-                    raise active.suspended(error) from error
-                failed = {"error": _own_error(error, record), "rounds": max(1, len(rounds.failed))}
-            # Not in an except block: the engine's error would become the context of the step's.
-            if failed is not None:
-                return await self._failed(operation, plan, failed)
-        finally:
-            turn.give_back()
-        completed = run.state.by_identity[plan.identity].completed
-        if completed is not None:  # unless the run was reset meanwhile
-            await self._turn_of(operation, completed)
-        return result
+            work = _checked(execution, rounds) if prepared.spec.checks else rounds.run()
+            return await work, None
+        except RoundsSkippedError as skipped:
+            return None, _Failed({"skipped": True}, skipped, record)
+        except Exception as error:
+            if _suspends(error):
+                await self._let_calls_end(operation, plan, error, is_shared=call.is_shared)
+                raise active.suspended(error) from error
+            facts = {"error": _own_error(error, record), "rounds": max(1, len(rounds.failed))}
+            return None, _Failed(facts, error, record)
+
+    async def _escalate(self, operation: Operation, plan: Plan, failed: _Failed) -> bool:
+        """Ask a person about a step that failed for good; False if its workflow gets the error."""
+        escalation = None
+        if "skipped" not in failed.facts:
+            escalation = StepEscalation.of(self._active, plan)
+        if escalation is None:
+            return False
+        try:
+            reply = await escalation.reply(failed.error, failed.record.attempts())
+        except asyncio.CancelledError:
+            escalation.withdraw()
+            raise
+        entry = escalation.entry_of(reply)
+        if entry is None:
+            return False
+        with self._active.suspended_by_failure():
+            await self._active.run.record(entry, sync=True)
+        return True
 
     def _enter_resumed(self, identity: bytes) -> None:
         enter_body(identity)
@@ -485,7 +530,7 @@ class StepCalls:
         policy = RoundPolicy(
             config=level2,
             breaker=context.breaker(options.breaker_name(step.name)),
-            escalation=context.escalation,
+            escalation=None,
             rng=rng,
             log=context.step_log,
         )
@@ -503,13 +548,13 @@ def is_suspending(error: BaseException) -> bool:
     return any(isinstance(part, _SUSPENDING) for part in parts_of(error))
 
 
-def _suspends(error: Exception, context: RunContext) -> bool:
+def _suspends(error: Exception) -> bool:
     """Return whether the run is suspended by what a step raised, and the workflow sees nothing of it."""
     match error:
         case TokenBudgetExceeded():
             return error.context.get("scope") != "step"  # which is the step's own
-        case HelpNeeded() if context.escalation is not None:
-            return True  # a person was asked
+        case HelpNeeded() if error.jira_ticket is not None:
+            return True  # a version before the option ``escalate`` asked a person
         case HelpNeeded() | UnrecoverableError():
             facts: object = error.context
             return isinstance(facts, dict) and bool(facts.get("needs_retry"))

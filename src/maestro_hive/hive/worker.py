@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from maestro_hive.hive.active_run import ActiveRun
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.hive import Hive
+    from maestro_hive.hive.keeping_escalations import EscalationKeeper
     from maestro_hive.hive.queues import QueueSettings
     from maestro_hive.hive.runner import Runner
     from maestro_hive.hive.runs import Input
@@ -149,6 +150,7 @@ class Worker:
         self._background: list[asyncio.Task[None]] = []
         self._store: Store | None = None
         self._shown: tuple[live_workers.LiveWorker, Lease] | None = None
+        self._escalations: EscalationKeeper | None = None
         self._recover_at = 0.0
         self._turns = 0
         self._executed_at = time.monotonic()
@@ -211,6 +213,8 @@ class Worker:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_LEAVE_SECONDS)
+        if self._escalations is not None:
+            await self._escalations.leave()
         if self._shown is not None and self._store is not None:
             live_workers.unregister(self._store, *self._shown)
         logger.info("worker %s has stopped", self.id)
@@ -219,6 +223,7 @@ class Worker:
         """Return the store; one that was opened again is told of this worker."""
         store = self._host.store()
         if store is not self._store:
+            await self._keep_escalations()
             register_signal(store, self.id, self._signal)
             shown = live_workers.LiveWorker(
                 id=self.id,
@@ -235,6 +240,13 @@ class Worker:
                 workflows = set(shown.workflows)
                 await values.in_thread(partial(adopt_stopped, store, workflows))
         return store
+
+    async def _keep_escalations(self) -> None:
+        """Deliver escalations, and look for their answers, while this worker lives."""
+        if self._escalations is not None:
+            await self._escalations.leave()
+        self._escalations = self._host.runner().escalations
+        self._escalations.enter()
 
     async def _keep_schedules(self) -> None:
         """Start the runs of schedules, while this worker lives."""

@@ -134,6 +134,10 @@ class Kit:
         """Answer the next question of this name, in whichever run; several are used in their order."""
         self._lives.answers.setdefault(name, []).append(value)
 
+    def answer_escalation(self, step: Step, feedback: str | None = None, **given: Any) -> None:
+        """Answer the next escalation of a step, as ``hive.answer_escalation`` does; in their order."""
+        self._lives.replies.setdefault(step.name, []).append({"feedback": feedback, **given})
+
     def hold_time(self) -> AbstractContextManager[None]:
         """Let no time be skipped in a ``with`` block: nothing that waits becomes late in it.
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maestro_hive.hive import answers
-from maestro_hive.hive.runs import ANSWER
+from maestro_hive.hive import answers, escalations
+from maestro_hive.hive.runs import ANSWER, ESCALATION
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.maestro.state.memory import MemoryStore
 from maestro_hive.maestro.state.projections import facts_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: How often it is checked whether a run waits for an answer that nobody gives; in seconds.
 _CHECK_SECONDS = 0.02
 #: What of a Hive belongs to its store.
-_ATTRIBUTES = ("config", "_helpers", "_store", "_runner", "_is_closed")
+_ATTRIBUTES = ("config", "_helpers", "_tickets", "_store", "_runner", "_is_closed")
 
 
 class UnansweredError(AssertionError):
@@ -82,8 +82,9 @@ class Lives:
         self.bodies = Bodies(clock, hives[0].config.timeout_seconds, self._die)
         #: Called after each transaction with entries, and before what was asked is answered.
         self.on_record: Callable[[EntriesAppended], None] | None = None
-        #: The answers to the next questions, by name.
+        #: The answers to the next questions, by name; and to the next escalations, by step.
         self.answers: dict[str, list[Any]] = {}
+        self.replies: dict[str, list[dict[str, Any]]] = {}
         #: By run and question: after a kill the same one gets the same answer.
         self._given: dict[tuple[str, str], Any] = {}
         self._refused: MaestroError | None = None
@@ -95,6 +96,7 @@ class Lives:
         self.start(KitStore(clock=clock), clock)
         for each in hives:
             each.config = _config_in_memory(each.config, self._folder)
+            each._tickets = None  # noqa: SLF001 - nobody is told of what fails in a test
             each._helpers = {**each._helpers, "substitutes": self.bodies}  # type: ignore[dict-item]  # noqa: SLF001
 
     def close(self) -> None:
@@ -181,7 +183,7 @@ class Lives:
             return
         if self.on_record is not None:
             self.on_record(event)
-        run = self.store.run(event.run_id) if self.answers else None
+        run = self.store.run(event.run_id) if self.answers or self.replies else None
         if run is not None and any(
             map(_is_question, self.store.entries(run.id, event.first - 1, event.seq))
         ):
@@ -203,8 +205,20 @@ class Lives:
                     self._given[place] = waiting.pop(0)
                 given = self._given[place]
                 answers.answer(self.store, run_id, question.name, given, question=question.id)
+            self._reply(run_id)
         except MaestroError as error:
             self._refused = error
+
+    def _reply(self, run_id: str) -> None:
+        """Answer the escalations of a run."""
+        hive = self._saved[0].hive
+        for each in escalations.list_escalations(self.store, run_id):
+            place, waiting = (run_id, each.id), self.replies.get(each.step.partition("#")[0])
+            if each.status != "waiting" or not (waiting or place in self._given):
+                continue
+            if place not in self._given and waiting:
+                self._given[place] = waiting.pop(0)
+            hive.answer_escalation(each.id, **self._given[place])
 
     def _take_refused(self) -> MaestroError | None:
         refused, self._refused = self._refused, None
@@ -216,17 +230,22 @@ class Lives:
             for run in self.store.runs()
             if run.status not in OVER
             for question in answers.questions(self.store, run.name)
+        ] + [
+            f"escalation {each.id} of {each.step!r} of run {each.run_id!r}"
+            for each in escalations.list_escalations(self.store)
+            if each.status == "waiting"
         ]
 
 
 def _is_question(entry: Entry) -> bool:
-    return entry.kind == EntryKind.WAIT_STARTED and facts_of(entry).get("what") == ANSWER
+    asks = facts_of(entry).get("what") in (ANSWER, ESCALATION)
+    return entry.kind == EntryKind.WAIT_STARTED and asks
 
 
 def _unanswered(questions: list[str]) -> str:
     return (
         f"the test would wait for ever: there is no answer to {', '.join(questions)}; give it before"
-        " the run starts, by kit.answer(name, value)"
+        " the run starts, by kit.answer(name, value) or kit.answer_escalation(step, …)"
     )
 
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from maestro_hive.engine import settings
 from maestro_hive.engine.attempt import call_in_thread, is_async
 from maestro_hive.engine.breaker import CircuitBreaker, CircuitState, checked_name
+from maestro_hive.engine.callers_tickets import chosen_system
 from maestro_hive.engine.config import ExecutionConfig, frozen_config
 from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded, writable
-from maestro_hive.engine.escalation import Escalation, JiraClient, JiraEscalation, checked
 from maestro_hive.engine.execution_log import STEPS, ExecutionLog, names
 from maestro_hive.engine.open_run import OpenRun, open_run
 from maestro_hive.engine.plan import UNNAMED, UnencodableInputWarning, distance_to_user
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from maestro_hive.engine.breaker import Permit
+    from maestro_hive.engine.escalation import Escalation, JiraClient
+    from maestro_hive.engine.tickets import TicketSystem
     from maestro_hive.maestro.state.store import Store
 
 
@@ -105,12 +107,12 @@ class SafetyRetryWrapper:
         workflow_id: str | None = None,
         breaker: str | CircuitBreaker | None = None,
         store: Store | None = None,
-        escalation: Escalation | None = None,
+        escalation: TicketSystem | Escalation | None = None,
     ) -> None:
         self.config = frozen_config(config)
         self.workflow_id = workflow_id
         self._log = ExecutionLog(STEPS, self.config.log_level)
-        self._escalation = self._chosen_escalation(jira_client, escalation)
+        self._escalation = chosen_system(self.config, jira_client, escalation)
         self._breakers: dict[str, CircuitBreaker] = {}
         self._given = breaker if isinstance(breaker, CircuitBreaker) else None
         store = self._given.store if self._given is not None else store
@@ -123,18 +125,6 @@ class SafetyRetryWrapper:
         self._random = random.Random(self.config.level2.jitter_seed)  # noqa: S311 - for jitter
         self._finalizer = weakref.finalize(self, call_for_collected, self._opened.close)
         self._finalizer.atexit = False  # the stores themselves close then
-
-    def _chosen_escalation(
-        self, jira_client: JiraClient | None, escalation: Escalation | None
-    ) -> Escalation | None:
-        jira = None
-        if jira_client is not None:
-            project, address = self.config.jira_project_key, self.config.jira_base_url
-            jira = JiraEscalation(jira_client, project, address)
-        if escalation is not None:
-            checked(escalation, "escalate", "escalation")
-            return escalation
-        return jira if self.config.level2.enable_jira_escalation else None
 
     # --- the breaker ---
 
@@ -199,6 +189,7 @@ class SafetyRetryWrapper:
             config=self.config.level2,
             breaker=self._breaker(self._latest),
             escalation=self._escalation,
+            escalates=self._escalation is not None or self.config.level2.enable_jira_escalation,
             rng=self._random,
             counts_all=True,
             log=self._log,

@@ -60,6 +60,13 @@ EXAMPLES: dict[EntryKind, dict[str, Any]] = {
     EntryKind.SPENT: {"step": 1, "attempt": 1, "persona": "p", "tokens": 5},
     EntryKind.ROUND_FAILED: {"identity": STEP, **ROUND},
     EntryKind.ESCALATED: {"identity": STEP, "ticket": "MD-1", "report": REPORT, "actions": []},
+    EntryKind.ESCALATION_DELIVERED: {
+        "identity": STEP,
+        "name": "a",
+        "escalation": "esc-1",
+        "system": "jira",
+        "ticket": "MD-1",
+    },
     EntryKind.FIELDS_SET: {"value": {"phase": "late"}},
     EntryKind.TASK_PENDING: {"task": "t"},
     EntryKind.TASK_COMPLETED: {"task": "t", "value": {"file": "f"}},

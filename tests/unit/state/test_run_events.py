@@ -21,6 +21,7 @@ from maestro_hive.maestro.state.events import (
     EVENT_TYPES,
     ChildStarted,
     Escalated,
+    EscalationDelivered,
     FieldsSet,
     Restored,
     Retried,
@@ -164,8 +165,10 @@ def test_rounds_that_fail_and_the_call_for_help(tmp_path: Path, config: Executio
     ]
     assert (rounds[0].retry_in, rounds[1].retry_in) == (0.001, None)
     asked = only(events, Escalated)
-    assert (asked.name, asked.persona, asked.ticket) == ("draft", "writer", "MD-7")
-    assert describe(asked).startswith("step draft (writer) needs help, ticket MD-7: ")
+    assert (asked.name, asked.persona) == ("draft", "writer")
+    told = only(events, EscalationDelivered)
+    assert (told.name, told.ticket) == ("draft", "MD-7")
+    assert describe(asked).startswith("step draft (writer) needs help: ")
     retried = only(events, Retried)
     assert (retried.step, retried.name, retried.forget) == (1, "draft", False)
     given_up = [each for each in events if isinstance(each, StepFailed) and each.retry_in is None]

@@ -352,7 +352,12 @@ RULES: dict[EntryKind, Rule] = {
     ),
     EntryKind.ESCALATED: Rule(
         required={"report": _report(anything), "actions": items(text), "ticket": some(text)},
-        optional={"outer": count, "trouble": text},
+        optional={"outer": count, "trouble": text, "escalation": text},
+        needs_identity=True,
+    ),
+    EntryKind.ESCALATION_DELIVERED: Rule(
+        required={**_NAMED, "escalation": text, "system": text},
+        optional=dict.fromkeys(("ticket", "address", "comment"), some(text)),
         needs_identity=True,
     ),
     EntryKind.FIELDS_SET: Rule(value=some(_FIELDS)),
@@ -361,7 +366,12 @@ RULES: dict[EntryKind, Rule] = {
     EntryKind.RETRY_COUNTED: Rule(required=_PERSONA),
     EntryKind.PERSONA_SET: Rule(required=_PERSONA, value=some(_ANY_OBJECT)),
     EntryKind.RESTORED: Rule(optional={"from": text, "saved_at": text, "fence": count}),
-    EntryKind.RETRIED: Rule(optional={"only": items(digest), "by": some(text)}),
+    EntryKind.RETRIED: Rule(
+        optional={
+            "only": items(digest),
+            **dict.fromkeys(("by", "feedback", "escalation"), some(text)),
+        }
+    ),
     EntryKind.RUN_STARTED: Rule(
         required={"workflow": text},
         optional={
@@ -379,8 +389,14 @@ RULES: dict[EntryKind, Rule] = {
         optional={"error": _ERROR, "reason": some(text), "failed": items(digest)},
     ),
     EntryKind.WAIT_STARTED: Rule(
-        required={**_NAMED, "what": one_of("sleep", "answer", "timeout")},
-        optional={"wait": _WAIT, "shape": _shape, "step": digest},
+        required={**_NAMED, "what": one_of("sleep", "answer", "timeout", "escalation")},
+        optional={
+            "wait": _WAIT,
+            "shape": _shape,
+            "returns": _shape,
+            "escalation": text,
+            "step": digest,
+        },
         needs_identity=True,
     ),
     EntryKind.WAIT_ENDED: Rule(
@@ -479,7 +495,7 @@ def _check_together(kind: EntryKind, rule: Rule, facts: dict[str, Json]) -> None
     for name, others in rule.also.items():
         if facts.get(name):
             _inside(members(dict.fromkeys(others, anything)), facts, ".facts")
-    if kind is EntryKind.WAIT_STARTED and facts["what"] != "answer":
+    if kind is EntryKind.WAIT_STARTED and facts["what"] in ("sleep", "timeout"):
         _inside(members({"wait": anything}), facts, ".facts")
     if kind is EntryKind.STEP_FAILED and not facts.get("skipped"):
         _inside(members({"error": anything}), facts, ".facts")

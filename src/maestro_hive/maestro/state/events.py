@@ -209,10 +209,14 @@ class RunEnded(RunEvent):
 
 @_event(EntryKind.WAIT_STARTED)
 class WaitStarted(RunEvent):
-    """The workflow waits for time (``what`` is sleep) or an answer, or has a timeout; ``until``."""
+    """The workflow waits for time (``what`` is sleep) or an answer, or has a timeout; ``until``.
+
+    Or a step failed for good, and waits for a person (``what`` is escalation).
+    """
 
     name: str
     what: str
+    escalation: str | None
     until: datetime | None = _read(lambda source: deadline(source.entry, source.facts))
 
     def __str__(self) -> str:
@@ -221,6 +225,8 @@ class WaitStarted(RunEvent):
             return f"sleeping {until}"
         if self.what == "timeout":
             return f"a block with a timeout started, {until}"
+        if self.what == "escalation":
+            return f"{self.name} needs help: escalation {self.escalation} waits for a person"
         return f"waiting for an answer to {self.name}, {until}"
 
 
@@ -355,7 +361,8 @@ class ArgumentsAdded(RunEvent):
 class Retried(RunEvent):
     """A retry was requested: of one step, or of all that failed (``step`` is None).
 
-    ``resolved``: the step was ambiguous, and a person said (``by``) that it runs again.
+    ``resolved``: the step was ambiguous or escalated, and a person said (``by``) that it runs again;
+    ``feedback`` is what its next attempts are told.
     """
 
     step: int | None = _read(
@@ -365,10 +372,13 @@ class Retried(RunEvent):
     forget: bool
     resolved: bool
     by: str | None
+    feedback: str | None
 
     def __str__(self) -> str:
+        who = f" by {self.by}" if self.by else ""
+        if self.feedback:
+            return f"step {self.name or self.step} is executed again, with feedback{who}"
         if self.resolved:
-            who = f" by {self.by}" if self.by else ""
             return f"step {self.name or self.step} resolved{who}: it is executed again"
         what = f"step {self.name or self.step}" if self.step else "all failed steps"
         return f"retry of {what} requested{', its result forgotten' if self.forget else ''}"
@@ -590,6 +600,24 @@ class Escalated(RoundEvent):
     def __str__(self) -> str:
         ticket = f", ticket {self.ticket}" if self.ticket else ""
         return f"{self.which} needs help{ticket}: {self.category}: {self.message}"
+
+
+@_event(EntryKind.ESCALATION_DELIVERED)
+class EscalationDelivered(RunEvent):
+    """A person was told of an escalation: by ``ticket``, or ``comment`` on it, of ``system``."""
+
+    name: str
+    escalation: str
+    system: str
+    ticket: str | None
+    address: str | None
+    comment: str | None
+
+    def __str__(self) -> str:
+        what = f"comment on ticket {self.ticket}" if self.comment else f"ticket {self.ticket}"
+        told = what if self.ticket else "message"
+        where = f" ({self.address})" if self.address else ""
+        return f"escalation {self.escalation} of {self.name}: {told} made in {self.system}{where}"
 
 
 # --- personas and tasks ---------------------------------------------------------------------------

@@ -95,6 +95,10 @@ class StepState:
     _log: list[Entry] | None = None
     #: What was tried to repair its failures, and the verdicts; None if nothing was.
     repairs: list[Entry] | None = None
+    #: What persons said about its failures; None if nobody did.
+    advice: list[Entry] | None = None
+    #: How often it was retried: which of its final failures the last one is.
+    retries: int = 0
 
     @property
     def log(self) -> list[Entry]:
@@ -136,10 +140,11 @@ class StepState:
         """
         if self.completed is not None and not forget:
             return
+        self.retries += 1
         self.starts = self.failures = self.stops = self.open_attempt = 0
         self._log = []
         if forget:
-            self.completed = self.last_failure = self.progress = self.repairs = None
+            self.completed = self.last_failure = self.progress = self.repairs = self.advice = None
 
 
 @dataclass(slots=True)
@@ -181,13 +186,15 @@ class RunState:
     #: The failed rounds of each step, and its escalation; by identity.
     rounds: dict[bytes, list[Entry]] = field(default_factory=dict)
     escalated: dict[bytes, Entry] = field(default_factory=dict)
+    #: Of which escalations a person was told, by their ids.
+    delivered: dict[str, Entry] = field(default_factory=dict)
     #: The start and the end of a workflow's run; None for a run without a workflow.
     started: Entry | None = None
     ended: Entry | None = None
     #: The waits of the workflow, and how they ended; by identity.
     waits: dict[bytes, Entry] = field(default_factory=dict)
     answers: dict[bytes, Entry] = field(default_factory=dict)
-    #: The waits for an answer that has not come.
+    #: The waits for a person who has not answered: questions, and escalations of steps.
     questions: dict[bytes, Entry] = field(default_factory=dict)
     children: dict[bytes, Entry] = field(default_factory=dict)
     #: How steps and children ended for the workflow, other than completed steps; by identity.
@@ -392,7 +399,10 @@ def _retried(state: RunState, entry: Entry) -> None:
         _retry_run(state, entry, {bytes.fromhex(each) for each in facts.get("only", ())})
     else:
         if identity in state.by_identity:
-            _start_over(state, state.by_identity[identity], entry, forget=bool(facts.get("forget")))
+            step = state.by_identity[identity]
+            _start_over(state, step, entry, forget=bool(facts.get("forget")))
+            if facts.get("feedback"):
+                step.advice = [*(step.advice or ()), entry]
         state.rounds.pop(identity, None)
         state.escalated.pop(identity, None)
         failed = state.outcomes.pop(identity, None)
@@ -529,7 +539,7 @@ def _wait_started(state: RunState, entry: Entry) -> None:
     identity = _identity(entry)
     state.waits[identity] = entry
     state.answers.pop(identity, None)  # asked again: the answer is not of the type asked for now
-    if facts_of(entry).get("what") == "answer":
+    if facts_of(entry).get("what") in ("answer", "escalation"):
         state.questions[identity] = entry
 
 
@@ -608,6 +618,9 @@ _HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {
         _identity(entry), []
     ).append(entry),
     EntryKind.ESCALATED: lambda state, entry: state.escalated.update({_identity(entry): entry}),
+    EntryKind.ESCALATION_DELIVERED: lambda state, entry: state.delivered.update(
+        {facts_of(entry)["escalation"]: entry}
+    ),
     EntryKind.TASK_PENDING: lambda state, entry: state.pending_tasks.update(
         {facts_of(entry)["task"]: None}
     ),
@@ -788,19 +801,28 @@ def find_step(state: RunState, wanted: str | int) -> StepState | None:
 
 
 def feedback_of(step: StepState) -> list[str]:
-    """Return how earlier attempts failed, a sentence for each: the next attempt is given them."""
+    """Return how earlier attempts failed, and what persons said about that, a sentence for each.
+
+    The next attempt is given them.
+    """
     repairs = ended_repairs(step) if step.repairs else {}
-    if not step.failures:  # after a retry the last failure is still of use
-        return [_sentence(step.last_failure, repairs)] if step.last_failure else []
-    return [
-        _sentence(entry, repairs)
+    last = [step.last_failure] if step.last_failure else []
+    told = [
+        entry
         for entry in step.log
         if entry.kind == EntryKind.ATTEMPT_FAILED and facts_of(entry).get("counts", True)
     ]
+    # After a retry the last failure is still of use.
+    said = [*(told if step.failures else last), *(step.advice or ())]
+    if step.advice:
+        said.sort(key=attrgetter("seq"))
+    return [_sentence(entry, repairs) for entry in said]
 
 
 def _sentence(entry: Entry, repairs: Mapping[int, Entry]) -> str:
     facts, tried = facts_of(entry), repairs.get(entry.attempt)
+    if entry.kind == EntryKind.RETRIED:
+        return f"{facts.get('by') or 'A person'} answered: {facts['feedback']}"
     feedback = facts.get("feedback") if tried is None else facts_of(tried).get("feedback")
     return feedback_sentence(entry.attempt, facts.get("error", {}), feedback)
 

@@ -47,8 +47,8 @@ class EntryKind(IntEnum):
     #: A round of level 2 failed; identity: of what it tried; facts: round, execution_id, name,
     #: persona, status, seconds, tokens, report, wait.
     ROUND_FAILED = 8
-    #: Level 2 gave up and asked for help; identity: of what it tried; facts: ticket, report, actions,
-    #: outer (the round of a level 2 around it).
+    #: Level 2 gave up and asked for help; identity: of what it tried; facts: report, actions, outer (the
+    #: round of a level 2 around it), and where they apply: escalation (its id in the outbox), ticket.
     ESCALATED = 9
     #: Fields of the run changed; value: the fields.
     FIELDS_SET = 10
@@ -64,7 +64,8 @@ class EntryKind(IntEnum):
     #: of a copy: from, saved_at, and fence where there was no journal.
     RESTORED = 15
     #: What failed may be retried; identity: of one step, or none for all; facts: forget (the
-    #: result too), run (the end of the run too), resolved (of an ambiguous step), by.
+    #: result too), run (the end of the run too), resolved (a person said so: of an ambiguous step, or
+    #: of one that was escalated), by, feedback (for the next attempts), escalation (its id).
     RETRIED = 16
     #: A workflow's run started; identity: of workflow and input; facts: workflow, parameters, and where
     #: they apply: types (the shapes of parameters), parent (a run's name), forked_from, from_step; value: the input.
@@ -72,11 +73,13 @@ class EntryKind(IntEnum):
     #: A workflow's run ended; facts: status (success, failed, cancelled), and error as in
     #: ATTEMPT_FAILED, or reason; value: the result.
     RUN_ENDED = 18
-    #: The workflow waits; identity: of the wait; facts: name, what (sleep, answer, timeout), and
-    #: where they apply: wait (how long at most), shape (of the answer); value: what it is about.
+    #: The workflow waits; identity: of the wait; facts: name, what (sleep, answer, timeout, escalation),
+    #: and where they apply: wait (how long at most), shape (of the answer), escalation (its id), step
+    #: (the identity of the one that failed), returns (the shape of its result); value: what it is about.
     WAIT_STARTED = 19
     #: A wait ended; identity: of the wait; facts: name, how (over, answered, timeout, cancelled,
-    #: withdrawn), and where they apply: answer (its id), by; value: the answer.
+    #: withdrawn), and where they apply: answer (its id), by; value: the answer; to an escalation:
+    #: feedback, result, or give_up.
     WAIT_ENDED = 20
     #: The workflow started another as its child; identity: of the call; facts: run_id, workflow, and
     #: copied (in a fork: it is a child of the run that was forked).
@@ -121,6 +124,9 @@ class EntryKind(IntEnum):
     #: A run that had spent something was resumed; facts: saved_tokens, saved_usd: what its completed
     #: steps had spent, and did not spend again.
     RUN_RESUMED = 33
+    #: A person was told of an escalation; identity: of what failed; facts: name, escalation (its id),
+    #: system, ticket (its key), and where they apply: address, comment (its id, if the ticket was there).
+    ESCALATION_DELIVERED = 34
 
 
 #: The statuses of a run whose workflow ended.

@@ -67,6 +67,9 @@ class WaitView:
     until: datetime | None
     shape: Json
     answered: bool = False
+    #: Of a step that failed for good: what its escalation is answered by; and its ticket, if recorded.
+    escalation: str | None = None
+    ticket: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,9 +441,17 @@ def wait_views(
             until=events.deadline(entry, facts_of(entry)),
             shape=facts_of(entry).get("shape"),
             answered=entry.identity in answered,
+            escalation=facts_of(entry).get("escalation"),
+            ticket=_ticket_of(state, entry),
         )
         for entry in open_waits(state)
     )
+
+
+def _ticket_of(state: RunState, wait: Entry) -> str | None:
+    told = state.delivered.get(str(facts_of(wait).get("escalation")))
+    facts = {} if told is None else facts_of(told)
+    return facts.get("address") or facts.get("ticket")
 
 
 def _ambiguous_views(run: RecordedRun) -> tuple[AmbiguousView, ...]:

@@ -49,6 +49,10 @@ class SharedRecords(Generic[RecordT]):
         except (KeyError, TypeError, ValueError) as error:
             raise DocumentCorruptError(where, f"it is no such record ({error})") from error
 
+    def encoded(self, record: RecordT, name: str) -> codec.Encoded:
+        """Return the document of a record."""
+        return codec.encode(self.to_json(record), f"{self.namespace}/{name}")
+
     def update(
         self, store: Store, name: str, change: Callable[[RecordT | None], RecordT]
     ) -> RecordT:
@@ -63,7 +67,7 @@ class SharedRecords(Generic[RecordT]):
             made[:] = [change(before)]
             if made[0] is before:
                 raise _UnchangedError
-            return codec.encode(self.to_json(made[0]), f"{self.namespace}/{name}")
+            return self.encoded(made[0], name)
 
         with suppress(_UnchangedError):
             store.update_document(self.namespace, name, changed)
