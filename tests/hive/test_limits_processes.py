@@ -90,6 +90,7 @@ class Child:
     def kill(self) -> float:
         """Kill it, and return when it was dead."""
         assert self._process.poll() in {None, -signal.SIGKILL}, "it ended by itself"
+        self.killed_at = now()
         self.send(signal.SIGKILL)
         self._process.communicate()
         return now()
@@ -157,12 +158,17 @@ def next_in_line(folder: Path) -> int | None:
         store.close()
 
 
-def most_active(folder: Path, deaths: dict[int, float]) -> int:
-    """Return how many were active at once; those of a killed process until it was killed."""
+def most_active(folder: Path, killed: list[Child]) -> int:
+    """Return how many were active at once; those of a killed process while it surely lived.
+
+    When it was seen to be dead, others may have had its permits for some time.
+    """
     changes = [(event.at, 1 if event.word == "started" else -1) for event in events(folder)]
-    for pid, at in deaths.items():
-        words = Counter(event.word for event in events(folder) if event.pid == pid)
-        changes += [(at, -1)] * (words["started"] - words["ended"])
+    for child in killed:
+        own = [event for event in events(folder) if event.pid == child.pid]
+        words = Counter(event.word for event in own)
+        lived = max(child.killed_at, *(event.at for event in own))
+        changes += [(lived, -1)] * (words["started"] - words["ended"])
     active = most = 0
     for _, change in sorted(changes):
         active += change
@@ -206,11 +212,12 @@ def test_never_more_than_three_are_active_over_four_processes_and_a_kill(
 ) -> None:
     children = start(4, most="3", tasks=3, seconds=0.05)
     until(lambda: has_each(tmp_path, children, 3))
-    deaths = {children[0].pid: children[0].kill()}
+    children[0].kill()
     before = len(start_times(tmp_path))
     until(lambda: len(start_times(tmp_path)) >= before + 30)
-    deaths |= {child.pid: child.kill() for child in children[1:]}
-    assert most_active(tmp_path, deaths) == 3
+    for child in children[1:]:
+        child.kill()
+    assert most_active(tmp_path, children) == 3
 
 
 @pytest.mark.timing

@@ -281,6 +281,9 @@ async def _sync(delivery: Delivery, record: StoredEscalation) -> bool:
         except AlreadyAnsweredError:
             return False
         except ConfigurationError as error:
+            now = await delivery.in_store(lambda: found_escalation(store, record.id))
+            if now is None or now.outcome is not None:
+                return False  # it has just ended, by the same answer or another one
             problem = f"the comment on {key} is not taken: {error}"
         else:
             return True
