@@ -260,6 +260,23 @@ def test_spend_stops_a_step_that_goes_over_a_limit(hive: Hive) -> None:
     assert hive.run_sync(build, run_id="r", budget=100) == "done"
 
 
+def test_spend_goes_by_a_limit_that_was_raised_while_the_step_is_executed(hive: Hive) -> None:
+    @hive.step
+    async def loop() -> str:
+        for number in range(4):
+            if number == 1:
+                await asyncio.to_thread(hive.budget.raise_limit, 60, run="r")
+            current().spend(tokens=40)
+        return "done"
+
+    @hive.workflow
+    async def build() -> str:
+        return await loop()
+
+    assert hive.run_sync(build, run_id="r", budget=100) == "done"
+    assert spent(hive, "run", "r") == 160
+
+
 def test_the_spending_of_failed_attempts_counts(hive: Hive) -> None:
     class WithUsageError(OSError):
         usage: ClassVar = {"total_tokens": 30}
