@@ -593,7 +593,11 @@ def test_a_workflow_may_have_an_argument_called_budget(hive: Hive) -> None:
         (lambda hive: hive.budget.set_limit(5, day=True, zone="Mars/Base"), "time zone"),
         (lambda hive: hive.budget.raise_limit(5, persona="a"), "no limit in tokens"),
         (lambda hive: hive.budget.raise_limit(persona="a"), "how much more"),
-        (lambda _: Hive("x", budget={"team": 5}), "persona, run, queue and day"),
+        (lambda hive: hive.budget.raise_limit(5, persona="*"), "each persona .* set persona --tok"),
+        (lambda _: Hive("x", budget={"team": 5}), "must be an amount for each run, or amounts by"),
+        (lambda _: Hive("x", budget={"day": {"today": 5}}), "a date as in"),
+        (lambda _: Hive("x", budget={"day": {"2026-99-01": 5}}), "a date as in"),
+        (lambda _: Hive("x", budget={"persona": {"": 5}}), "must be a name"),
         (lambda _: Hive("x", budget=-1), "over 0"),
     ],
 )
