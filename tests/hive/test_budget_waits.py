@@ -359,6 +359,24 @@ def test_calls_that_wait_are_made_in_the_order_in_which_they_came(hive: Hive) ->
     assert order.index("large") <= 3
 
 
+def test_a_call_that_waits_is_not_refused_by_a_limit_that_was_raised_meanwhile(hive: Hive) -> None:
+    """The limits were read twice a second: in between, a run was bankrupt by those of before."""
+    ledger, limits = ledger_of(hive._open()), (("run:r", 100, None),)
+
+    @hive.step(max_tokens=60)
+    async def ask(number: int) -> dict[str, int]:
+        if number == 0:
+            await until(lambda: ledger.queue.first_waited_for(limits) is not None)
+            await asyncio.to_thread(hive.budget.raise_limit, 100, run="r")
+        return {"tokens_used": 60}
+
+    @hive.workflow
+    async def work() -> int:
+        return len(await asyncio.gather(ask(0), ask(1)))
+
+    assert run(hive, work, run_id="r", budget=100) == 2
+
+
 # --- days, estimates, rates -----------------------------------------------------------------------
 
 

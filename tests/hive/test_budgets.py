@@ -260,6 +260,23 @@ def test_spend_stops_a_step_that_goes_over_a_limit(hive: Hive) -> None:
     assert hive.run_sync(build, run_id="r", budget=100) == "done"
 
 
+def test_spend_goes_by_a_limit_that_was_raised_while_the_step_is_executed(hive: Hive) -> None:
+    @hive.step
+    async def loop() -> str:
+        for number in range(4):
+            if number == 1:
+                await asyncio.to_thread(hive.budget.raise_limit, 60, run="r")
+            current().spend(tokens=40)
+        return "done"
+
+    @hive.workflow
+    async def build() -> str:
+        return await loop()
+
+    assert hive.run_sync(build, run_id="r", budget=100) == "done"
+    assert spent(hive, "run", "r") == 160
+
+
 def test_the_spending_of_failed_attempts_counts(hive: Hive) -> None:
     class WithUsageError(OSError):
         usage: ClassVar = {"total_tokens": 30}
@@ -576,7 +593,11 @@ def test_a_workflow_may_have_an_argument_called_budget(hive: Hive) -> None:
         (lambda hive: hive.budget.set_limit(5, day=True, zone="Mars/Base"), "time zone"),
         (lambda hive: hive.budget.raise_limit(5, persona="a"), "no limit in tokens"),
         (lambda hive: hive.budget.raise_limit(persona="a"), "how much more"),
-        (lambda _: Hive("x", budget={"team": 5}), "persona, run, queue and day"),
+        (lambda hive: hive.budget.raise_limit(5, persona="*"), "each persona .* set persona --tok"),
+        (lambda _: Hive("x", budget={"team": 5}), "must be an amount for each run, or amounts by"),
+        (lambda _: Hive("x", budget={"day": {"today": 5}}), "a date as in"),
+        (lambda _: Hive("x", budget={"day": {"2026-99-01": 5}}), "a date as in"),
+        (lambda _: Hive("x", budget={"persona": {"": 5}}), "must be a name"),
         (lambda _: Hive("x", budget=-1), "over 0"),
     ],
 )

@@ -209,6 +209,10 @@ class Ledger:
             #: What a start reserves where nothing at all is limited.
             self.unlimited: Reserve | None = Reserve(known.epoch) if known.is_empty else None
 
+    def is_outdated(self) -> bool:
+        """Return whether limits were set or raised since they were read."""
+        return self.store.limits(()).epoch != self.known.epoch
+
     # --- before a call ---
 
     def reserve(
@@ -312,8 +316,18 @@ class Ledger:
         """Let those look again who wait in this process; from any thread."""
         self.queue.settled()
 
-    def check_spent(self, limits: tuple[Limited, ...], persona: str) -> None:
-        """Raise ``BudgetExceeded`` if more than a limit was spent."""
+    def check_spent(self, accounts: RunAccounts, persona: str, started: int) -> None:
+        """Raise ``BudgetExceeded`` if a call that started then has spent more than a limit."""
+        try:
+            self._check_spent(accounts, persona, started)
+        except BudgetExceeded:
+            if not self.is_outdated():
+                raise
+            self.refresh()  # a limit may have been raised since the call started
+            self._check_spent(accounts, persona, started)
+
+    def _check_spent(self, accounts: RunAccounts, persona: str, started: int) -> None:
+        limits = self.known.limited(accounts.of(persona, self.known.days.name(started)))
         for account, tokens, usd in limits:
             known = self.store.account(account)
             for unit, most, used in (("tokens", tokens, known.tokens), ("usd", usd, known.usd)):

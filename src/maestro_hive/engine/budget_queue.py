@@ -257,7 +257,7 @@ class BudgetQueue:
 
     def _has_other_limits(self) -> bool:
         self._read_lost()
-        return self._store.limits(()).epoch != self._ledger.known.epoch
+        return self._ledger.is_outdated()
 
     def _grant(self, call: WaitingCall) -> None:
         """Let a call be tried again for which there is room."""
@@ -304,7 +304,7 @@ class BudgetQueue:
             elif account.in_flight and not self._is_hopeless(call, account):
                 return
             else:
-                call.end(self._exceeded(call, account))
+                self._refuse(call, account)
 
     def _decide_nested(
         self, call: WaitingCall, account: Account, held: list[Reservation]
@@ -316,7 +316,7 @@ class BudgetQueue:
             self._grant(call)
             return reserved(account, call.wanted)
         if not seen.in_flight or self._is_hopeless(call, account):
-            call.end(self._exceeded(call, account))
+            self._refuse(call, account)
             return account
         others = [
             each
@@ -331,8 +331,14 @@ class BudgetQueue:
                 call.also_within = tuple(each.key for each in others)
                 self._grant(call)
                 return reserved(account, call.wanted)
-            call.end(self._exceeded(call, account, others))
+            self._refuse(call, account, others)
         return account
+
+    def _refuse(
+        self, call: WaitingCall, account: Account, waiting: list[Reservation] | None = None
+    ) -> None:
+        """End a call that there is no room for; where limits are others by now, it is tried again."""
+        call.end(None if self._has_other_limits() else self._exceeded(call, account, waiting))
 
     def _is_hopeless(self, call: WaitingCall, account: Account) -> bool:
         if call.is_hopeless(account, 0):
@@ -354,7 +360,6 @@ class BudgetQueue:
     def _exceeded(
         self, call: WaitingCall, account: Account, waiting: list[Reservation] | None = None
     ) -> BudgetExceeded:
-        self._read_lost()
         in_tokens = call.refused.unit == "tokens"
         return self._ledger.exceeded(
             call.refused.account,

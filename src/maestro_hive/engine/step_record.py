@@ -543,12 +543,10 @@ class RunStep(StepRepairs):
 
     def check_accounts(self) -> None:
         """Raise ``BudgetExceeded`` if more was spent than a shared budget has."""
-        run, ledger = self.run, self.run.ledger
-        if ledger.unlimited is None:
-            known = ledger.known
-            day = known.days.name(self._started_at or self._clock.micros())
-            limits = known.limited(run.accounts.of(self.plan.persona, day))
-            ledger.check_spent(limits, self.plan.persona)
+        run = self.run
+        if run.ledger.unlimited is None:
+            started = self._started_at or self._clock.micros()
+            run.ledger.check_spent(run.accounts, self.plan.persona, started)
 
     def check_price(self, persona: str, name: str, sizing: Sizing) -> None:
         """Raise ``UnpricedModel`` if nobody knows what a call costs that spends tokens."""

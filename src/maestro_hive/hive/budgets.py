@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.options import Amount
     from maestro_hive.maestro.state.store import Reader, Store
 
-_BOTH = "a budget of the hive is an amount for each run, or amounts by persona, run, queue and day"
+_BOTH = "an amount for each run, or amounts by persona, run, queue and day"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,11 +192,15 @@ def _day(store: Reader, name: str | bool) -> str:
         return EACH
     if name == "today":
         return Days(store.limits(()).zone).name(store.clock.micros())
-    if isinstance(name, str):
-        with contextlib.suppress(ValueError):
-            if date.fromisoformat(name).isoformat() == name:  # and not 20261117, say
-                return name
+    if isinstance(name, str) and _is_date(name):
+        return name
     raise refused("day", name, "a date as in 2026-11-17, 'today', or True for each day")
+
+
+def _is_date(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return date.fromisoformat(name).isoformat() == name  # and not 20261117, say
+    return False
 
 
 def _zone(zone: str | None, account: str) -> str | None:
@@ -240,9 +244,12 @@ def _raised(account: str, tokens: int | None, usd: int | None, limits: Limits) -
     for unit, more in (("tokens", tokens), ("usd", usd)):
         if more is not None and (known is None or getattr(known, unit) is None):
             scope, _, name = account.partition(":")
+            shown, words = f"each {scope}", scope
+            if name != EACH:
+                shown, words = f"the {scope} {name!r}", f"{scope} {name}"
             raise ConfigurationError(
-                f"the {scope} {name!r} has no limit in {unit} that could be raised; set one by"
-                f" `maestro budget set {scope} {name} --{unit} N`"
+                f"{shown} has no limit in {unit} that could be raised; set one by"
+                f" `maestro budget set {words} --{unit} N`"
             )
     assert known is not None
     own = limits.by_account.get(account)
@@ -272,8 +279,17 @@ def declared_budgets(given: object) -> dict[str, Any]:
             raise refused("budget", given, _BOTH)
         by_name = value if _is_by_name(value) else {EACH: value}
         for name, amount in by_name.items():
+            _check_declared(scope, name)
             found[f"{scope}:{name}"] = checked_amount(f"the budget of {scope} {name!r}", amount)
     return found
+
+
+def _check_declared(scope: str, name: object) -> None:
+    """Raise if nothing can ever have the name: its limit would hold for nobody."""
+    if not isinstance(name, str) or not name:
+        raise refused(f"a {scope} in the budget", name, "a name")
+    if scope == "day" and name != EACH and not _is_date(name):
+        raise refused("a day in the budget", name, f"a date as in 2026-11-17, or {EACH!r} for each")
 
 
 def _is_by_name(value: object) -> bool:
