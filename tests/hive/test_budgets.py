@@ -588,6 +588,7 @@ def test_a_workflow_may_have_an_argument_called_budget(hive: Hive) -> None:
         (lambda hive: hive.budget.set_limit(5, persona="a", run="b"), "give one of persona="),
         (lambda hive: hive.budget.set_limit(0, persona="a"), "over 0"),
         (lambda hive: hive.budget.set_limit("5 apples", persona="a"), r"\$2.50"),
+        (lambda hive: hive.budget.set_limit("1000", persona="a"), r"\$2.50"),
         (lambda hive: hive.budget.set_limit(5, day="tomorrow"), "date"),
         (lambda hive: hive.budget.set_limit(5, persona="a", zone="UTC"), "zone"),
         (lambda hive: hive.budget.set_limit(5, day=True, zone="Mars/Base"), "time zone"),

@@ -68,8 +68,10 @@ def amounts(value: Any) -> tuple[int | None, int | None]:
 
 
 def _dollars(name: str, text: str) -> float:
-    with contextlib.suppress(ValueError):
-        return float(text.strip().removeprefix("$").removesuffix("USD"))
+    given = text.strip()
+    if given.startswith("$") or given.endswith("USD"):  # else it could as well be tokens
+        with contextlib.suppress(ValueError):
+            return float(given.removeprefix("$").removesuffix("USD"))
     raise ConfigurationError(f"{name} is {text!r}, and must be tokens, or money as in '$2.50'")
 
 
