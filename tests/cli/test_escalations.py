@@ -72,6 +72,7 @@ def listed(folder: Path) -> list[dict[str, Any]]:
     [
         (["use the mirror"], "deployed 3", "deploy is attempted again with that"),
         (["--result", "7"], "deployed 7", "deploy counts as completed with 7"),
+        (["--result", "-7"], "deployed -7", "deploy counts as completed with -7"),
         (["--give-up"], "failed: no route", "the workflow gets the error of deploy"),
         (["nobody knows", "--give-up"], "failed: no route", "the workflow gets the error"),
     ],
@@ -110,6 +111,7 @@ def test_show_says_how_to_answer(folder: Path) -> None:
         (["text", "--result", "7"], "Give escalation"),
         (["--result", "7", "--give-up"], "Give escalation"),
         ([" "], "the feedback is empty"),
+        (["use", "this"], "quote it, as 'use this'"),
     ],
 )
 def test_what_is_no_answer_is_refused(folder: Path, words: list[str], reason: str) -> None:
@@ -126,6 +128,10 @@ def test_an_unknown_escalation_and_a_second_answer_are_refused(folder: Path) -> 
     maestro("--store", folder, "answer", found["id"], "--result", "7")
     done = maestro("--store", folder, "answer", found["id"], "--result", "8")
     assert "has its answer" in complaint(done, 2)
+    resumed(folder)
+    for words in (["--result", "9"], ["too late"]):
+        done = maestro("--store", folder, "answer", found["id"], *words)
+        assert "if there was one, its run has gone on" in complaint(done, 2)
 
 
 def test_sync_makes_the_ticket_and_takes_its_answer(
@@ -138,10 +144,13 @@ def test_sync_makes_the_ticket_and_takes_its_answer(
     done = maestro("--store", folder, "escalations", "sync")
     assert "1 escalation waiting for a person" in done.stdout
     assert listed(folder)[0]["ticket"] == "MD-1"
+    tickets.say("MD-1", "/result seven")
+    assert "is not taken" in maestro("--store", folder, "escalations", "sync").stderr
     tickets.say("MD-1", "use the mirror")
     (found,) = listed(folder)
     synced = answer(maestro("--store", folder, "escalations", "sync", "--json"))
     assert synced["answered"] == [found["id"]]
+    assert [each["problem"] for each in synced["escalations"]] == [None]
     assert resumed(folder) == "deployed 3"
 
 

@@ -217,6 +217,8 @@ def test_a_log_is_verified_with_its_journal(log: Path) -> None:
     assert "line 1: the file was deleted" in complaint(
         maestro("audit", "verify", "--store", "state")
     )
+    shown = maestro("audit", "show", "--store", "state")
+    assert "there is no audit log" in complaint(shown)
 
 
 def test_a_log_without_a_journal_is_verified_as_far_as_it_can_be(tmp_path: Path) -> None:

@@ -123,6 +123,23 @@ def test_neither_strangers_nor_our_own_comments_nor_open_tickets_answer(
     assert asyncio.run(main()) == "deployed 3"
 
 
+@pytest.mark.parametrize("finds", [True, False])
+def test_only_where_comments_are_read_a_person_is_told_to_comment(
+    hive: Hive, tickets: FileTickets, finds: bool
+) -> None:
+    tickets.finds = finds
+
+    async def main() -> str:
+        running = asyncio.create_task(hive.run(deployment(hive), 3, run_id="r"))
+        await until(lambda: is_told(hive))
+        (found,) = hive.escalations()
+        hive.answer_escalation(found.id, give_up=True)
+        await running
+        return found.description
+
+    assert ("comment on the ticket" in asyncio.run(main())) is finds
+
+
 def test_a_ticket_without_an_answer_leaves_the_run_waiting_and_says_why(
     hive: Hive, tickets: FileTickets
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from maestro_hive import Hive, current
 from maestro_hive.hive.errors import AlreadyAnsweredError, RunCancelledError
+from maestro_hive.hive.runs import read_run
 from maestro_hive.kernel.errors import ConfigurationError
 from tests.hive.conftest import quick_config
 from tests.timing import PATIENCE_SECONDS
@@ -72,6 +73,12 @@ def test_a_person_answers_in_one_of_three_ways(
 ) -> None:
     assert asyncio.run(answered(hive, deployment(hive), by="jo", **answer)) == result
     assert hive.escalations() == []
+
+
+def test_a_result_that_a_person_gives_ends_no_attempt(hive: Hive) -> None:
+    asyncio.run(answered(hive, deployment(hive), result=7))
+    (step,) = read_run(hive._open(), "r").steps.values()
+    assert (step.starts, step.failures, step.interruptions) == (2, 2, 0)
 
 
 def test_feedback_that_does_not_help_is_escalated_again(hive: Hive) -> None:

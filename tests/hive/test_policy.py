@@ -368,7 +368,7 @@ def test_equal_calls_at_once_ask_a_question_each(workspace: Path) -> None:
 
         first, second, third = asyncio.run(main())
     assert (first, third, "it was refused" in second) == ("same", "other", True)
-    assert called == ["same", "other"]
+    assert sorted(called) == ["other", "same"]  # which one is called first is not promised
 
 
 @pytest.mark.parametrize("answer", [True, False])
@@ -465,6 +465,20 @@ def test_an_enforcer_of_a_caller_is_asked_about_every_target(workspace: Path) ->
         )
     assert found == ["wrote a", "policy_violation secrets/key", "wrote x"]
     assert [path for path, _ in enforcer.asked] == [*"aa", "src/link/key", "secrets/key", *"xy"]
+
+
+def test_an_enforcer_that_gives_no_verdict_forbids_and_is_recorded(workspace: Path) -> None:
+    class Silent:
+        def check(self, **_: Any) -> Any:
+            return None
+
+    silent: Any = Silent()
+    with Hive(workspace / "state", quick_config(), enforcer=silent, workspace=workspace) as hive:
+        called: list[Any] = []
+        found = hive.run_sync(writing(hive, called), ["a"], run_id="r")
+    assert (found, called) == (["policy_violation a"], [])
+    (line,) = (workspace / "state" / "audit.jsonl").read_text().splitlines()
+    assert json.loads(line)["allowed"] is False
 
 
 def test_the_context_of_an_agent_takes_its_fields_by_place_and_by_name() -> None:

@@ -42,10 +42,16 @@ class TakesNegativeNumbers(Helpful):
     """A verb whose last argument may be a negative number, which looks like an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Move negative numbers behind the options, where they are arguments."""
-        numbers = [each for each in args if _NEGATIVE_NUMBER.fullmatch(each)]
+        """Move negative numbers behind the options, where they are arguments; not those of an option."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        with_value = {name for each in options if not each.is_flag for name in each.opts}
+        others: list[str] = []
+        numbers: list[str] = []
+        for before, each in zip(["", *args], args, strict=False):
+            is_argument = _NEGATIVE_NUMBER.fullmatch(each) and before not in with_value
+            (numbers if is_argument else others).append(each)
         if numbers and "--" not in args:
-            args = [*(each for each in args if each not in numbers), "--", *numbers]
+            args = [*others, "--", *numbers]
         return super().parse_args(ctx, args)
 
 
@@ -93,12 +99,17 @@ def answer_command(
     with call.writing() as store:
         escalation = found_escalation(store, run)
         if escalation is not None:
+            if value is not None:
+                raise click.UsageError(
+                    f"The answer to escalation {run} is one text: quote it, as '{name} {value}'.",
+                    click.get_current_context(silent=True),
+                )
             _answer_escalation(store, escalation, name, result, by=by or _user(), give_up=give_up)
             return
-        if result is not None or give_up:
+        if result is not None or give_up or (run.startswith("esc-") and store.run(run) is None):
             raise click.UsageError(
-                f"--result and --give-up answer an escalation, and there is no open one {run!r};"
-                " 'maestro escalations' lists them.",
+                f"There is no open escalation {run!r}: if there was one, its run has gone on, and"
+                " 'maestro events RUN' shows who answered. 'maestro escalations' lists them.",
                 click.get_current_context(silent=True),
             )
         record = find_run(store, run)

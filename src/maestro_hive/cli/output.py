@@ -13,6 +13,7 @@ import math
 import os
 import re
 import sys
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +23,7 @@ import click
 from maestro_hive.kernel.errors import CodecError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -288,6 +289,19 @@ _WITH_VALUES = "maestro_hive.with_values"
 def keep_values(context: click.Context) -> None:
     """Print values as they are stored in this call, also secrets."""
     context.meta[_WITH_VALUES] = True
+
+
+@contextmanager
+def printing_values() -> Iterator[None]:
+    """Print values as they are meanwhile: what a program reads must be what it was given."""
+    meta = click.get_current_context().meta
+    already = _WITH_VALUES in meta
+    meta[_WITH_VALUES] = True
+    try:
+        yield
+    finally:
+        if not already:
+            del meta[_WITH_VALUES]
 
 
 def _keeps_values() -> bool:

@@ -94,9 +94,10 @@ def run_command(
     where that is an object or a list; NAME=TEXT gives a parameter by its name. Without ARG, an
     existing run is resumed with the arguments it was started with.
 
-    The workflow's Hive has its state folder. The result is printed; with --json in an object, and
-    what the workflow prints goes to stderr. Ctrl+C or SIGTERM stops the run, and the same command with
-    --run-id resumes it. The exit code is 75 if a person has to decide before it can go on.
+    The workflow's Hive has its state folder. The result is printed as it is, also if it has secrets;
+    with --json in an object, and what the workflow prints goes to stderr. Ctrl+C or SIGTERM stops the
+    run, and the same command with --run-id resumes it. The exit code is 75 if a person has to decide
+    before it can go on.
 
     GRAPH is a file with a task graph. This version shows what would run (--dry-run): levels, what each
     worker would do and how long it would take, conflicts, and programs that are not on PATH.
@@ -136,11 +137,13 @@ def run_command(
         )
     if code is not None:
         return code
-    if call.wants_json:
-        shown = {"store": str(folder), "run_id": run, "result": result}
-        click.echo(output.to_json(shown, indent=2))
-    elif result is not None:
-        output.line(result if isinstance(result, str) else output.to_json(result))
+    # The result is what the command was called for: replaced secrets would make it another one.
+    with output.printing_values():
+        if call.wants_json:
+            shown = {"store": str(folder), "run_id": run, "result": result}
+            click.echo(output.to_json(shown, indent=2))
+        elif result is not None:
+            output.line(result if isinstance(result, str) else output.to_json(result))
     return None
 
 

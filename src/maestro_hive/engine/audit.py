@@ -348,6 +348,8 @@ def copy_log(source: Path, target: Path, lines: int) -> None:
 
 def entries(path: Path) -> Iterator[dict[str, Any]]:
     """Yield what the lines of a log say, as far as they are JSON objects; verified or not."""
+    if not path.exists() and not path.is_symlink():
+        raise StorageError(f"there is no audit log {path}; `maestro audit verify` says what it had")
     with _locked(path.expanduser().absolute(), shared=True) as file:
         for data, _ in file.lines():
             try:

@@ -235,16 +235,20 @@ _ADVICE = {
 }
 
 
-def answers_for(escalation: str, report: FailureReport) -> list[str]:
-    """Return what a person can do about a step whose run waits, the most useful action first."""
+def answers_for(escalation: str, report: FailureReport, *, comments: bool) -> list[str]:
+    """Return what a person can do about a step whose run waits, the most useful action first.
+
+    ``comments``: whether a comment on the ticket can be the answer.
+    """
     name = f"maestro answer {escalation}"
+    by_comment = "or comment on the ticket (feedback, /result VALUE or /give-up), and resolve it"
     return [
         *([report.suggested_fix] if report.suggested_fix else []),
         _ADVICE[_category(report)],
         f'give feedback, and the step is attempted again: {name} "what to do differently"',
         f"give the result yourself: {name} --result VALUE",
         f"give up, and the workflow gets the error: {name} --give-up",
-        "or comment on the ticket (feedback, /result VALUE or /give-up), and resolve it",
+        *([by_comment] if comments else []),
     ]
 
 

@@ -140,9 +140,11 @@ class PolicyCheck:
             if asked.needs_approval:
                 waiting.append(asked)
                 continue
-            await self._write(step, call, asked, allowed=verdict.allowed is True)
-            if verdict.allowed is not True:
-                raise _violation(call, asked)
+            allowed = getattr(verdict, "allowed", None) is True
+            await self._write(step, call, asked, allowed=allowed)
+            if not allowed:
+                known = hasattr(verdict, "allowed")
+                raise _violation(call, asked, "" if known else _no_verdict(verdict))
         if waiting:
             await self._ask(step, call, waiting)
 
@@ -245,6 +247,10 @@ def _violation(
         tool_name=call.tool,
         agent_id=call.agent.agent_id,
     )
+
+
+def _no_verdict(answer: object) -> str:
+    return f": the enforcer answered {answer!r:.60}, which has no `allowed`"
 
 
 def kind_of(verdict: Verdict) -> str | None:

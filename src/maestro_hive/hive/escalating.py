@@ -204,12 +204,17 @@ class StepEscalation:
                 run_id=run_id,
                 report=report,
                 rounds=[result],
-                actions=texts.answers_for(self.id, report),
+                actions=texts.answers_for(self.id, report, comments=self._takes_comments),
             ),
             failure_report=report,
             labels=texts.labels_for(report),
             fingerprint=texts.fingerprint_of(name, report, self.step),
         )
+
+    @property
+    def _takes_comments(self) -> bool:
+        system = self.run.context.escalations.system
+        return system is not None and system.finds
 
     # --- waiting ---
 

@@ -74,10 +74,10 @@ def list_escalations(reader: Reader, run_id: str | None = None) -> list[Escalati
 
 
 def _view(reader: Reader, record: StoredEscalation) -> EscalationView:
-    case = record.told_case
+    case, status = record.told_case, _status(reader, record)
     return EscalationView(
         id=record.id,
-        status=_status(reader, record),
+        status=status,
         run_id=record.run_id,
         workflow=record.workflow or None,
         step=record.step,
@@ -91,7 +91,7 @@ def _view(reader: Reader, record: StoredEscalation) -> EscalationView:
         delivered=record.delivered,
         ticket=record.ticket,
         address=record.address,
-        problem=record.problem,
+        problem=None if status == "answered" else record.problem,
     )
 
 
@@ -272,7 +272,10 @@ async def _sync(delivery: Delivery, record: StoredEscalation) -> bool:
     given = _answers(delivery, record, await delivery.system.comments(record.ticket))
     store, key = delivery.store, record.ticket
     if not given:
-        problem = f"{key} is resolved without a comment by an account that may answer"
+        problem = (
+            f"{key} is resolved without a comment by an account that may answer"
+            f" (ticket_answerers, or MAESTRO_TICKET_ANSWERERS); comment on it, or maestro answer {record.id}"
+        )
     else:
         comment = given[-1]
         by = f"{comment.author} ({key})"

@@ -121,8 +121,9 @@ class StepState:
     @property
     def interruptions(self) -> int:
         """The attempts whose end was never recorded, without the one that is open."""
-        ended = self.failures + self.stops + (self.completed is not None) + (self.open_attempt > 0)
-        return self.starts - ended
+        # A result that a person gave for a failed step is the end of no attempt.
+        completed = self.completed is not None and "escalation" not in facts_of(self.completed)
+        return self.starts - self.failures - self.stops - completed - (self.open_attempt > 0)
 
     def failures_in(self, round_number: int) -> int:
         """Return how many attempts failed in one round of level 2."""
