@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -54,6 +55,8 @@ class LoopbackServer:
         #: The operations that were asked for, and the requests, in their order.
         self.operations: list[str] = []
         self.requests: list[Request] = []
+        #: By how many seconds the clock of the server is ahead.
+        self.ahead = 0.0
         self.lock = threading.RLock()
         self.stopping = threading.Event()
         self._http = _Http(("127.0.0.1", port), _Handler)
@@ -107,6 +110,11 @@ class _Http(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Http
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """Return the time of the server, for its responses."""
+        now = time.time() + self.server.owner.ahead if timestamp is None else timestamp
+        return super().date_time_string(now)
 
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
