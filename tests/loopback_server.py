@@ -16,6 +16,7 @@ The operation ``any`` is every request.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -89,6 +90,15 @@ class LoopbackServer:
         self._http.server_close()
         self._thread.join()
 
+    def settle(self) -> None:
+        """Return when everything that was sent by processes that are gone has been executed."""
+        host, port = self._http.server_address[:2]
+        with socket.create_connection((str(host), port)) as last:  # accepted after all of these
+            last.sendall(b"GET /settle HTTP/1.0\r\n\r\n")
+            last.recv(1)
+        while self._http.unread:
+            time.sleep(0.001)
+
     def _fault(self, operation: str) -> str:
         with self.lock:
             for number, fault in enumerate(self.faults):
@@ -102,6 +112,13 @@ class LoopbackServer:
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
     owner: LoopbackServer
+    #: How many connections were accepted whose requests were not executed yet.
+    unread = 0
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self.owner.lock:
+            self.unread += 1
+        super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing about connections that clients or faults closed."""
@@ -110,6 +127,17 @@ class _Http(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Http
+
+    is_read = False
+
+    def finish(self) -> None:
+        self._note_read()
+        super().finish()
+
+    def _note_read(self) -> None:
+        with self.server.owner.lock:
+            self.server.unread -= not self.is_read
+            self.is_read = True
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         """Return the time of the server, for its responses."""
@@ -129,6 +157,10 @@ class _Handler(BaseHTTPRequestHandler):
             headers={name.lower(): value for name, value in self.headers.items()},
             raw=self.rfile.read(int(self.headers.get("Content-Length") or 0)),
         )
+        if request.path == "/settle":
+            self._note_read()
+            self._send(200, b"{}")
+            return
         operation = owner.operation(request)
         with owner.lock:
             owner.requests.append(request)
@@ -138,6 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not what or after == "after" or what in {"garbage", "cut", "slow", "drip"}:
             with owner.lock:
                 answer = owner.execute(operation, request)
+        self._note_read()
         self._answer(what, answer)
 
     do_GET = do_POST = _respond  # noqa: N815 - the names that the standard library calls
