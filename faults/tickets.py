@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 ANSWER = "use the mirror"
 _MARKER = "maestro-hive effect: "
 #: How late the server's search is, and how late the configuration says that it may be.
-_LAG = 0.15
-_INDEX_LAG = 0.5
+_LAG = 0.3
+_INDEX_LAG = 0.6
 #: How long a response is waited for where there is none.
 _TIMEOUT = 0.5
 _POLL_SECONDS = 0.02

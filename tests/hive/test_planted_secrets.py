@@ -271,9 +271,8 @@ def test_no_secret_arrives_in_tickets_and_comments(
     monkeypatch.setattr(keeping_escalations, "SYNC_SECONDS", 0.05)
     monkeypatch.setattr(keeping_escalations, "_POLL_SECONDS", 0.02)
     with JiraServer(tmp_path / "jira", version=version) as server:
-        config = replace(
-            quick_config(), jira_index_lag_seconds=0.1, ticket_answerers=["*"], **server.settings
-        )
+        settings = {"jira_index_lag_seconds": 0.1, "ticket_answerers": ["*"], **server.settings}
+        config = replace(quick_config(), **settings)
 
         def answer() -> None:
             for ticket in server.tickets():  # what a person pastes is repeated in the outcome
@@ -290,7 +289,11 @@ def test_no_secret_arrives_in_tickets_and_comments(
 
 def test_no_secret_arrives_at_a_webhook(tmp_path: Path) -> None:
     with WebhookServer() as server:
-        config = replace(quick_config(), webhook_url=server.address, webhook_secret="what signs it")
+        settings: dict[str, Any] = {
+            "webhook_url": server.address,
+            "webhook_secret": "what signs it",
+        }
+        config = replace(quick_config(), **settings)
         hive = Hive(tmp_path / "state", config)
 
         def answer() -> None:
