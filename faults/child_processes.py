@@ -176,6 +176,11 @@ class ChildProcess:
         """Wait for its end and return its exit code: minus the signal's number if it was killed."""
         return int(self._children.ask(wait=self.pid)["code"])
 
+    def poll(self) -> int | None:
+        """Return its exit code if it has ended, and None before; once."""
+        found = self._children.ask(poll=self.pid)["code"]
+        return None if found is None else int(found)
+
     def finish(self) -> dict[str, Any]:
         """Wait for it to end with code 0, and return its last report."""
         code = self.end()
@@ -250,10 +255,13 @@ def _serve(workflows: dict[str, Workflow]) -> None:
             if pid == 0:
                 sys.exit(_execute(workflows[command["start"]], command))
             children.add(pid)
-            answer = {"pid": pid}
+            answer: dict[str, int | None] = {"pid": pid}
         else:
-            answer = {"code": _wait(command["wait"])}
-            children.discard(command["wait"])
+            asked = command["poll"] if "poll" in command else command["wait"]
+            code = _ended(asked) if "poll" in command else _wait(asked)
+            answer = {"code": code}
+            if code is not None:
+                children.discard(asked)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
     for pid in children:
@@ -268,12 +276,17 @@ def _execute(workflow: Workflow, command: dict[str, Any]) -> int:
     return asyncio.run(workflow(observed)) or 0
 
 
+def _ended(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
 def _wait(pid: int) -> int:
     deadline = time.monotonic() + MAX_SECONDS
     while time.monotonic() < deadline:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
+        code = _ended(pid)
+        if code is not None:
+            return code
         select.select([], [], [], 0.002)  # under libfaketime, time.sleep fails
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)

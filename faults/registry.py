@@ -27,6 +27,7 @@ MODULES = {
     9: "graceful_stops",
     10: "hostile_files",
     11: "hostile_ids",
+    12: "tickets",
     13: "model",
     16: "readers",
     17: "twin.row",

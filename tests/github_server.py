@@ -98,7 +98,14 @@ class GitHubServer(LoopbackServer):
         number = len(self.issues) + 1
         labels = [{"name": label} for label in data["labels"]] if self.may_label else []
         address = f"https://github.example.com/{REPOSITORY}/issues/{number}"
-        issue = {**data, "number": number, "state": "open", "labels": labels, "html_url": address}
+        issue = {
+            **data,
+            "number": number,
+            "state": "open",
+            "labels": labels,
+            "html_url": address,
+            "created_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
         self.issues.append(issue)
         return 201, issue
 
@@ -107,10 +114,12 @@ class GitHubServer(LoopbackServer):
         found = [
             each
             for each in self.issues
-            if each["state"] == query["state"]
+            if query["state"] in ("all", each["state"])
             and {label["name"] for label in each["labels"]}.issuperset(wanted)
         ]
-        return 200, found
+        if query["direction"] == "desc":
+            found.reverse()
+        return 200, found[: int(query["per_page"])]
 
     def _add_comment(self, number: int, text: str, account: dict[str, str]) -> dict[str, Any]:
         comments = self.said.setdefault(number, [])

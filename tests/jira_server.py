@@ -13,7 +13,7 @@ import base64
 import json
 import re
 import time
-from datetime import UTC, datetime
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,7 @@ class JiraServer(LoopbackServer):
         with self.lock:
             tickets = self.tickets()
             ticket = _with_key(tickets, key)
-            ticket["resolved"] = time.time()
+            ticket["resolved"] = self._now()
             ticket["by_resolution"] = by_resolution
             self._store(tickets)
 
@@ -111,7 +111,7 @@ class JiraServer(LoopbackServer):
         """Delete a ticket; the search finds it until its index knows."""
         with self.lock:
             tickets = self.tickets()
-            _with_key(tickets, key)["deleted"] = time.time()
+            _with_key(tickets, key)["deleted"] = self._now()
             self._store(tickets)
 
     # --- requests --------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class JiraServer(LoopbackServer):
         number = len(tickets) + 1
         key = f"{PROJECT}-{number}"
         tickets.append(
-            {"key": key, "id": str(10_000 + number), "created": time.time(), "fields": fields,
+            {"key": key, "id": str(10_000 + number), "created": self._now(), "fields": fields,
              "comments": []}
         )  # fmt: skip
         self._store(tickets)
@@ -213,6 +213,10 @@ class JiraServer(LoopbackServer):
         for clause in clauses.split(" AND "):
             if clause == "statusCategory != Done":
                 wanted["unresolved"] = "yes"
+            elif found := re.fullmatch(
+                r'\(statusCategory != Done OR created >= "-(\d+)m"\)', clause
+            ):
+                wanted |= {"unresolved": "yes", "minutes": found[1]}
             elif found := re.fullmatch(r'(project|labels) = "((?:[^"\\]|\\.)*)"', clause):
                 wanted[found[1]] = found[2]
             else:
@@ -227,13 +231,14 @@ class JiraServer(LoopbackServer):
         return 200, {"issues": shown[: data.get("maxResults", 50)], **extra}
 
     def _is_found(self, ticket: dict[str, Any], wanted: dict[str, str]) -> bool:
-        seen = time.time() - self.lag
+        seen = self._now() - self.lag
+        is_new = ticket["created"] >= self._now() - 60 * int(wanted.get("minutes", "0"))
         return (
             ticket["created"] <= seen
             and ticket.get("deleted", seen) >= seen
             and wanted.get("project") == PROJECT
             and wanted["labels"] in ticket["fields"].get("labels", [])
-            and not ("unresolved" in wanted and _is_done(ticket, seen))
+            and not ("unresolved" in wanted and _is_done(ticket, seen) and not is_new)
         )
 
     def _issue(self, ticket: dict[str, Any], fields: Any, lag: float = 0.0) -> dict[str, Any]:
@@ -241,13 +246,14 @@ class JiraServer(LoopbackServer):
             fields is None and self.version == 3
         ):  # as documented: without fields there are ids alone
             return {"id": ticket["id"]}
-        seen = time.time() - lag
+        seen = self._now() - lag
         done = _is_done(ticket, seen)
         resolved = ticket.get("resolved", seen + 1) <= seen
         category = {"key": "done"} if done else {"key": "new"}
         status = {"name": "Done" if done else "To Do", "statusCategory": category}
         resolution = {"name": "Fixed"} if resolved and ticket.get("by_resolution") else None
-        every = {**ticket["fields"], "status": status, "resolution": resolution}
+        created = _time(ticket["created"])
+        every = {**ticket["fields"], "status": status, "resolution": resolution, "created": created}
         shown = {name: every.get(name) for name in fields or every}
         return {"id": ticket["id"], "key": ticket["key"], "fields": shown}
 
@@ -276,15 +282,14 @@ class JiraServer(LoopbackServer):
             "id": str(20_000 + sum(len(each["comments"]) for each in tickets)),
             "author": author,
             "body": body,
-            "created": time.time(),
+            "created": self._now(),
         }
         comments.append(made)
         self._store(tickets)
         return made
 
     def _shown(self, comment: dict[str, Any]) -> dict[str, Any]:
-        when = datetime.fromtimestamp(comment["created"], UTC)
-        created = when.strftime("%Y-%m-%dT%H:%M:%S.") + f"{when.microsecond // 1000:03}+0000"
+        created = _time(comment["created"])
         return {**comment, "author": self._account(comment["author"]), "created": created}
 
     def _account(self, name: str) -> dict[str, Any]:
@@ -292,6 +297,9 @@ class JiraServer(LoopbackServer):
         if self.version == 3:
             return {"accountId": name, "emailAddress": mail, "displayName": name.title()}
         return {"name": name, "key": f"KEY-{name}", "displayName": name.title()}
+
+    def _now(self) -> float:
+        return time.time() + self.ahead
 
     def _store(self, tickets: list[dict[str, Any]]) -> None:
         written = self._file.with_suffix(".new")
@@ -302,6 +310,12 @@ class JiraServer(LoopbackServer):
 def _with_key(tickets: list[dict[str, Any]], key: str) -> dict[str, Any]:
     (found,) = [each for each in tickets if each["key"] == key]
     return found
+
+
+def _time(seconds: float) -> str:
+    """Return a time as Jira writes it: in the zone of the account, which need not be UTC."""
+    when = datetime.fromtimestamp(seconds, timezone(timedelta(hours=-7)))
+    return when.strftime("%Y-%m-%dT%H:%M:%S.") + f"{when.microsecond // 1000:03}-0700"
 
 
 def _is_done(ticket: dict[str, Any], seen: float) -> bool:

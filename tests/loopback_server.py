@@ -16,7 +16,9 @@ The operation ``any`` is every request.
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -54,6 +56,8 @@ class LoopbackServer:
         #: The operations that were asked for, and the requests, in their order.
         self.operations: list[str] = []
         self.requests: list[Request] = []
+        #: By how many seconds the clock of the server is ahead.
+        self.ahead = 0.0
         self.lock = threading.RLock()
         self.stopping = threading.Event()
         self._http = _Http(("127.0.0.1", port), _Handler)
@@ -86,6 +90,15 @@ class LoopbackServer:
         self._http.server_close()
         self._thread.join()
 
+    def settle(self) -> None:
+        """Return when everything that was sent by processes that are gone has been executed."""
+        host, port = self._http.server_address[:2]
+        with socket.create_connection((str(host), port)) as last:  # accepted after all of these
+            last.sendall(b"GET /settle HTTP/1.0\r\n\r\n")
+            last.recv(1)
+        while self._http.unread:
+            time.sleep(0.001)
+
     def _fault(self, operation: str) -> str:
         with self.lock:
             for number, fault in enumerate(self.faults):
@@ -99,6 +112,13 @@ class LoopbackServer:
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
     owner: LoopbackServer
+    #: How many connections were accepted whose requests were not executed yet.
+    unread = 0
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self.owner.lock:
+            self.unread += 1
+        super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing about connections that clients or faults closed."""
@@ -107,6 +127,22 @@ class _Http(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Http
+
+    is_read = False
+
+    def finish(self) -> None:
+        self._note_read()
+        super().finish()
+
+    def _note_read(self) -> None:
+        with self.server.owner.lock:
+            self.server.unread -= not self.is_read
+            self.is_read = True
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """Return the time of the server, for its responses."""
+        now = time.time() + self.server.owner.ahead if timestamp is None else timestamp
+        return super().date_time_string(now)
 
     def log_message(self, *_: Any) -> None:
         """Print nothing."""
@@ -121,6 +157,10 @@ class _Handler(BaseHTTPRequestHandler):
             headers={name.lower(): value for name, value in self.headers.items()},
             raw=self.rfile.read(int(self.headers.get("Content-Length") or 0)),
         )
+        if request.path == "/settle":
+            self._note_read()
+            self._send(200, b"{}")
+            return
         operation = owner.operation(request)
         with owner.lock:
             owner.requests.append(request)
@@ -130,6 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not what or after == "after" or what in {"garbage", "cut", "slow", "drip"}:
             with owner.lock:
                 answer = owner.execute(operation, request)
+        self._note_read()
         self._answer(what, answer)
 
     do_GET = do_POST = _respond  # noqa: N815 - the names that the standard library calls

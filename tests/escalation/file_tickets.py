@@ -64,12 +64,13 @@ class FileTickets:
 
     # --- as a ticket system ---
 
-    async def find(self, label: str) -> Ticket | None:
+    async def find(self, label: str, since: datetime | None = None) -> Ticket | None:
         self.before("find")
         for key, each in self.tickets.items():
             is_indexed = each["created"] + self.index_lag <= self.now()
-            if label in each["labels"] and not each["resolved"] and is_indexed:
-                return Ticket(key=key)
+            is_new = since is not None and each["created"] >= since.timestamp()
+            if label in each["labels"] and is_indexed and (is_new or not each["resolved"]):
+                return Ticket(key=key, resolved=each["resolved"])
         return None
 
     async def create(self, case: EscalationCase) -> Ticket:

@@ -283,3 +283,81 @@ def test_killed_twice_there_is_one_ticket() -> None:
             while not world.live(lambda: whole_story(world, done)):  # noqa: B023
                 pass
             check_one_of_each(world)
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_what_was_made_before_a_kill_and_answered_at_once_is_found(
+    world: World, first: str
+) -> None:
+    """Whichever escalation of the same failure the next process looks at first."""
+    world.add("a")
+
+    def kill(call: str) -> None:
+        if call == "create":
+            raise Killed
+
+    world.tickets.after = kill
+    assert not world.live(world.deliver)
+    world.tickets.say("MD-1", "use the mirror")
+    world.clock.advance(LAG)
+    world.add("b")
+    for name in sorted(("a", "b"), key=lambda each: each != first):
+        asyncio.run(world._once(name))
+    world.deliver()
+    assert world.found("a").ticket == "MD-1"
+    assert world.found("b").ticket == "MD-2"  # a resolved ticket is not used for a new failure
+    assert list(world.tickets.tickets) == ["MD-1", "MD-2"]
+
+
+def test_a_comment_made_before_a_kill_and_answered_at_once_is_found(world: World) -> None:
+    world.add("a")
+    world.deliver()
+    world.add("b")
+
+    def kill(call: str) -> None:
+        if call == "comment":
+            raise Killed
+
+    world.tickets.after = kill
+    assert not world.live(world.deliver)
+    world.tickets.say("MD-1", "use the mirror")
+    world.deliver()
+    assert (world.found("b").ticket, world.found("b").comment) == ("MD-1", "1")
+    assert list(world.tickets.tickets) == ["MD-1"]
+
+
+def test_a_comment_that_was_not_made_on_a_ticket_resolved_meanwhile_becomes_a_ticket(
+    world: World,
+) -> None:
+    world.add("a")
+    world.deliver()
+    world.add("b")
+
+    def kill(call: str) -> None:
+        if call == "comment":
+            raise Killed
+
+    world.tickets.before = kill
+    assert not world.live(world.deliver)
+    world.tickets.say("MD-1", "use the mirror")
+    world.deliver()
+    assert (world.found("b").ticket, world.found("b").comment) == ("MD-2", None)
+
+
+def test_a_ticket_resolved_before_the_doubt_began_is_not_taken_for_what_was_made(
+    world: World,
+) -> None:
+    world.add("a")
+    world.deliver()
+    world.tickets.say("MD-1", "use the mirror")
+    world.clock.advance(1)
+    world.add("b")
+
+    def kill(call: str) -> None:
+        if call == "create":
+            raise Killed
+
+    world.tickets.before = kill
+    assert not world.live(world.deliver)
+    world.deliver()
+    assert world.found("b").ticket == "MD-2"

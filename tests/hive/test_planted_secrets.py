@@ -8,15 +8,18 @@ import io
 import json
 import logging
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive import ExecutionConfig, Hive, SafetyRetryWrapper, mark_secret
+from maestro_hive import ExecutionConfig, Hive, SafetyRetryWrapper, current, mark_secret
+from maestro_hive.hive import keeping_escalations
 from maestro_hive.kernel import redaction
 from maestro_hive.unified_execution import PersonaExecutor
 from tests.cli.processes import complaint, maestro
 from tests.hive.conftest import quick_config
+from tests.jira_server import JiraServer
 from tests.planted_secrets import (
     MARKED,
     SHAPED,
@@ -25,12 +28,15 @@ from tests.planted_secrets import (
     VARIABLE_VALUE,
     fragments,
 )
+from tests.timing import PATIENCE_SECONDS
+from tests.webhook_server import WebhookServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from maestro_hive.engine.escalation import EscalationCase
+    from tests.loopback_server import LoopbackServer
 
 #: Every secret that is planted, as it is and in base64.
 PLANTED = [*SHAPED.values(), VARIABLE_VALUE, MARKED]
@@ -214,6 +220,94 @@ def test_no_secret_is_in_an_escalation(tmp_path: Path) -> None:
     assert "[redacted]" in case.description
     assert leaked(repr(case)) == []
     assert leaked(json.dumps(case.failure_report.to_dict())) == []
+
+
+#: In pieces, since a ticket has the start of a long error only; and as a whole, which is shortened.
+_SECRETS = [*(text for text, _ in SURROUNDED.values()), *PLANTED]
+PIECES = ["\n".join(_SECRETS[first::4]) for first in range(4)] + [TEXT]
+
+
+def escalated(hive: Hive, answer: Callable[[], object]) -> None:
+    """Fail with each piece in a run of its own; when a person was told of each, ``answer``."""
+
+    @hive.step(escalate=True, max_attempts=1)
+    async def fail(text: str) -> None:
+        if not current().feedback:
+            raise RuntimeError(f"it failed: {text}") from ValueError(text)
+
+    @hive.workflow
+    async def release(text: str) -> None:
+        await fail(text)
+
+    async def main() -> None:
+        handles = [await hive.start(release, piece) for piece in PIECES]
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while sum(each.delivered for each in hive.escalations()) < len(PIECES):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        answer()
+        await asyncio.gather(*(handle.result() for handle in handles))
+
+    with hive:
+        asyncio.run(main())
+
+
+def received(server: LoopbackServer) -> str:
+    """Return every text that a server received, also as it reads without JSON's escapes."""
+
+    def texts(found: Any) -> Iterator[str]:
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, dict):
+            yield from (text for each in found.values() for text in texts(each))
+        elif isinstance(found, list):
+            yield from (text for each in found for text in texts(each))
+
+    read = [text for each in server.requests for text in texts(each.json())]
+    raw = [f"{each.path} {each.query} {each.raw.decode()}" for each in server.requests]
+    return "\n".join([*read, *raw])
+
+
+@pytest.mark.parametrize("version", [3, 2])
+def test_no_secret_arrives_in_tickets_and_comments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    monkeypatch.setattr(keeping_escalations, "SYNC_SECONDS", 0.05)
+    monkeypatch.setattr(keeping_escalations, "_POLL_SECONDS", 0.02)
+    with JiraServer(tmp_path / "jira", version=version) as server:
+        settings = {"jira_index_lag_seconds": 0.1, "ticket_answerers": ["*"], **server.settings}
+        config = replace(quick_config(), **settings)
+
+        def answer() -> None:
+            for ticket in server.tickets():  # what a person pastes is repeated in the outcome
+                server.add_comment(ticket["key"], f"take {SHAPED['github']} and {MARKED}")
+                server.resolve(ticket["key"])
+
+        escalated(Hive(tmp_path / "state", config), answer)
+        text = received(server)
+    assert "answered: take" in text.replace("\\", "")
+    assert "[redacted]" in text.replace("\\", "")
+    assert leaked(text) == []
+    assert leaked(text.replace("\\", "")) == []  # without the escapes of wiki markup
+
+
+def test_no_secret_arrives_at_a_webhook(tmp_path: Path) -> None:
+    with WebhookServer() as server:
+        settings: dict[str, Any] = {
+            "webhook_url": server.address,
+            "webhook_secret": "what signs it",
+        }
+        config = replace(quick_config(), **settings)
+        hive = Hive(tmp_path / "state", config)
+
+        def answer() -> None:
+            for each in hive.escalations():
+                hive.answer_escalation(each.id, f"take {SHAPED['github']}")
+
+        escalated(hive, answer)
+        text = received(server)
+        assert len(server.requests) >= len(PIECES)
+    assert "[redacted]" in text
+    assert leaked(text) == []
 
 
 def config_in(folder: Path) -> ExecutionConfig:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +44,18 @@ def test_an_issue_is_opened_found_and_closed(github: GitHubServer) -> None:
     github.close("1")
     assert run(tickets.find(LABEL)) is None
     assert run(tickets.ticket("1")).resolved
+
+
+def test_an_issue_created_since_a_time_is_found_also_if_it_is_closed(github: GitHubServer) -> None:
+    tickets = of(github)
+    before = datetime.now(UTC)
+    made = run(tickets.create(a_case()))
+    github.close(made.key)
+    assert run(tickets.find(LABEL)) is None
+    assert run(tickets.find(LABEL, before)) == replace(made, resolved=True)
+    assert run(tickets.find(LABEL, before + timedelta(minutes=1))) is None
+    run(tickets.create(a_case()))
+    assert run(tickets.find(LABEL, before)) == replace(made, resolved=True), "the oldest"
 
 
 def test_a_pull_request_with_the_label_is_not_a_ticket(github: GitHubServer) -> None:

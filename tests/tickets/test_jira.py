@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -105,6 +107,30 @@ def test_a_ticket_is_found_by_its_label_while_it_is_unresolved(jira: JiraServer)
     assert run(tickets.ticket("MD-1")).resolved
     second = run(tickets.create(a_case()))
     assert run(tickets.find(LABEL)) == second
+
+
+@pytest.mark.parametrize("by_resolution", [False, True])
+def test_a_ticket_created_since_a_time_is_found_also_if_it_is_resolved(
+    jira: JiraServer, by_resolution: bool
+) -> None:
+    tickets = of(jira)
+    before = datetime.now(UTC)
+    made = run(tickets.create(a_case()))
+    jira.resolve("MD-1", by_resolution=by_resolution)
+    assert run(tickets.find(LABEL)) is None
+    assert run(tickets.find(LABEL, before)) == replace(made, resolved=True)
+    assert run(tickets.find(LABEL, before + timedelta(minutes=1))) is None
+    assert run(tickets.find("maestro-another", before)) is None
+
+
+@pytest.mark.parametrize("ahead", [-3600, 3600])
+def test_the_clock_of_the_site_may_be_wrong(cloud: JiraServer, ahead: int) -> None:
+    cloud.ahead = ahead
+    before = datetime.now(UTC)
+    made = run(of(cloud).create(a_case()))
+    cloud.resolve("MD-1")
+    assert run(of(cloud).find(LABEL, before)) == replace(made, resolved=True)
+    assert run(of(cloud).find(LABEL, before + timedelta(minutes=1))) is None
 
 
 def test_a_resolution_counts_whatever_the_status_is(jira: JiraServer) -> None:

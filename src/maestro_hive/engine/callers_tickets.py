@@ -13,6 +13,8 @@ from maestro_hive.engine.tickets import Ticket, TicketRefusedError
 from maestro_hive.kernel.logs import get_log
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.engine.escalation import Escalation, EscalationCase, JiraClient
     from maestro_hive.engine.tickets import Comment, TicketSystem
@@ -38,9 +40,9 @@ class CallersTickets:
         key = await self._escalation.escalate(case)
         return Ticket(key=key or "", address=address_of(self._escalation, key))
 
-    async def find(self, label: str) -> Ticket | None:
+    async def find(self, label: str, since: datetime | None = None) -> Ticket | None:
         """Refuse: nothing can be searched."""
-        self._refuse(label)
+        self._refuse(label, since)
 
     async def comment(self, key: str, text: str) -> str:
         """Refuse: there are no comments."""

@@ -84,7 +84,7 @@ class Delivery:
 
         ``at_once``: also if it failed before, and the wait since then is not over.
         """
-        record = await self._read(name)
+        record = await self.read(name)
         if record is None or not self.takes(record) or self._is_done(record):
             return None
         left = record.due_in(self._clock)
@@ -92,7 +92,7 @@ class Delivery:
             return left
         try:
             async with self.leased(record.label) as lease:
-                record = await self._read(name)  # another one may have delivered it meanwhile
+                record = await self.read(name)  # another one may have delivered it meanwhile
                 if record is None or self._is_done(record):
                     return None
                 return await self._try(_Pass(self, record, lease))
@@ -152,8 +152,9 @@ class Delivery:
     ) -> ResultT:
         """Return what ``look`` finds, or ``make`` makes where it is certain that nothing was made."""
         effect = progress.effect
+        since = self._clock.micros() if effect is None else effect.since
         if effect is not None and effect.wait is None:  # whoever was making it is gone
-            effect = await self._doubt(progress)
+            effect = await self._doubt(progress, since)
         if self.system.finds:
             found = await look()
             if found is not None:
@@ -161,19 +162,20 @@ class Delivery:
             left = 0.0 if effect is None else effect.remaining(self._clock) or 0.0
             if left:
                 raise LaterError(self._look_in(left))
-        await progress.save(Effect())
+        await progress.save(Effect(since=since))
         try:
             return await make()
         except TicketRefusedError:
             await progress.save(None)
             raise
         except Exception:
-            await self._doubt(progress)
+            await self._doubt(progress, since)
             raise
 
-    async def _doubt(self, progress: Progress) -> Effect:
+    async def _doubt(self, progress: Progress, since: int | None) -> Effect:
         """Record that an effect may have been made, up to now."""
-        effect = Effect(wait=Wait.start(self._clock, self.system.index_lag).to_json())
+        wait = Wait.start(self._clock, self.system.index_lag).to_json()
+        effect = Effect(wait=wait, since=since)
         await progress.save(effect)
         return effect
 
@@ -211,7 +213,8 @@ class Delivery:
         """Return what a blocking call of the store returns."""
         return call() if self.store.syncs_fast() else await values.in_thread(call, undo)
 
-    async def _read(self, name: str) -> StoredEscalation | None:
+    async def read(self, name: str) -> StoredEscalation | None:
+        """Return an escalation as it is recorded; None if there is none any more."""
         return await self.in_store(lambda: found_escalation(self.store, name))
 
 
@@ -262,14 +265,17 @@ class _Pass:
         await self._delivered(known.key, known.address, comment)
 
     async def _ticket(self) -> KnownTicket:
-        """Return the open ticket of the failure: as it is known, found, or created."""
+        """Return the ticket of the failure: as it is known, found, or created; open, if not ours."""
         known = await self._known()
+        if known is not None and await self._has_delivered_maker(known):
+            known = await self._known()
         if known is not None and known.key is not None:
-            if known.maker == self.record.id or not (await self._system.ticket(known.key)).resolved:
+            if await self._is_usable(known, known.key):
                 return known
             await self._save_ticket(None)
             known = None
-        maker = "" if known is None or known.effect is None else known.maker
+        effect = None if known is None else known.effect
+        maker = "" if known is None or effect is None else known.maker
         created = False
 
         async def create() -> Ticket:
@@ -283,13 +289,41 @@ class _Pass:
                 None if effect is None else self._known_as(maker=self.record.id, effect=effect)
             )
 
-        progress = Progress(None if known is None else known.effect, save)
-        label = self.record.label
-        ticket = await self._delivery.once(progress, lambda: self._system.find(label), create)
+        progress, label = Progress(effect, save), self.record.label
+        # A person may have resolved it already, with an answer.
+        since = effect.in_doubt_since if effect is not None and maker == self.record.id else None
+
+        async def find() -> Ticket | None:
+            return await (
+                self._system.find(label) if since is None else self._system.find(label, since)
+            )
+
+        ticket = await self._delivery.once(progress, find, create)
         maker = self.record.id if created else maker
         made = self._known_as(key=ticket.key, address=ticket.address, maker=maker)
         await self._save_ticket(made)
         return made
+
+    async def _has_delivered_maker(self, known: KnownTicket) -> bool:
+        """Deliver the escalation first that the ticket is made for; False if it is this, or over.
+
+        Otherwise a ticket that was made for it, and is resolved, would be given up with its answer.
+        """
+        if known.maker in ("", self.record.id):
+            return False
+        maker = await self._delivery.read(known.maker)
+        if maker is None or maker.delivered:
+            return False
+        await _Pass(self._delivery, maker, self._lease).make()
+        return True
+
+    async def _is_usable(self, known: KnownTicket, key: str) -> bool:
+        """Return whether a ticket is the one of this escalation, has our comment on it, or is open."""
+        if known.maker == self.record.id or not (await self._system.ticket(key)).resolved:
+            return True
+        if self.record.effect is None:
+            return False
+        return await self._comment_on(key, marker_of(self._case.effect_key)) is not None
 
     def _known_as(self, **facts: Any) -> KnownTicket:
         return KnownTicket(system=self._system.name, **facts)
@@ -304,16 +338,18 @@ class _Pass:
     async def _comment(self, key: str, text: str, effect_key: str) -> str:
         """Add a comment with a line that it is recognized by; return its id."""
         marker = marker_of(effect_key)
-
-        async def look() -> str | None:
-            return next(
-                (each.id for each in await self._system.comments(key) if has_line(each, marker)),
-                None,
-            )
-
         progress = Progress(self.record.effect, self._save_effect)
         text = f"{redact_text(text)}\n\n{marker}"
-        return await self._delivery.once(progress, look, lambda: self._system.comment(key, text))
+        return await self._delivery.once(
+            progress,
+            lambda: self._comment_on(key, marker),
+            lambda: self._system.comment(key, text),
+        )
+
+    async def _comment_on(self, key: str, marker: str) -> str | None:
+        """Return the id of the comment of ours with this line; None if there is none."""
+        comments = await self._system.comments(key)
+        return next((each.id for each in comments if has_line(each, marker)), None)
 
     async def _delivered(
         self, ticket: str | None, address: str | None, comment: str | None = None

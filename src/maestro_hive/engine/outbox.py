@@ -38,10 +38,17 @@ class Effect:
     """An effect on a ticket system that was about to be made: whether it was is not known.
 
     Without ``wait`` a process is making it, or died while it was; with it, nobody is, and an effect
-    that was made is found before the wait is over.
+    that was made is found before the wait is over. ``since`` is before the first call that may have
+    made it, in microseconds.
     """
 
     wait: dict[str, Json] | None = None
+    since: int | None = None
+
+    @property
+    def in_doubt_since(self) -> datetime | None:
+        """When it can have been made at the earliest; None if that was not recorded."""
+        return None if self.since is None else from_micros(self.since)
 
     def remaining(self, clock: Clock) -> float | None:
         """Return for how many seconds it has to be looked for; None if that is not known."""
@@ -133,7 +140,9 @@ def _read(kind: type[ReadT], written: Mapping[str, Json]) -> ReadT:
     names = (each.name for each in fields(kind))  # type: ignore[arg-type]
     known = {name: written[name] for name in names if name in written}
     effect = known.get("effect")
-    return kind(**{**known, "effect": None if effect is None else Effect(wait=effect.get("wait"))})
+    if effect is not None:
+        known["effect"] = Effect(wait=effect.get("wait"), since=effect.get("since"))
+    return kind(**known)
 
 
 #: The escalations, by id; ``StateManager`` shows them.

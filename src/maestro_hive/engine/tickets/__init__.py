@@ -71,8 +71,11 @@ class TicketSystem(Protocol):
     #: After how many seconds at most a ticket that was created is found.
     index_lag: float
 
-    async def find(self, label: str) -> Ticket | None:
-        """Return an unresolved ticket with this label, the oldest; None if there is none."""
+    async def find(self, label: str, since: datetime | None = None) -> Ticket | None:
+        """Return an unresolved ticket with this label, the oldest; None if there is none.
+
+        A ticket that was created at ``since`` or later is found also if it is resolved.
+        """
         ...
 
     async def create(self, case: EscalationCase) -> Ticket:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from maestro_hive.engine.tickets import Comment, Ticket, TicketRefusedError, label_of
 from maestro_hive.engine.tickets.accounts import is_allowed
-from maestro_hive.engine.tickets.http import MAX_RETRY_AFTER, retry_after
+from maestro_hive.engine.tickets.http import MAX_RETRY_AFTER, by_its_clock, retry_after
 from maestro_hive.engine.tickets.texts import clean, fitting, one_line
 
 if TYPE_CHECKING:
@@ -44,22 +44,27 @@ class GitHubTickets:
         #: The name of the token's account; empty if it belongs to an app, which has none.
         self._own: str | None = None
 
-    async def find(self, label: str) -> Ticket | None:
-        """Return an open issue with this label, the oldest; None if there is none."""
+    async def find(self, label: str, since: datetime | None = None) -> Ticket | None:
+        """Return an open issue with this label, the oldest; None if there is none.
+
+        One that was created at ``since`` or later is found also if it is closed.
+        """
         query: dict[str, str | int] = {
             "labels": _label(label),
-            "state": "open",
+            "state": "open" if since is None else "all",
             "sort": "created",
-            "direction": "asc",
+            "direction": "asc" if since is None else "desc",  # closed ones may be many, and old
             "per_page": _PAGE,
         }
         response = await self._request("GET", self._path, query=query, changes=False)
+        first = None if since is None else by_its_clock(response, since)
+        found = []
         for issue in _listed(response):
             if "pull_request" not in issue:
                 ticket = self._ticket(issue, changes=False)
-                if not ticket.resolved:
-                    return ticket
-        return None
+                if not ticket.resolved or (first is not None and self._created(issue) >= first):
+                    found.append(ticket)
+        return min(found, key=lambda each: int(each.key), default=None)
 
     async def create(self, case: EscalationCase) -> Ticket:
         """Open an issue; log a warning if GitHub gave it no label, by which it would be found."""
@@ -145,12 +150,18 @@ class GitHubTickets:
         author = str(account.get("login") or "")
         if account.get("type") == "Bot":
             self._bots.add(author)
-        try:
-            created = datetime.fromisoformat(str(found.get("created_at"))).astimezone(UTC)
-        except ValueError:
-            raise self._server.no_response("GET comments", "a time", changes=False) from None
         text = str(found.get("body") or "").replace("\r\n", "\n")
-        return Comment(id=str(found.get("id")), author=author, text=text, created=created)
+        return Comment(
+            id=str(found.get("id")), author=author, text=text, created=self._created(found)
+        )
+
+    def _created(self, found: dict[str, Any]) -> datetime:
+        text = str(found.get("created_at"))
+        try:
+            return datetime.fromisoformat(text).astimezone(UTC)
+        except ValueError:
+            reason = f"it has the time {text!r}"
+            raise self._server.no_response("response", reason, changes=False) from None
 
     async def _learn_own_account(self) -> None:
         if self._own is not None:

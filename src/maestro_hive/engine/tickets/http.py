@@ -11,7 +11,7 @@ import ipaddress
 import json
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -255,6 +255,16 @@ def retry_after(response: Response) -> float | None:
     if wanted is None:
         return None
     return min(max((wanted - now).total_seconds(), 0.0), MAX_RETRY_AFTER)
+
+
+def by_its_clock(response: Response, when: datetime) -> datetime:
+    """Return a time of this machine as the clock of the server shows it; never later.
+
+    A response has the server's time without fractions, and so have some of its documents.
+    """
+    shown = _date(response.headers.get("date", ""))
+    ahead = timedelta(0) if shown is None else shown - datetime.now(UTC)
+    return when + ahead - timedelta(seconds=1)
 
 
 def _date(text: str) -> datetime | None:

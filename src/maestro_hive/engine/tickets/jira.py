@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from maestro_hive.engine.tickets import Comment, Ticket, adf, label_of, wiki
 from maestro_hive.engine.tickets.accounts import is_allowed
+from maestro_hive.engine.tickets.http import by_its_clock
 from maestro_hive.engine.tickets.texts import one_line
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ _MAX_LABEL = 255
 _PAGE = 50
 #: More pages of comments than any ticket that people read has.
 _MAX_PAGES = 200
+#: By how many minutes the search reaches further back than asked for: a clock may be set.
+_SPARE_MINUTES = 5
 _STATUS_FIELDS = ["status", "resolution"]
 
 
@@ -57,23 +60,29 @@ class JiraTickets:
         self._names: dict[str, frozenset[str]] = {}
         self._own: str | None = None
 
-    async def find(self, label: str) -> Ticket | None:
+    async def find(self, label: str, since: datetime | None = None) -> Ticket | None:
         """Return an unresolved ticket with this label, the oldest; None if there is none.
 
-        What the search returns is read again: its index may be older than a ticket's resolution.
+        One that was created at ``since`` or later is found also if it is resolved. What the search
+        returns is read again: its index may be older than a ticket's resolution.
         """
+        state = "statusCategory != Done"
+        if since is not None:
+            state = f'({state} OR created >= "{_minutes_since(since)}")'
         jql = (
             f"project = {_quoted(self._project_key)} AND labels = {_quoted(_label(label))}"
-            " AND statusCategory != Done ORDER BY created ASC"
+            f" AND {state} ORDER BY created ASC"
         )
-        wanted = {"jql": jql, "fields": _STATUS_FIELDS, "maxResults": _PAGE}
+        wanted = {"jql": jql, "fields": [*_STATUS_FIELDS, "created"], "maxResults": _PAGE}
         path = "/search/jql" if self._version == 3 else "/search"
         response = await self._request("POST", path, data=wanted, changes=False)
+        first = None if since is None else by_its_clock(response, since)
         for issue in _listed(response.document(), "issues"):
             key = issue.get("key")
-            if isinstance(key, str) and not _is_resolved(issue):
+            is_new = first is not None and self._time(_part(issue, "fields", "created")) >= first
+            if isinstance(key, str) and (is_new or not _is_resolved(issue)):
                 ticket = await self._existing(key)
-                if ticket is not None and not ticket.resolved:
+                if ticket is not None and (is_new or not ticket.resolved):
                     return ticket
         return None
 
@@ -177,8 +186,8 @@ class JiraTickets:
         try:
             return datetime.fromisoformat(str(text)).astimezone(UTC)
         except ValueError:
-            reason = f"a comment has the time {text!r}"
-            raise self._server.no_response("GET comment", reason, changes=False) from None
+            reason = f"it has the time {text!r}"
+            raise self._server.no_response("response", reason, changes=False) from None
 
     async def _learn_own_account(self) -> None:
         if self._own is None:
@@ -234,6 +243,12 @@ def _issue(key: str) -> str:
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def _minutes_since(when: datetime) -> str:
+    """Return a time as JQL has it in whatever zone its account is: so many minutes ago, or more."""
+    passed = max((datetime.now(UTC) - when).total_seconds(), 0.0)
+    return f"-{int(passed // 60) + _SPARE_MINUTES}m"
 
 
 def _label(text: str) -> str:

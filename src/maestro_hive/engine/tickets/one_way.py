@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from maestro_hive.engine.tickets import Comment, Ticket, TicketRefusedError, label_of
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from maestro_hive.engine.escalation import EscalationCase
 
 
@@ -18,7 +20,7 @@ class OneWay:
     finds = False
     index_lag = 0.0
 
-    async def find(self, label: str) -> Ticket | None:
+    async def find(self, label: str, since: datetime | None = None) -> Ticket | None:
         """Raise: there is nothing to search."""
         raise self._not_possible("searched")
 
