@@ -189,6 +189,8 @@ class _Failed(NamedTuple):
     facts: dict[str, Any]
     error: Exception
     record: RunStep
+    #: Whether a person is asked before the workflow gets the error.
+    escalates: bool = False
 
 
 class StepCalls:
@@ -380,18 +382,21 @@ class StepCalls:
                 return await self._deliver(operation, plan, outcome)
         try:
             while True:
-                result, failed = await self._attempted(operation, step, prepared, plan, call)
+                try:
+                    result, failed = await self._attempted(operation, step, prepared, plan, call)
+                    goes_on = failed is not None and await self._escalate(operation, plan, failed)
+                except asyncio.CancelledError:
+                    # Not around what delivers an outcome: that ends in its turn by itself.
+                    await self._cancelled(operation, plan, is_shared=call.is_shared)
+                    raise
                 if failed is None:
                     break
                 # Not in an except block: the engine's error would become the context of the step's.
-                if not step.options.escalate or not await self._escalate(operation, plan, failed):
+                if not goes_on:
                     return await self._failed(operation, plan, failed.facts)
                 outcome = self._outcome(plan)
                 if outcome is not None:  # a person gave it
                     return await self._deliver(operation, plan, outcome)
-        except asyncio.CancelledError:
-            await self._cancelled(operation, plan, is_shared=call.is_shared)
-            raise
         finally:
             turn.give_back()
         completed = run.state.by_identity[plan.identity].completed
@@ -434,12 +439,12 @@ class StepCalls:
                 await self._let_calls_end(operation, plan, error, is_shared=call.is_shared)
                 raise active.suspended(error) from error
             facts = {"error": _own_error(error, record), "rounds": max(1, len(rounds.failed))}
-            return None, _Failed(facts, error, record)
+            return None, _Failed(facts, error, record, bool(step.options.escalate))
 
     async def _escalate(self, operation: Operation, plan: Plan, failed: _Failed) -> bool:
         """Ask a person about a step that failed for good; False if its workflow gets the error."""
         escalation = None
-        if "skipped" not in failed.facts:
+        if failed.escalates:
             escalation = StepEscalation.of(self._active, plan)
         if escalation is None:
             return False
