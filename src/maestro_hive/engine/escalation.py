@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from maestro_hive.engine.config import ErrorCategory
 from maestro_hive.engine.failures import report_from
 from maestro_hive.engine.healing.failure import Failure, FailureType
-from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.kernel.redaction import redact_text, redact_value
 from maestro_hive.maestro.state.projections import facts_of
 
@@ -67,8 +67,11 @@ class EscalationCase:
     def from_json(cls, written: Mapping[str, Json]) -> Self:
         """Return the case that ``to_json`` wrote; what a newer version wrote besides is left out."""
         known = {name: written[name] for name in cls.__slots__ if name in written}
-        labels, report = tuple(written["labels"]), report_from(written["failure_report"])
-        return cls(**{**known, "labels": labels, "failure_report": report})
+        try:
+            labels, report = tuple(written["labels"]), report_from(written["failure_report"])
+            return cls(**{**known, "labels": labels, "failure_report": report})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CorruptionError(f"the case of an escalation cannot be read: {error}") from error
 
 
 class Escalation(Protocol):

@@ -168,6 +168,8 @@ class StepEscalation:
     def _record(self, case: Mapping[str, Json], started: Entry | None) -> StoredEscalation:
         clock, system = self.run.run.store.clock, self.run.context.escalations.system
         record = self.run.run.store.run(self.run.run_id)
+        if not isinstance(case, dict):
+            raise CorruptionError(f"run {self.run.run_id}: what is escalated is {case!r:.40}")
         return StoredEscalation(
             id=self.id,
             run_id=self.run.run_id,
