@@ -301,7 +301,5 @@ def check_figures(few: Figures, many: Figures, outcome: Outcome, *, patience: fl
     require(slowest <= 0.5 * patience, f"woken after {slowest:.2f} s")
     latest = max(many.late, default=0.0)
     require(latest <= 0.5 * patience, f"a timer was {latest:.2f} s late")
-    # The quick layer measures the first seconds, with what a worker does once after its start.
-    most = 0.01 if patience == 1.0 else 0.02
-    require(many.idle_share < most, f"an idle worker uses {many.idle_share:.2%} of a core")
+    require(many.idle_share < 0.01, f"an idle worker uses {many.idle_share:.2%} of a core")
     outcome.measured += [str(few), str(many), f"{more:+.0f} MB"]
