@@ -14,12 +14,15 @@ import pytest
 
 from maestro_hive import Hive
 from maestro_hive.admin.folder import require_journal
+from maestro_hive.engine import copies
 from maestro_hive.engine.copies import Copier
 from maestro_hive.engine.open_run import OpenRun
 from maestro_hive.hive import RunFailedError
 from maestro_hive.hive.errors import UnknownRunError
+from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import AtomicWriteError, FolderError
 from maestro_hive.testing import MemoryStore
+from tests.cli.processes import maestro
 from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:
@@ -130,6 +133,38 @@ def test_a_copy_that_could_not_be_written_is_an_error_of_close(folder: Path) -> 
     hive.close()
     with Hive(folder) as again:
         assert [info.run_id for info in again.runs("success")] == ["r"]
+
+
+@pytest.mark.parametrize("place", ["runs", "checkpoints"])
+def test_a_copy_that_is_being_written_does_not_outlive_a_purge(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The run is closed, and no lease keeps another process from purging it meanwhile."""
+    writing, purged = threading.Event(), threading.Event()
+    make_folder = files.make_folder_inside
+
+    def make_slowly(root: Path, *names: str) -> Path:
+        if names[-1] == "r" and place in (root.name, *names):
+            writing.set()
+            purged.wait(1)
+        return make_folder(root, *names)
+
+    monkeypatch.setattr(files, "make_folder_inside", make_slowly)
+    monkeypatch.setattr(copies, "_REST_FACTOR", 0)
+    with Hive(folder, quick_config()) as hive:
+
+        @hive.workflow
+        async def build() -> None:
+            await hive.sleep(0)
+            if place == "checkpoints":  # only of a run that is open
+                await asyncio.to_thread(writing.wait, 10)
+
+        hive.run_sync(build, run_id="r")
+        assert writing.wait(10)
+        assert maestro("purge", "r", "--yes", "--store", folder).returncode == 0
+        purged.set()
+    assert not (folder / "runs" / "r").exists()
+    assert not (folder / "checkpoints" / "r").exists()
 
 
 def test_a_run_of_which_only_a_copy_is_left_is_resumed_by_its_id(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from maestro_hive.admin.checkpoints import expired_checkpoints
 from maestro_hive.admin.folder import checkpoint_folders, leftovers, reading, remove_copies, writing
 from maestro_hive.admin.runs import check_statuses
+from maestro_hive.engine.copies import locked_copies
 from maestro_hive.engine.outbox import ESCALATIONS
 from maestro_hive.hive.inbox import NAMESPACE
 from maestro_hive.hive.runs import status_of
@@ -236,7 +237,8 @@ def purge_family(
         for each in ESCALATIONS.all(store).values()
         if each.run_id in names
     ]
-    store.purge_runs(names, first, [*((NAMESPACE, name) for name in names), *escalated])
+    with locked_copies(folder, purging=True):
+        store.purge_runs(names, first, [*((NAMESPACE, name) for name in names), *escalated])
     return removed
 
 

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import DocumentCorruptError, FolderError, MaestroError
+from maestro_hive.kernel.errors import DocumentCorruptError, FolderError, MaestroError, StorageError
 from maestro_hive.kernel.logs import get_logger
 from maestro_hive.kernel.process import PerProcess, run_at_exit
 from maestro_hive.maestro.state import run_document as documents
@@ -37,6 +37,8 @@ FILE = "execution_state.json"
 _REST_FACTOR = 33
 #: How long the end of a process waits for copies that are still to be written.
 _EXIT_SECONDS = 2.0
+#: How long a copy waits for a purge, and a purge for copies: the largest takes seconds.
+_LOCK_SECONDS = 60.0
 
 
 class RunCopies:
@@ -59,6 +61,10 @@ class RunCopies:
         if self._state_dir is None:
             return None
         return self._state_dir / "runs" / self._run_id / FILE
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """Return the block to write copies in: no purge comes between the question and the file."""
+        return locked_copies(self._state_dir)
 
     def write_state(self, run: RunText) -> None:
         """Write ``execution_state.json``: the run as of now."""
@@ -105,6 +111,27 @@ class RunCopies:
         if not isinstance(run, dict) or run.get("workflow_id") != self._run_id:
             raise DocumentCorruptError(source, f"it is not a copy of run {self._run_id!r}")
         return read_run(source, run)
+
+
+@contextlib.contextmanager
+def locked_copies(state_dir: Path | None, *, purging: bool = False) -> Iterator[None]:
+    """Write copies, together with others; or, ``purging``, keep everybody from writing any.
+
+    A thread may write the copy of a run that its process has closed, and no lease protects that:
+    whether there still is a run must be read in this block. Without a folder there is no lock.
+    """
+    if state_dir is None:
+        yield
+        return
+    lock = files.FolderLock(files.make_folder_inside(state_dir, "runs"))
+    with contextlib.closing(lock):
+        take = lock.acquire if purging else lock.share
+        if not take(_LOCK_SECONDS):
+            users = "copies of runs are written" if purging else "runs are purged"
+            raise StorageError(
+                f"{lock.path}: for {_LOCK_SECONDS:g} seconds {users} by other processes; try again"
+            )
+        yield
 
 
 def has_copies(folders: StateFolders, run_id: str) -> bool:

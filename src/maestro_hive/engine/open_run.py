@@ -530,12 +530,18 @@ class OpenRun:
 
     def write_checkpoint(self, checkpoint_id: str) -> None:
         """Write the run as it is: a checkpoint, and ``execution_state.json``."""
-        document = self.as_document()
-        self.copies.checkpoints.write(self.run_id, checkpoint_id, document, fence=self.fence)
-        self.write_copy(document)
+        with self.copies.writing():
+            document = self.as_document()
+            self.copies.checkpoints.write(self.run_id, checkpoint_id, document, fence=self.fence)
+            self._write_copy(document)
 
-    def write_copy(self, document: RunText | None = None) -> None:
-        """Write ``execution_state.json``; when copies may be written next depends on what it cost."""
+    def write_copy(self) -> None:
+        """Write ``execution_state.json``: the run as it is."""
+        with self.copies.writing():
+            self._write_copy()
+
+    def _write_copy(self, document: RunText | None = None) -> None:
+        """Write it; when copies may be written next depends on what this one cost."""
         started = time.monotonic()
         try:
             document = document or self.as_document()
@@ -635,14 +641,15 @@ def copy_finished(
 
     ``state`` is the run's as it was closed, without its steps.
     """
-    record = store.run(run_id) if store.usable else None
-    if record is None or run_id in store.run_leases():
-        return
-    if store.entries(record.id, after=state.seq):  # something was recorded since: a retry, say
-        with _without_garbage_collection():
-            state = fold(store.entries(record.id), store.load)
-    document = document_of(store, record.id, state, run_id, fence)
-    RunCopies(config, run_id, store.clock).write_state(document)
+    copies = RunCopies(config, run_id, store.clock)
+    with copies.writing():
+        record = store.run(run_id) if store.usable else None
+        if record is None or run_id in store.run_leases():
+            return
+        if store.entries(record.id, after=state.seq):  # something was recorded since: a retry, say
+            with _without_garbage_collection():
+                state = fold(store.entries(record.id), store.load)
+        copies.write_state(document_of(store, record.id, state, run_id, fence))
 
 
 def document_of(

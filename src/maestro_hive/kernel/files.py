@@ -464,6 +464,16 @@ class FileLock(_Descriptor):
             os.pwrite(fd, data, 0)
 
 
+class FolderLock(FileLock):
+    """Such a lock on a folder itself, which must exist."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            _Descriptor.__init__(self, path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise FolderError(path, f"cannot be locked: {reason_of(error)}") from error
+
+
 class RangeLock(_Descriptor):
     """A shared lock on bytes of a file that another library locks by the process (POSIX).
 
