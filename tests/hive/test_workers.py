@@ -102,9 +102,9 @@ def test_a_polite_stop_lets_go_and_the_next_has_it_at_once(programs: Programs) -
         asyncio.run(main())
     """)
     until(lambda: programs.notes("hanging"))
-    programs.touch("free")
     first.send_signal(signal.SIGTERM)
     first.wait(60)
+    programs.touch("free")
     found = programs.hive._open().dispatch("r")
     assert found is not None
     assert (found.state, found.deaths) == (DispatchState.READY, 0)

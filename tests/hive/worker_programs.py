@@ -51,8 +51,9 @@ PROGRAM = textwrap.dedent("""
 
     @hive.step
     async def once_hanging(name):
+        is_free = (folder.parent / "free").exists()
         note("hanging", name)
-        if not (folder.parent / "free").exists():
+        if not is_free:
             await asyncio.sleep(60)
         return name
 

@@ -238,13 +238,16 @@ async def keep(hive: Hive) -> None:
     """
     keeper, pause = _Keeper(hive), _FIRST_PAUSE
     while True:
+        if not hive._schedules:  # noqa: SLF001 - this is a part of it
+            await asyncio.sleep(_POLL_SECONDS)
+            continue
         try:
             seconds, pause = await values.in_thread(keeper.poll), _FIRST_PAUSE
         except asyncio.CancelledError:
             keeper.is_stopped = True
             raise
         except MaestroError as error:
-            if hive._is_closed:  # noqa: SLF001 - this is a part of it
+            if hive._is_closed:  # noqa: SLF001 - as above
                 return
             logger.warning("schedules cannot be kept, next try in %g s: %s", pause, error)
             seconds, pause = pause, min(2 * pause, _LONGEST_PAUSE)
@@ -271,10 +274,8 @@ class _Keeper:
     def poll(self) -> float:
         """Make runs of what is due; return in how many seconds to look again."""
         found = list(self._hive._schedules.values())  # noqa: SLF001 - as above
-        if not found:
-            return _POLL_SECONDS
         store = self._hive._open()  # noqa: SLF001 - as above
-        return min(self._guarded(store, scheduled) for scheduled in found)
+        return min((self._guarded(store, each) for each in found), default=_POLL_SECONDS)
 
     def _guarded(self, store: Store, scheduled: ScheduledWorkflow) -> float:
         """Keep one schedule; an error is logged, and stops none of the others."""
