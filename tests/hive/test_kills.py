@@ -234,6 +234,7 @@ def test_a_graceful_stop_is_no_failure_and_ends_the_process_as_usual(
     child = program(_WAITING, "60")
     with Hive(tmp_path / "state", quick_config()) as hive:
         child.wait_for(has_printed(tmp_path, "asking"))
+        child.wait_for(lambda: status(hive) == "waiting")
         hive.answer("r", "approve", True)
         child.wait_for(has_printed(tmp_path, "slow", "started"))
         os.kill(child.process.pid, number)
