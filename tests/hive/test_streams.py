@@ -585,12 +585,11 @@ def test_a_reader_that_only_reads_follows_too(hive: Hive, folder: Path) -> None:
     @hive.step
     async def draft() -> None:
         current().write("a")
-        await asyncio.sleep(0.1)
         reader = open_reader(folder)
         try:
             record = reader.run("r")
             assert record is not None
-            assert [chunk.data for chunk in reader.chunks(record.id)] == [b"a"]
+            await until(lambda: [chunk.data for chunk in reader.chunks(record.id)] == [b"a"])
         finally:
             reader.close()
 
