@@ -498,7 +498,7 @@ def test_a_durable_timeout_cancels_again_what_it_cancelled(killed: Killed) -> No
         async def build() -> list[str]:
             seen = []
             try:
-                async with hive.timeout(0.1):
+                async with hive.timeout(0.5):
                     seen.append(await work("short"))
                     seen.append(await work("long"))
             except TimeoutError:
@@ -663,7 +663,7 @@ def test_a_question_after_a_cancelled_call_is_found_again(killed: Killed) -> Non
         @hive.workflow
         async def build() -> str:
             with contextlib.suppress(TimeoutError):
-                async with hive.timeout(0.05):
+                async with hive.timeout(0.5):
                     await stuck()
             try:
                 await hive.wait_for("never", timeout=0.05)

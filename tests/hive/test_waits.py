@@ -353,7 +353,7 @@ def test_an_answer_that_is_not_waited_for_needs_to_be_called_early(hive: Hive) -
 
 
 def test_a_question_that_timed_out_is_asked_again_after_a_retry(hive: Hive) -> None:
-    impatient = ask(hive, timeout=0.1)
+    impatient = ask(hive, timeout=1)
     with pytest.raises(RunFailedError, match="in time"):
         hive.run_sync(impatient, run_id="r")
     hive.retry("r")
