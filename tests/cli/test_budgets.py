@@ -52,7 +52,7 @@ def test_budgets_are_shown_with_their_limits(folder: Path) -> None:
 def test_a_raised_run_goes_on(folder: Path) -> None:
     assert answer(maestro("runs", "--json", "--store", folder))["runs"][0]["status"] == "bankrupt"
     done = maestro("budget", "raise", "run", "r", "--tokens", "100", "--store", folder)
-    assert (done.returncode, done.stdout) == (0, "run r may spend 100 more\n")
+    assert (done.returncode, done.stdout) == (0, "run r may spend 100 tokens more\n")
     with Hive(folder) as hive:
         assert hive.run_sync(program(hive), 3, run_id="r") == 3
     shown = answer(maestro("show", "r", "--json", "--store", folder))["run"]
@@ -78,7 +78,7 @@ def test_limits_are_set_for_one_and_for_each(folder: Path) -> None:
 def test_a_limit_in_the_other_unit_stays(folder: Path) -> None:
     assert maestro("budget", "set", "day", "--tokens", "900", "--store", folder).returncode == 0
     done = maestro("budget", "set", "day", "--usd", "5", "--store", folder)
-    assert done.stdout == "each day may spend 900, $5\n"
+    assert done.stdout == "each day may spend 900 tokens and $5\n"
     (day,) = (each for name, each in budgets(folder).items() if name.startswith("day "))
     assert (day["token_limit"], day["usd_limit"]) == (900, 5.0)
     done = maestro("budget", "set", "day", "--none", "--store", folder)
@@ -109,6 +109,10 @@ def test_the_doctor_calls_a_bankrupt_run_bankrupt(folder: Path) -> None:
         (["set", "day", "2026-99-99", "--usd", "1"], "2026-99-99"),
         (["raise", "day", "2026-02-30", "--usd", "1"], "2026-02-30"),
         (["set", "persona", "a"], "give --tokens, --usd or both"),
+        (["set", "persona", "a", "--tokens", "0"], "0 is not in the range x>=1"),
+        (["set", "run", "--usd", "0"], "0.0 is not in the range x>0"),
+        (["set", "run", "--usd", "1", "--zone", "UTC"], "--zone is of days"),
+        (["set", "day", "--usd", "1", "--zone", "Berlin"], "one is Europe/Berlin"),
         (["set", "team", "a", "--tokens", "5"], "persona"),
         (["raise", "persona", "a", "--tokens", "5"], "no limit in tokens"),
         (["raise", "persona", "a"], "how much more"),
@@ -117,6 +121,13 @@ def test_the_doctor_calls_a_bankrupt_run_bankrupt(folder: Path) -> None:
 )
 def test_what_is_typed_wrongly_is_refused(folder: Path, words: list[str], text: str) -> None:
     assert text in complaint(maestro("budget", *words, "--store", folder), 2)
+
+
+def test_a_limit_of_a_run_that_is_not_there_yet_is_set_and_noted(folder: Path) -> None:
+    done = maestro("budget", "set", "run", "later", "--tokens", "5", "--store", folder)
+    assert (done.returncode, done.stdout) == (0, "run later may spend 5 tokens\n")
+    assert "there is no run 'later' yet" in done.stderr
+    assert "yet" not in maestro("budget", "set", "run", "r", "--usd", "5", "--store", folder).stderr
 
 
 def test_nothing_is_released_where_nothing_was_lost(folder: Path) -> None:

@@ -100,6 +100,14 @@ def _both(tokens: int | None, usd: float | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def _amount(tokens: int | None, usd: float | None) -> str:
+    parts = [
+        None if tokens is None else output.many(tokens, "token"),
+        _both(None, usd) or None,
+    ]
+    return " and ".join(part for part in parts if part)
+
+
 def bar(used: float, width: int = _BAR) -> output.Styled:
     """Return a bar of how much of a limit is used."""
     eighths = round(max(0.0, min(1.0, used)) * width * 8)
@@ -110,8 +118,10 @@ def bar(used: float, width: int = _BAR) -> output.Styled:
 
 
 def _amounts(function: Callable[..., None]) -> Callable[..., None]:
-    usd = click.option("--usd", type=click.FloatRange(min=0), help="An amount of US dollars.")
-    tokens = click.option("--tokens", type=click.IntRange(min=0), help="A number of tokens.")
+    usd = click.option(
+        "--usd", type=click.FloatRange(min=0, min_open=True), help="US dollars, over 0."
+    )
+    tokens = click.option("--tokens", type=click.IntRange(min=1), help="A number of tokens.")
     return tokens(usd(function))
 
 
@@ -154,14 +164,18 @@ def set_budget(
     """
     if (tokens is None and usd is None) is not none:
         raise ConfigurationError("give --tokens, --usd or both; or --none for no limit")
+    if zone is not None and scope != "day":
+        raise ConfigurationError("--zone is of days: maestro budget set day --usd 20 --zone ZONE")
     with call.writing() as store:
         budgets = Budgets(lambda: store)
         limit = budgets.set_limit(tokens=tokens, usd=usd, zone=zone, **_account(scope, name))
+        if scope == "run" and name is not None and store.run(name) is None:
+            output.note(f"there is no run {name!r} yet: its limit holds from its start on")
     if call.wants_json:
         call.print_json(budget=to_dict(limit))
         return
     which = f"{scope} {name}" if name else f"each {scope}"
-    allowed = _both(limit.token_limit, limit.usd_limit)
+    allowed = _amount(limit.token_limit, limit.usd_limit)
     output.line(f"{which} may spend {allowed}" if allowed else f"{which} has no limit")
 
 
@@ -191,7 +205,7 @@ def raise_budget(
         call.print_json(budget=to_dict(limit))
         return
     which = f"{scope} {name}" if name else f"each {scope}"
-    output.line(f"{which} may spend {_both(tokens, usd)} more")
+    output.line(f"{which} may spend {_amount(tokens, usd)} more")
 
 
 @verb("release", group=budget_command, reads=True)

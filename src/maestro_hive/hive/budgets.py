@@ -213,7 +213,9 @@ def _zone(zone: str | None, account: str) -> str | None:
     try:
         ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"{zone!r} is not the name of a time zone") from error
+        raise ConfigurationError(
+            f"{zone!r} is not the name of a time zone; one is Europe/Berlin"
+        ) from error
     return zone
 
 
