@@ -8,12 +8,15 @@ after the others.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
 #: What a condition is waited for that must come true: only what hangs takes that long.
 PATIENCE_SECONDS = 30.0
@@ -66,3 +69,35 @@ def is_within(
         if best < times * best_reference:
             return True
     return False
+
+
+class LoopTime:
+    """The time of event loops, which a test lets pass at once.
+
+    So a limit may be long enough for a machine that stalls, and still be exceeded in no time.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._passed = 0.0
+        real = asyncio.BaseEventLoop.time
+        monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda loop: real(loop) + self._passed)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; a loop that waits does not notice before its next turn."""
+        self._passed += seconds
+
+    def advance_from_thread(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Let time pass after what the loop just does, and return when it has ended what is late."""
+        let_turn(loop)
+        self.advance(seconds)
+        let_turn(loop)
+
+
+def let_turn(loop: asyncio.AbstractEventLoop) -> None:
+    """Return, in another thread, when a loop has done what it was doing, and looked at the time."""
+
+    async def turn() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    asyncio.run_coroutine_threadsafe(turn(), loop).result(PATIENCE_SECONDS)

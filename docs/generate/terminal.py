@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     Start = Callable[[list[str], Path, Mapping[str, str], int], "Process"]
 
 #: How long a command may take, and how long one that goes on may say nothing; in seconds.
-_LONGEST, _QUIET = 60.0, 2.0
+_LONGEST, _QUIET = 60.0, 10.0
+#: In how many looks, one after the other, a process that does nothing is seen to wait.
+_IDLE_LOOKS = 5
 _NEEDS_A_SHELL = set("|>&;$")
 
 
@@ -133,6 +135,7 @@ class _Command:
         heard = time.monotonic()
         while time.monotonic() < min(deadline, heard + (_LONGEST if not self._text else _QUIET)):
             if is_enough(self._text):
+                self._wait_until_idle()
                 break
             before = len(self._text)
             if not self._read(0.1):
@@ -140,6 +143,15 @@ class _Command:
             heard = time.monotonic() if len(self._text) > before else heard
         text, self._text = self._text, ""
         return text
+
+    def _wait_until_idle(self) -> None:
+        """Wait until the process waits, too: it may not have recorded yet what it says that it does."""
+        path = Path(f"/proc/{self.pid}/stat")
+        looks, deadline = 0, time.monotonic() + _QUIET
+        while path.exists() and looks < _IDLE_LOOKS and time.monotonic() < deadline:
+            is_asleep = path.read_text().rpartition(")")[2].split()[0] == "S"
+            looks = looks + 1 if is_asleep else 0
+            time.sleep(0.02)
 
     def rest(self) -> str:
         """Return what is printed until the process ends; as a shell does, say if it was killed."""

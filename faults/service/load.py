@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _KINDS = ("enqueued", "started", "asks", "sleeps")
 _CLIENTS = 3
 _START_SECONDS = 60.0
+#: How many requests are accepted before the clients stop, however slow the machine is.
+_LEAST_ACCEPTED = 10
 #: How long everything that was accepted may take to end, after the last kill.
 _FINISH_SECONDS = 120.0
 
@@ -248,6 +250,7 @@ def kill_under_load(folder: Path, *, kills: int, seed: int) -> Report:
             report.in_a_step += bool(shop.notes.unrecorded_of(chosen.pid))
             chosen.start()
         shop.wait_until_ready()
+        _until(lambda: len(clients.accepted) >= _LEAST_ACCEPTED)
         clients.stop()
         report.sent, report.accepted = clients.sent, len(clients.accepted)
         report.answered = len(clients.answered)

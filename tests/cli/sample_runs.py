@@ -101,8 +101,8 @@ def workflow(
             first = NewRun(run, name, [started, *entries], status, dispatch, parent)
             assert store.create_runs([first]) == [True]
             return
-        hold = store.acquire_run(run, name, parent=parent)
-        store.append([Append(hold, [started, *entries], status)])
+        # At once: who watches the folder never sees a run of which nothing is recorded yet.
+        hold = store.acquire_run(run, name, [started, *entries], status, parent=parent)
         store.release_run(hold)
     finally:
         store.close()

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from maestro_hive.engine import copies, open_run
 from tests.contract.stores import EVERY_STORE
 
 if TYPE_CHECKING:
@@ -36,3 +37,14 @@ def other(stores: Stores, store: Store) -> Store:
 @pytest.fixture
 def clock(stores: Stores) -> ManualClock:
     return stores.clock
+
+
+@pytest.fixture
+def prompt_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have copies written as soon as they are due, by a thread that no other test uses.
+
+    Otherwise it rests for half a minute after a second that one took, also in an earlier test.
+    """
+    monkeypatch.setattr(copies, "_REST_FACTOR", 0)
+    monkeypatch.setattr(open_run, "_COPY_COST_FACTOR", 0)
+    monkeypatch.setattr(copies.copier, "_value", copies.Copier())

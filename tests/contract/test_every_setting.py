@@ -425,6 +425,7 @@ def test_there_is_a_check_for_every_field() -> None:
     assert {each.name for each in fields(config)} >= {"level1", "level2", "state", "tokens"}
 
 
+@pytest.mark.usefixtures("prompt_copies")
 @pytest.mark.parametrize("name", CHECKS)
 def test_it_changes_something(config: ExecutionConfig, tmp_path: Path, name: str) -> None:
     value, check = CHECKS[name]

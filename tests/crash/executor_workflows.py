@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -140,23 +142,34 @@ async def scripted(observed: ObservedRun) -> None:
 
 
 async def concurrent_steps(observed: ObservedRun) -> None:
-    """Many steps at once, every second one in a thread; some of them fail the first time."""
+    """Many steps at once, every second one in a thread; some of them fail the first time.
+
+    No more of them end than ``most``: the others wait until the process is killed, however late.
+    """
     rng = random.Random(observed.options["seed"])
-    longest = observed.options["longest"]
+    longest, ends = observed.options["longest"], itertools.count(1)
 
     async def body(number: int, seconds: float) -> int:
         starts = observed.started(f"s{number}")
         await asyncio.sleep(seconds)
+        fail_once(number)
+        if next(ends) > observed.options["most"]:
+            await asyncio.Event().wait()
         return end(number, starts)
 
     def body_in_a_thread(number: int, seconds: float) -> int:
         starts = observed.started(f"s{number}")
         time.sleep(seconds)
+        fail_once(number)
+        if next(ends) > observed.options["most"]:
+            threading.Event().wait()
         return end(number, starts)
 
-    def end(number: int, starts: int) -> int:
+    def fail_once(number: int) -> None:
         if number % 7 == 0 and not current().feedback:
             raise ConnectionError("the first time never works")
+
+    def end(number: int, starts: int) -> int:
         current().history.append(number)
         current().memory[str(number)] = starts
         current().spend(tokens=1)

@@ -27,12 +27,14 @@ SECONDS = 240.0
 
 
 class Spenders:
-    """Processes that wait at a barrier, each with a run of its own."""
+    """Processes that wait at a barrier, each with a run of its own; the first ones may hang."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, hanging: int = 0) -> None:
+        program = [sys.executable, "-m", "tests.crash.budget_program", str(folder)]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.budget_program", str(folder), f"run-{each}"],
+                # Each in another call, so that they have spent something, or reserved it only.
+                [*program, f"run-{each}", *([str(each + 1)] if each < hanging else [])],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -40,16 +42,19 @@ class Spenders:
             )
             for each in range(PROCESSES)
         ]
+        self._hanging = hanging
 
     def release(self) -> None:
-        """Wait until all of them are at the barrier, and release them."""
+        """Wait until all of them are at the barrier, and release them; those that hang come first.
+
+        Otherwise the others might spend all of the budget before these have reserved their part.
+        """
         for each in self.processes:
-            assert each.stdout is not None
-            assert each.stdout.readline() == "ready\n"
-        for each in self.processes:
-            assert each.stdin is not None
-            each.stdin.write("go\n")
-            each.stdin.flush()
+            _wait_for(each, "ready")
+        _go(self.processes[: self._hanging])
+        for each in self.processes[: self._hanging]:
+            _wait_for(each, "hangs")
+        _go(self.processes[self._hanging :])
 
     def watch(self, reader: Reader, until: int | None = None) -> list[int]:
         """Return what was admitted at each look, until so much was settled, or all have ended."""
@@ -76,6 +81,18 @@ class Spenders:
                     stream.close()
 
 
+def _wait_for(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{word}\n"
+
+
+def _go(processes: list[subprocess.Popen[str]]) -> None:
+    for each in processes:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     with Hive(tmp_path / "state") as hive:
@@ -83,9 +100,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-@pytest.fixture
-def spenders(folder: Path) -> Iterator[Spenders]:
-    made = Spenders(folder)
+@pytest.fixture(params=[0])
+def spenders(folder: Path, request: pytest.FixtureRequest) -> Iterator[Spenders]:
+    made = Spenders(folder, hanging=request.param)
     yield made
     made.close()
 
@@ -146,6 +163,7 @@ def test_twenty_processes_never_spend_more_than_their_budget(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("spenders", [KILLED], indirect=True)
 def test_what_killed_processes_had_reserved_counts_until_it_is_released(
     folder: Path, spenders: Spenders
 ) -> None:
@@ -167,9 +185,9 @@ def test_what_killed_processes_had_reserved_counts_until_it_is_released(
         assert account.in_flight == 0
         assert LIMIT - TOKENS < account.tokens + account.reserved_tokens <= LIMIT
         assert store.check() == []
-        if lost:
-            with pytest.raises(BudgetExceeded, match="maestro budget release"):
-                hive.run_sync(program(hive), run_id=f"run-{PROCESSES - 1}")
+        assert len(lost) >= KILLED
+        with pytest.raises(BudgetExceeded, match="maestro budget release"):
+            hive.run_sync(program(hive), run_id=f"run-{PROCESSES - 1}")
         assert hive.budget.release() == len(lost)
     with Hive(folder) as hive:
         finish(hive)

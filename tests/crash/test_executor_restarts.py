@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from faults.child_processes import PERSONA, ChildProcesses, ObservedRun
+from tests.timing import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,16 +61,13 @@ def test_after_a_kill_in_a_backoff_only_the_rest_of_it_is_waited(
     children: ChildProcesses, observed: ObservedRun
 ) -> None:
     delay = 2.5
-    first = children.start("backing_off", observed.folder, delay=delay)
-    first.wait_for_report("fails")
-    time.sleep(1.5)
-    first.kill()
-    first.end()
+    kill_in_backoff(children, observed, delay)
+    time.sleep(2.0)
     again = children.start("backing_off", observed.folder, delay=delay)
     end = again.finish()
     before, after = observed.start_times()
     assert delay <= after - before
-    assert after - again.reports()[0]["up"] < delay - 0.2, "it waited all over again"
+    assert after - again.reports()[0]["up"] < delay, "it waited all over again"
     assert (end["output"]["attempt"], end["attempts"]) == (2, 2)
     assert "not yet" in end["output"]["feedback"][0]
     assert end["retries"] == {PERSONA: 1}
@@ -78,16 +76,21 @@ def test_after_a_kill_in_a_backoff_only_the_rest_of_it_is_waited(
 def test_a_wait_that_ended_between_two_processes_is_not_waited_again(
     children: ChildProcesses, observed: ObservedRun
 ) -> None:
-    delay = 1.5
-    first = children.start("backing_off", observed.folder, delay=delay)
-    first.wait_for_report("fails")
-    time.sleep(0.2)
-    first.kill()
-    first.end()
+    delay = 2.0
+    kill_in_backoff(children, observed, delay)
     time.sleep(delay)
     again = children.start("backing_off", observed.folder, delay=delay)
     assert again.finish()["attempts"] == 2
-    assert observed.start_times()[1] - again.reports()[0]["up"] < delay - 0.1
+    assert observed.start_times()[1] - again.reports()[0]["up"] < delay
+
+
+def kill_in_backoff(children: ChildProcesses, observed: ObservedRun, delay: float) -> None:
+    """Start it, and kill it as soon as its failure is recorded."""
+    first = children.start("backing_off", observed.folder, delay=delay)
+    first.wait_for_report("fails")
+    wait_until(lambda: any(step.failures for step in observed.journal().steps.values()))
+    first.kill()
+    assert first.end() == -signal.SIGKILL
 
 
 def test_memory_history_progress_and_tokens_survive_a_kill(
@@ -249,7 +252,7 @@ def test_a_graceful_stop_spends_neither_an_attempt_nor_an_interruption(
         asked = time.monotonic()
         process.kill(how)
         assert process.end() == 128 + how
-        assert time.monotonic() - asked < 5
+        assert time.monotonic() - asked < 30, "it slept to its end"
     end = children.run("stopped", observed.folder, kind=kind, quick=True)
     assert (end["output"], end["attempts"]) == ("rested", ["cancelled", "cancelled", "success"])
     assert len(observed.starts()) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,7 @@ def test_an_answer_is_given_in_each_life(kit: Kit) -> None:
         kit.crash_everywhere(asks)
 
 
-def test_a_step_may_call_a_step(kit: Kit) -> None:
+def test_a_step_may_call_a_step(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     @hive.step(name="quadruple")
     async def quadruple(value: int) -> int:
         return int(await double(await double(value)))
@@ -148,9 +149,43 @@ def test_a_step_may_call_a_step(kit: Kit) -> None:
     async def nested() -> list[int]:
         return list(await asyncio.gather(quadruple(1), quadruple(2)))
 
-    started = time.monotonic()
+    # None of them waits for the other: it would do so for ever.
+    monkeypatch.setattr("maestro_hive.testing.clock._HOLD_CHECKS", 1_000_000)
     assert kit.crash_everywhere(nested).result == [4, 8]
-    assert time.monotonic() - started < 2  # none of them waits for the other
+
+
+def test_the_order_is_the_same_where_the_process_stalls(kit: Kit) -> None:
+    stalled = threading.Event()
+
+    @hive.step(name="in_thread")
+    def in_thread() -> str:
+        assert stalled.wait(30)
+        time.sleep(0.02)  # it was as late as all of the process
+        return "first"
+
+    @hive.step(name="at_once")
+    async def at_once() -> str:
+        return "second"
+
+    @hive.workflow(name="stalls")
+    async def stalls() -> list[str]:
+        order: list[str] = []
+
+        async def note(step: Any) -> None:
+            order.append(await step())
+
+        async def stall() -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            if not stalled.is_set():
+                time.sleep(0.4)  # noqa: ASYNC251 - so that all of the loop stalls
+            stalled.set()
+
+        await asyncio.gather(note(in_thread), note(at_once), stall())
+        return order
+
+    report = kit.crash_everywhere(stalls, vary_order=False)
+    assert report.result == ["first", "second"]
 
 
 def test_a_race_may_depend_on_the_order_if_it_says_so(kit: Kit) -> None:

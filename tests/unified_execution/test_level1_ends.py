@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,12 @@ from maestro_hive.engine.context import current
 from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.maestro.state.projections import fold
 from maestro_hive.unified_execution import HelpNeeded, UnrecoverableError
-from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
+from maestro_hive.unified_execution.persona_executor import (
+    ExecutionResult,
+    ExecutionStatus,
+    PersonaExecutor,
+)
+from tests.timing import LoopTime
 from tests.unified_execution.restarts import (
     Body,
     Restarts,
@@ -40,6 +44,11 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.projections import RunState
 
 NO = ValueError("no")
+
+
+@pytest.fixture
+def loop_time(monkeypatch: pytest.MonkeyPatch) -> LoopTime:
+    return LoopTime(monkeypatch)
 
 
 # --- timeouts ------------------------------------------------------------------------------------
@@ -93,17 +102,19 @@ def test_a_timeout_of_the_tasks_own_is_told_as_its_own(any_executor: PersonaExec
 
 
 def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(
-    restarts: Restarts,
+    restarts: Restarts, loop_time: LoopTime
 ) -> None:
     release, done = threading.Event(), threading.Event()
     late: list[object] = []
     calls: list[int] = []
+    loops: list[asyncio.AbstractEventLoop] = []
 
     def slow() -> str:
         context = current()
         calls.append(context.attempt)
         if len(calls) > 1:
             return "in time"
+        loop_time.advance_from_thread(40, loops[0])
         release.wait(30)
         context.spend(tokens=40)
         wishes: list[Callable[[], None]] = [
@@ -120,8 +131,12 @@ def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(
         done.set()
         return "late"
 
+    async def main(executor: PersonaExecutor) -> ExecutionResult:
+        loops.append(asyncio.get_running_loop())
+        return await executor.options(timeout=30).execute(slow, "step")
+
     executor = restarts.executor()
-    result = execute(executor.options(timeout=1), slow)
+    result = asyncio.run(main(executor))
     assert (result.final_output, calls) == ("in time", [1, 2])
     assert result.attempts[0].error_type == "TimeoutError"
     release.set()
@@ -135,26 +150,32 @@ def test_the_late_result_of_a_thread_is_refused_and_its_spending_counted(
     assert again.total_tokens_used == 40
 
 
-def test_a_heartbeat_moves_the_deadline(any_executor: PersonaExecutor) -> None:
+def test_a_heartbeat_moves_the_deadline(any_executor: PersonaExecutor, loop_time: LoopTime) -> None:
     async def slow() -> str:
-        over = time.monotonic() + 1.2
-        while time.monotonic() < over:
-            await asyncio.sleep(0.05)
+        for _ in range(3):
+            loop_time.advance(20)
             current().heartbeat()
+            await asyncio.sleep(0.001)
         return "done"
 
-    assert execute(any_executor.options(timeout=1), slow).final_output == "done"
+    assert execute(any_executor.options(timeout=30), slow).final_output == "done"
 
 
-def test_a_heartbeat_from_a_thread_moves_the_deadline(any_executor: PersonaExecutor) -> None:
-    def slow() -> str:
-        over = time.monotonic() + 1.2
-        while time.monotonic() < over:
-            time.sleep(0.05)
-            current().heartbeat()
-        return "done"
+def test_a_heartbeat_from_a_thread_moves_the_deadline(
+    any_executor: PersonaExecutor, loop_time: LoopTime
+) -> None:
+    async def main() -> ExecutionResult:
+        loop = asyncio.get_running_loop()
 
-    assert execute(any_executor.options(timeout=1), slow).final_output == "done"
+        def slow() -> str:
+            for _ in range(3):
+                loop_time.advance_from_thread(20, loop)
+                current().heartbeat()
+            return "done"
+
+        return await any_executor.options(timeout=30).execute(slow, "step")
+
+    assert asyncio.run(main()).final_output == "done"
 
 
 _HANGS = """

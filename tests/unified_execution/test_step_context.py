@@ -24,6 +24,7 @@ from maestro_hive.unified_execution import (
     UnrecoverableError,
 )
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
+from tests.timing import LoopTime, let_turn
 from tests.unified_execution.restarts import (
     RUN,
     Body,
@@ -479,15 +480,20 @@ def test_threads_of_a_step_do_not_undo_each_others_progress(any_executor: Person
 def test_a_thread_that_is_late_does_not_write_over_the_next_attempt(
     restarts: Restarts, monkeypatch: Any
 ) -> None:
-    executor = restarts.executor().options(timeout=1, max_attempts=2, retry_on=lambda _: 0)
+    executor = restarts.executor().options(timeout=30, max_attempts=2, retry_on=lambda _: 0)
     run = executor._run
     assert run is not None
     append = run.append
+    loop_time = LoopTime(monkeypatch)
+    loops: list[asyncio.AbstractEventLoop] = []
 
     def append_slowly(entries: Any, *args: Any, **kwargs: Any) -> None:
         if threading.current_thread() in slow:
             slow.clear()
-            time.sleep(1.5)
+            let_turn(loops[0])
+            loop_time.advance(40)
+            loops[0].call_soon_threadsafe(time.monotonic)  # it waits, and looks at the time again
+            time.sleep(0.5)
         append(entries, *args, **kwargs)
 
     slow: set[threading.Thread] = set()
@@ -508,7 +514,11 @@ def test_a_thread_that_is_late_does_not_write_over_the_next_attempt(
             context.save_progress(of="the second")
         return "done"
 
-    execute(executor, work)
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        await executor.execute(work, "step")
+
+    asyncio.run(main())
     assert done.wait(30)
     (step,) = in_the_journal(executor).steps.values()
     assert value_of(executor, step.progress)["of"] == "the second"

@@ -19,8 +19,8 @@ PROGRAMS = {
     "Ctrl+C": "import os; os.kill(os.getpid(), 2); import time; time.sleep(9)",
     "an error": "def f(): raise ValueError('no') from KeyError(1)\nf()",
     "a thread and exit handlers": """
-import atexit, sys, threading, time
-def late(): time.sleep(0.05); print("late", *sys.argv, __name__)
+import atexit, sys, threading
+def late(): threading.main_thread().join(); print("late", *sys.argv, __name__)
 atexit.register(print, "over")
 threading.Thread(target=late).start()
 print("first", sys.stdin.read())

@@ -373,21 +373,26 @@ def test_only_the_current_task_is_cancelled(heard: list[int]) -> None:
 
 
 def test_bodies_at_the_same_time_are_all_stopped_and_end_in_any_order(heard: list[int]) -> None:
-    async def body(begin: float) -> signal.Signals | None:
-        await asyncio.sleep(begin)
+    async def body() -> signal.Signals | None:
         async with stop_politely() as stop:
             await cancelled_while_sleeping()
         return stop.signal
 
-    async def short(end: float) -> None:
+    async def short(over: asyncio.Event) -> None:
         async with stop_politely():
-            await asyncio.sleep(end)
+            await over.wait()
 
     async def main() -> None:
-        shorts = [asyncio.create_task(short(end)) for end in (0.01, 0.03)]
-        bodies = [asyncio.create_task(body(begin)) for begin in (0, 0.02)]
-        await asyncio.gather(*shorts)
-        await asyncio.sleep(0.01)
+        ends = [asyncio.Event(), asyncio.Event()]
+        first, second = (asyncio.create_task(short(over)) for over in ends)
+        bodies = [asyncio.create_task(body())]
+        await asyncio.sleep(0)  # all of them have begun
+        ends[0].set()
+        await first
+        bodies.append(asyncio.create_task(body()))
+        await asyncio.sleep(0)
+        ends[1].set()
+        await second
         send(signal.SIGINT)
         assert await asyncio.gather(*bodies) == [signal.SIGINT] * 2
 

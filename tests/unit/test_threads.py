@@ -172,7 +172,8 @@ def test_what_was_cancelled_before_its_start_is_not_started(
 # --- reuse -----------------------------------------------------------------------------------
 
 
-def test_an_idle_thread_is_used_again(pool: DaemonThreads) -> None:
+def test_an_idle_thread_is_used_again() -> None:
+    pool = DaemonThreads()
     used = set()
     for _ in range(50):
         used.add(pool.run(threading.get_ident).result(10))

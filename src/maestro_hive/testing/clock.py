@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 #: How often it is checked whether a body that runs has ended; in seconds.
 _POLL_SECONDS = 0.002
-#: How long the end of one body waits for those of others that run; in seconds.
-_HOLD_SECONDS = 0.25
+#: For how many such checks the end of one body waits for those of others that run. Not for so many
+#: seconds: in those that the process does not get, the others cannot end either.
+_HOLD_CHECKS = 125
 #: Where it cannot be seen what a loop has to do: so many turns of it in which nothing happened.
 _QUIET_TURNS = 50
 #: How long a worker may take to find what is due; in seconds.
@@ -81,7 +82,8 @@ class SkippingClock(ManualClock):
         self._sleepers: list[_Sleeper] = []
         self._bodies: dict[Body, None] = {}
         self._watched: dict[asyncio.AbstractEventLoop, int] = {}
-        self._last_end = 0.0
+        #: How often it was checked since the last body came to its end.
+        self._checks = 0
         #: When something is due that is looked for, and until when, in real time, that may take.
         self._expected: set[float] = set()
         self._stands_until = 0.0
@@ -187,7 +189,7 @@ class SkippingClock(ManualClock):
         if not self.holds_ends:
             return
         loop = asyncio.get_running_loop()
-        self._last_end = monotonic()
+        self._checks = 0
         body.may_end = loop.create_future()
         self._watch(loop)
         try:
@@ -240,7 +242,8 @@ class SkippingClock(ManualClock):
         """Let the next thing happen; True if that has to be waited for, as for a body that runs."""
         around = {each.around for each in self._bodies}  # they wait for those in them
         runs = any(each.may_end is None and each not in around for each in self._bodies)
-        if held and (not runs or monotonic() - self._last_end > _HOLD_SECONDS):
+        self._checks += 1
+        if held and (not runs or self._checks > _HOLD_CHECKS):
             chosen = (max if self.last_first else min)(held, key=lambda each: each.number)
             if chosen.may_end is not None and not chosen.may_end.done():
                 chosen.may_end.set_result(None)
