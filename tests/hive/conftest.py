@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from maestro_hive import ExecutionConfig, Hive
+from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.unified_execution import Level1Config, Level2Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
     from pathlib import Path
 
 
@@ -41,3 +44,36 @@ def folder(tmp_path: Path) -> Path:
 def hive(folder: Path) -> Iterator[Hive]:
     with Hive(folder, quick_config()) as made:
         yield made
+
+
+class PassedTime:
+    """How much later it is on the clock of this process than on that of the machine."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: durable waits end, and leases do not."""
+        self.seconds += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> PassedTime:
+    """Let durable sleeps, timeouts and questions last as long as the test says, on a busy machine too."""
+    passed = PassedTime()
+    now, micros, boot_seconds = SystemClock.now, SystemClock.micros, SystemClock.boot_seconds
+
+    def now_later(clock: SystemClock) -> datetime:
+        return now(clock) + timedelta(seconds=passed.seconds)
+
+    def micros_later(clock: SystemClock) -> int:
+        return micros(clock) + int(passed.seconds * 1e6)
+
+    def boot_seconds_later(clock: SystemClock) -> float:
+        return boot_seconds(clock) + passed.seconds
+
+    monkeypatch.setattr(SystemClock, "now", now_later)
+    monkeypatch.setattr(SystemClock, "micros", micros_later)
+    monkeypatch.setattr(SystemClock, "boot_seconds", boot_seconds_later)
+    monkeypatch.setattr(SystemClock, "longest_sleep", 0.005, raising=False)  # so often it is read
+    return passed
