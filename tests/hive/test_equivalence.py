@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -802,7 +803,10 @@ def test_a_workflow_that_catches_every_cancellation_is_stopped_all_the_same(hive
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await slow()
 
+    said: list[dict[str, Any]] = []
+
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
         running = asyncio.create_task(hive.run(deaf, run_id="r"))
         await has_started.wait()
         running.cancel()
@@ -811,6 +815,8 @@ def test_a_workflow_that_catches_every_cancellation_is_stopped_all_the_same(hive
                 await running
 
     asyncio.run(main())
+    gc.collect()
+    assert said == [], "what ends the workflow is no error that nobody looked at"
 
 
 def test_tasks_that_wait_for_something_else_end_with_their_run(hive: Hive) -> None:
