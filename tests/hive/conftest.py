@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -29,10 +30,17 @@ def quick_config() -> ExecutionConfig:
 def copy_live(folder: Path, target: Path) -> Path:
     """Copy a state folder as it is now: that is what a kill leaves behind.
 
-    Without the temporary files of a JSON copy that is being written: they are gone in a moment.
+    Without the temporary files of a JSON copy that is being written: they are gone in a moment, as is
+    the oldest checkpoint when another one is written.
     """
-    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.tmp"))
+    temporary = shutil.ignore_patterns("*.tmp")
+    shutil.copytree(folder, target, ignore=temporary, copy_function=_copy_if_there)
     return target
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 @pytest.fixture
