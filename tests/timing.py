@@ -4,6 +4,9 @@ What costs work is measured in CPU time: a machine that does something else as w
 it. Where the wall clock is the point, the best of several tries has to hold: a regression spoils all
 of them, a busy moment only some. Such tests are marked ``timing``; ``make test`` runs them alone,
 after the others.
+
+Where something has to take too long, no clock is waited for: ``LoopTime`` and ``PassingLoop`` let
+the time of timers pass, of all loops and of one, and the fixture ``clock`` of ``tests/hive`` that of durable waits.
 """
 
 from __future__ import annotations
@@ -101,3 +104,20 @@ def let_turn(loop: asyncio.AbstractEventLoop) -> None:
             await asyncio.sleep(0)
 
     asyncio.run_coroutine_threadsafe(turn(), loop).result(PATIENCE_SECONDS)
+
+
+class PassingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time a test lets pass: what is to be late is so, and nothing else is.
+
+    ``with asyncio.Runner(loop_factory=PassingLoop) as runner``; its timers are those of steps, too.
+    """
+
+    _passed = 0.0
+
+    def time(self) -> float:
+        """Return the time of its timers."""
+        return super().time() + self._passed
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, in a coroutine on this loop."""
+        self._passed += seconds

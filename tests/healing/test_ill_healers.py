@@ -174,7 +174,7 @@ def test_a_ticket_that_hangs_holds_up_neither_its_step_nor_others(tmp_path: Path
                 hive.run_sync(reading.flow, run_id="r")
         finally:
             release.set()
-    assert started.is_set()
+    assert started.wait(30)
     assert reading.calls == [1, 1]
 
 

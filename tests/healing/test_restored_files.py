@@ -18,6 +18,7 @@ from maestro_hive.kernel.errors import ConfigurationError, StorageError
 from maestro_hive.maestro.state.events import RepairJudged
 from tests.healing.test_user_healers import events
 from tests.hive.conftest import quick_config
+from tests.timing import PassingLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,14 +164,15 @@ def test_a_check_that_outlives_its_timeout_restores_nothing_later(
     hive: Hive, workspace: Path
 ) -> None:
     file = workspace / "conf" / "a"
-    go_on, over = threading.Event(), threading.Event()
+    started, go_on, over = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> bool:
+        started.set()
         go_on.wait(20)
         threading.Timer(0.3, over.set).start()
         return False
 
-    @hive.step(max_attempts=2, timeout=0.5)
+    @hive.step(max_attempts=2, timeout=60)
     def work() -> str:
         found = file.read_text()
         if found == "before":
@@ -183,7 +185,17 @@ def test_a_check_that_outlives_its_timeout_restores_nothing_later(
 
     hive.healer(ValueError, name="one")(lambda: Fix(files={"conf/a": "one"}, check=slow))
     hive.healer(ValueError, name="two")(lambda: Fix(files={"conf/a": "two"}))
-    assert hive.run_sync(flow, run_id="r") == "two"
+
+    async def main() -> str:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, PassingLoop)
+        running = asyncio.create_task(hive.run(flow, run_id="r"))
+        assert await asyncio.to_thread(started.wait, 20)
+        loop.advance(60)
+        return await running
+
+    with asyncio.Runner(loop_factory=PassingLoop) as runner:
+        assert runner.run(main()) == "two"
     go_on.set()
     assert over.wait(20)
     assert file.read_text() == "two"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from maestro_hive import ExecutionConfig, Hive
+from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.unified_execution import Level1Config, Level2Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
     from pathlib import Path
 
 
@@ -26,10 +30,17 @@ def quick_config() -> ExecutionConfig:
 def copy_live(folder: Path, target: Path) -> Path:
     """Copy a state folder as it is now: that is what a kill leaves behind.
 
-    Without the temporary files of a JSON copy that is being written: they are gone in a moment.
+    Without the temporary files of a JSON copy that is being written: they are gone in a moment, as is
+    the oldest checkpoint when another one is written.
     """
-    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.tmp"))
+    temporary = shutil.ignore_patterns("*.tmp")
+    shutil.copytree(folder, target, ignore=temporary, copy_function=_copy_if_there)
     return target
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 @pytest.fixture
@@ -41,3 +52,36 @@ def folder(tmp_path: Path) -> Path:
 def hive(folder: Path) -> Iterator[Hive]:
     with Hive(folder, quick_config()) as made:
         yield made
+
+
+class PassedTime:
+    """How much later it is on the clock of this process than on that of the machine."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: durable waits end, and leases do not."""
+        self.seconds += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> PassedTime:
+    """Let durable sleeps, timeouts and questions last as long as the test says, on a busy machine too."""
+    passed = PassedTime()
+    now, micros, boot_seconds = SystemClock.now, SystemClock.micros, SystemClock.boot_seconds
+
+    def now_later(clock: SystemClock) -> datetime:
+        return now(clock) + timedelta(seconds=passed.seconds)
+
+    def micros_later(clock: SystemClock) -> int:
+        return micros(clock) + int(passed.seconds * 1e6)
+
+    def boot_seconds_later(clock: SystemClock) -> float:
+        return boot_seconds(clock) + passed.seconds
+
+    monkeypatch.setattr(SystemClock, "now", now_later)
+    monkeypatch.setattr(SystemClock, "micros", micros_later)
+    monkeypatch.setattr(SystemClock, "boot_seconds", boot_seconds_later)
+    monkeypatch.setattr(SystemClock, "longest_sleep", 0.005, raising=False)  # so often it is read
+    return passed

@@ -15,12 +15,15 @@ from maestro_hive.hive.inbox import Inbox, watcher_for
 from maestro_hive.hive.waits import deliver
 from maestro_hive.kernel.errors import ConfigurationError, RunLeasedError
 from maestro_hive.maestro.state.events import RunEnded
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from tests.hive.conftest import quick_config
 from tests.hive.test_waits import status, until
 from tests.python_processes import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.hive.conftest import PassedTime
 
 
 class Work:
@@ -113,8 +116,8 @@ def test_a_cancelled_run_stays_so_in_another_process_of_the_folder(folder: Path)
         assert not work.outcomes
 
 
-def test_a_workflow_cannot_refuse_to_be_cancelled(folder: Path) -> None:
-    hive = Hive(folder, quick_config(), cancel_grace=0.3)
+def test_a_workflow_cannot_refuse_to_be_cancelled(folder: Path, clock: PassedTime) -> None:
+    hive = Hive(folder, quick_config(), cancel_grace=60)
     work = Work(hive)
 
     @hive.workflow
@@ -137,6 +140,9 @@ def test_a_workflow_cannot_refuse_to_be_cancelled(folder: Path) -> None:
         running = asyncio.create_task(hive.run(workflow, run_id=run_id))
         await until(lambda: status(hive, run_id) == "running" and len(work.outcomes) % 2 == 1)
         hive.cancel(run_id)
+        if workflow is stubborn:
+            await work.started(3)
+            clock.advance(60)
         with pytest.raises(RunCancelledError):
             await running
 
@@ -173,9 +179,11 @@ def test_the_end_of_a_cancelled_run_is_recorded_once(hive: Hive) -> None:
 def test_a_request_to_cancel_that_comes_after_the_workflow_leaves_nothing_behind(
     hive: Hive,
 ) -> None:
+    is_seen = asyncio.Event()
+
     @hive.workflow
     async def ends() -> list[str]:
-        await asyncio.sleep(0.01)
+        await is_seen.wait()
         return ["large"] * 200_000  # which is encoded in a thread
 
     async def main() -> set[Any]:
@@ -185,6 +193,7 @@ def test_a_request_to_cancel_that_comes_after_the_workflow_leaves_nothing_behind
         active = watcher.runs["r"]
         ended = active.root.task
         assert ended is not None
+        is_seen.set()
         await asyncio.wait({ended})
         assert not running.done()
         active.cancel("too late")
@@ -235,12 +244,21 @@ def test_a_run_that_waits_can_be_cancelled(hive: Hive) -> None:
 
 
 def test_leaving_a_run_is_not_cancelling_it(folder: Path) -> None:
+    async def end_when_started(work: Work, limit: asyncio.Timeout) -> None:
+        await work.started(1)
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    async def run_until_started(hive: Hive, work: Work) -> None:
+        async with asyncio.timeout(None) as limit:
+            late = asyncio.create_task(end_when_started(work, limit))
+            await hive.run(work.child, "x", run_id="r")
+            await late
+
     async def main() -> None:
         with Hive(folder, quick_config()) as hive:
             work = Work(hive)
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.3):
-                    await hive.run(work.child, "x", run_id="r")
+                await run_until_started(hive, work)
             assert status(hive) == "stopped"
             assert work.outcomes == ["x started", "x cancelled"]
 
@@ -379,8 +397,10 @@ def test_retrying_a_run_that_is_executed_changes_nothing(hive: Hive) -> None:
 
 
 def test_a_task_cancelled_at_any_moment_ends_as_cancelled_and_its_run_is_resumed(
-    hive: Hive,
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # So that no turn of the loop goes by while a thread writes.
+    monkeypatch.setattr(SqliteStore, "syncs_fast", lambda _: True)
     calls: list[str] = []
 
     @hive.step

@@ -14,6 +14,7 @@ from maestro_hive.hive.errors import RunInactiveError, RunMismatchError
 from maestro_hive.kernel.errors import ConfigurationError, InvalidIdentifierError, RunLeasedError
 from maestro_hive.maestro.state.records import DispatchState
 from tests.hive.conftest import quick_config
+from tests.hive.test_waits import leave
 from tests.hive.worker_programs import Programs, kill, programs_in, until
 
 if TYPE_CHECKING:
@@ -169,9 +170,9 @@ def test_enqueuing_a_run_that_its_caller_left_gives_it_to_workers(hive: Hive) ->
         await hive.sleep(600)
 
     async def main() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await hive.run(waits, run_id="r")
+        running = asyncio.create_task(hive.run(waits, run_id="r"))
+        await asyncio.to_thread(until, hive.runs)
+        await leave(running)
 
     asyncio.run(main())
     assert store.dispatch("r") is None
@@ -208,9 +209,9 @@ def test_the_handle_of_a_run_of_nobody_says_so(hive: Hive) -> None:
         await hive.sleep(600)
 
     async def main() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await hive.run(waits, run_id="r")
+        running = asyncio.create_task(hive.run(waits, run_id="r"))
+        await asyncio.to_thread(until, hive.runs)
+        await leave(running)
         with pytest.raises(RunInactiveError):
             await hive.handle("r").result()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from .test_waits import leave, status, until
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from .conftest import PassedTime
 
 
 class OutOfStock(Exception):  # noqa: N818 - as users name them
@@ -210,11 +213,13 @@ def _asks(hive: Hive) -> list[str]:
 def test_a_race_ends_as_it_ended(killed: Killed) -> None:
     def program(hive: Hive, killed: Killed) -> Any:
         slow = "a" if killed.lives == 1 else "b"
+        is_won = asyncio.Event()
 
         @hive.step
         async def ask(name: str) -> str:
             killed.calls.append(name)
-            await asyncio.sleep(0.1 if name == slow else 0)
+            if name == slow:
+                await is_won.wait()
             return name
 
         @hive.step
@@ -225,7 +230,10 @@ def test_a_race_ends_as_it_ended(killed: Killed) -> None:
         @hive.workflow
         async def race() -> Any:
             tasks = [asyncio.create_task(ask(name)) for name in "ab"]
-            order = [await each for each in asyncio.as_completed(tasks)]
+            order: list[str] = []
+            for each in asyncio.as_completed(tasks):
+                order.append(await each)
+                is_won.set()
             await end()
             return order
 
@@ -237,10 +245,15 @@ def test_a_race_ends_as_it_ended(killed: Killed) -> None:
 
 def test_the_loser_of_a_race_is_not_called_again(killed: Killed) -> None:
     def program(hive: Hive, killed: Killed) -> Any:
+        is_slow = asyncio.Event()
+
         @hive.step
         async def ask(name: str) -> str:
             killed.calls.append(name)
-            await asyncio.sleep(30 if name == "slow" else 0)
+            if name == "slow":
+                is_slow.set()
+                await asyncio.sleep(30)
+            await is_slow.wait()
             return name
 
         @hive.step
@@ -484,12 +497,16 @@ def test_a_stop_in_the_middle_of_an_effect_is_ambiguous(folder: Path) -> None:
     assert calls == ["pay"]
 
 
-def test_a_durable_timeout_cancels_again_what_it_cancelled(killed: Killed) -> None:
+def test_a_durable_timeout_cancels_again_what_it_cancelled(
+    killed: Killed, clock: PassedTime
+) -> None:
     def program(hive: Hive, killed: Killed) -> Any:
         @hive.step
         async def work(name: str) -> str:
             killed.calls.append(name)
-            await asyncio.sleep(30 if name == "long" else 0)
+            if name == "long":
+                clock.advance(60)
+                await asyncio.sleep(30)
             if name == "end" and killed.lives == 1:
                 killed.copy()
             return name
@@ -498,7 +515,7 @@ def test_a_durable_timeout_cancels_again_what_it_cancelled(killed: Killed) -> No
         async def build() -> list[str]:
             seen = []
             try:
-                async with hive.timeout(0.5):
+                async with hive.timeout(60):
                     seen.append(await work("short"))
                     seen.append(await work("long"))
             except TimeoutError:
@@ -653,17 +670,20 @@ def test_an_exhausted_budget_suspends_the_run_and_a_steps_own_budget_is_its_erro
         assert status(hive, "shared") == "bankrupt"
 
 
-def test_a_question_after_a_cancelled_call_is_found_again(killed: Killed) -> None:
+def test_a_question_after_a_cancelled_call_is_found_again(
+    killed: Killed, clock: PassedTime
+) -> None:
     def program(hive: Hive, killed: Killed) -> Any:
         @hive.step
         async def stuck() -> None:
             killed.calls.append("stuck")
+            clock.advance(60)
             await asyncio.sleep(30)
 
         @hive.workflow
         async def build() -> str:
             with contextlib.suppress(TimeoutError):
-                async with hive.timeout(0.5):
+                async with hive.timeout(60):
                     await stuck()
             try:
                 await hive.wait_for("never", timeout=0.05)
@@ -698,7 +718,7 @@ def test_a_cancelled_workflow_gets_answers_while_it_cleans_up(hive: Hive) -> Non
 
     async def main() -> None:
         running = asyncio.create_task(hive.run(build, run_id="r"))
-        await until(lambda: bool(hive.runs()))
+        await is_sleeping(hive)
         hive.cancel("r")
         await until(lambda: bool(hive.questions("r")))
         hive.answer("r", "colour", "green")
@@ -783,7 +803,10 @@ def test_a_workflow_that_catches_every_cancellation_is_stopped_all_the_same(hive
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await slow()
 
+    said: list[dict[str, Any]] = []
+
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
         running = asyncio.create_task(hive.run(deaf, run_id="r"))
         await has_started.wait()
         running.cancel()
@@ -792,6 +815,8 @@ def test_a_workflow_that_catches_every_cancellation_is_stopped_all_the_same(hive
                 await running
 
     asyncio.run(main())
+    gc.collect()
+    assert said == [], "what ends the workflow is no error that nobody looked at"
 
 
 def test_tasks_that_wait_for_something_else_end_with_their_run(hive: Hive) -> None:
@@ -850,19 +875,22 @@ def test_a_retry_does_not_repeat_failures_that_the_workflow_caught(folder: Path)
     assert calls == ["lamp", "candle", "pay", "ship", "ship"]
 
 
-def test_a_timeout_that_was_over_before_the_restart_calls_nothing(killed: Killed) -> None:
+def test_a_timeout_that_was_over_before_the_restart_calls_nothing(
+    killed: Killed, clock: PassedTime
+) -> None:
     def program(hive: Hive, killed: Killed) -> Any:
         @hive.step
         async def slow() -> None:
             killed.calls.append("slow")
             if killed.lives == 1:
                 killed.copy()
+            clock.advance(60)
             await asyncio.sleep(30)
 
         @hive.workflow
         async def build() -> str:
             try:
-                async with hive.timeout(1):
+                async with hive.timeout(60):
                     await slow()
             except TimeoutError as error:
                 return str(error)
@@ -870,7 +898,7 @@ def test_a_timeout_that_was_over_before_the_restart_calls_nothing(killed: Killed
 
         return build
 
-    text = "the block was not done within 1 seconds (hive.timeout)"
+    text = "the block was not done within 60 seconds (hive.timeout)"
     assert both_lives(killed, program) == (text, text)
     assert killed.calls == ["slow"]
 
@@ -880,17 +908,18 @@ async def is_sleeping(hive: Hive) -> None:
     await until(lambda: bool(hive.runs()) and bool(read_run(hive._open(), "r").waits))
 
 
-def test_a_clean_up_whose_time_is_over_is_not_started(killed: Killed) -> None:
+def test_a_clean_up_whose_time_is_over_is_not_started(killed: Killed, clock: PassedTime) -> None:
     async def life(folder: Path) -> None:
         killed.lives += 1
-        async with Hive(folder, quick_config(), cancel_grace=1.5) as hive:
+        async with Hive(folder, quick_config(), cancel_grace=30) as hive:
 
             @hive.step
             async def work(name: str) -> None:
                 killed.calls.append(name)
                 if name == "clean" and killed.lives == 1:
                     killed.copy()
-                    await asyncio.sleep(1.7)
+                    clock.advance(30)
+                    await asyncio.sleep(30)
 
             @hive.workflow
             async def build() -> None:

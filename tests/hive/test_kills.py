@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BUSY_TIMEOUT = 60.0
+#: Of 4,000 steps; a process that is seen to have completed some may complete many more before it dies.
+_ENOUGH = 3_000
 
 _PRELUDE = """
     import asyncio, os, sys, time
@@ -160,12 +162,16 @@ def test_two_hundred_workflows_at_once_survive_ten_kills_and_need_no_more_memory
         enough = before + rng.randrange(1, 300)
         child.wait_for(lambda word=word, enough=enough: count(tmp_path, word) >= enough)
         child.kill()
+        if count(tmp_path, "completed") > _ENOUGH:  # the next one might complete all by itself
+            break
     code, out, err = program(_CONCURRENT).end()
     assert code == 0, err
     assert printed(tmp_path)[-1] == ["all"]
     acknowledged: set[tuple[str, ...]] = set()
     starts: Counter[tuple[str, ...]] = Counter()
-    for word, *rest in printed(tmp_path)[:-1]:
+    for word, *rest in printed(tmp_path):
+        if word == "all":
+            continue
         if word == "completed":
             acknowledged.add(tuple(rest))
         else:

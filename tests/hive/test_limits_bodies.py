@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from faults.limits import most_in_window
 from maestro_hive import Hive
 from maestro_hive.admin.runs import run_details, step_details
 from maestro_hive.engine.limits import RateLimit
 from maestro_hive.engine.step_record import RunStep
 from maestro_hive.hive.errors import RunCancelledError, RunFailedError
 from maestro_hive.kernel.errors import StoreBusyError
+from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from tests.cli.processes import maestro
 from tests.hive.conftest import quick_config
 from tests.python_processes import PythonProcess
+from tests.timing import PassingLoop, least, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,19 +93,44 @@ def show(folder: Path, *words: str) -> str:
 def test_a_thread_past_its_timeout_keeps_its_permit_until_it_ends(
     hive: Hive, bodies: Bodies
 ) -> None:
-    @hive.step(max_concurrency=1, timeout=0.8, max_attempts=3)
+    @hive.step(max_concurrency=1, timeout=60, max_attempts=3)
     def call(number: int) -> int:
         with bodies.active_one() as which:
             if which <= 2:
-                time.sleep(1)
+                wait_until(lambda: failed_attempts(hive) == which)
+                time.sleep(0.2)  # in which another one would be called
         return number
 
     @hive.workflow
     async def build() -> list[int]:
         return list(await asyncio.gather(*map(call, range(3))))
 
-    assert hive.run_sync(build) == [0, 1, 2]
+    assert late_twice(hive, build, bodies) == [0, 1, 2]
     assert (len(bodies.starts), bodies.most) == (5, 1)
+
+
+def failed_attempts(hive: Hive) -> int:
+    """Return how many attempts of the only run have failed."""
+    store = hive._open()
+    (run,) = store.runs()
+    kinds = [entry.kind for entry in store.entries(run.id)]
+    return kinds.count(EntryKind.ATTEMPT_FAILED)
+
+
+def late_twice(hive: Hive, build: Any, bodies: Bodies) -> Any:
+    """Run a workflow, and let the first two bodies of its steps be late."""
+
+    async def scene() -> Any:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, PassingLoop)
+        running = asyncio.create_task(hive.run(build))
+        for number in (1, 2):
+            await until(lambda number=number: len(bodies.starts) == number)  # type: ignore[misc]
+            loop.advance(60)
+        return await running
+
+    with asyncio.Runner(loop_factory=PassingLoop) as runner:
+        return runner.run(scene())
 
 
 def test_a_permit_outlives_the_run_and_the_hive_of_a_thread_that_goes_on(
@@ -113,7 +141,7 @@ def test_a_permit_outlives_the_run_and_the_hive_of_a_thread_that_goes_on(
         def call() -> None:
             with bodies.active_one() as number:
                 if number == 1:
-                    gate.wait(30)
+                    gate.wait(60)
 
         @hive.workflow
         async def build() -> None:
@@ -121,8 +149,20 @@ def test_a_permit_outlives_the_run_and_the_hive_of_a_thread_that_goes_on(
 
         return build
 
-    with Hive(folder, quick_config()) as first, pytest.raises(RunFailedError):
-        first.run_sync(make(first, 0.1))
+    async def late(hive: Hive) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, PassingLoop)
+        running = asyncio.create_task(hive.run(make(hive, 30)))
+        await until(lambda: bodies.active)
+        loop.advance(30)
+        await running
+
+    with (
+        Hive(folder, quick_config()) as first,
+        asyncio.Runner(loop_factory=PassingLoop) as runner,
+        pytest.raises(RunFailedError),
+    ):
+        runner.run(late(first))
     assert permits(folder) == ["semaphore/call/0"]
     with Hive(folder, quick_config()) as second:
         build = make(second, 30)
@@ -167,12 +207,12 @@ def test_a_stopped_run_leaves_its_permit_to_the_thread_that_goes_on(
 def test_an_async_body_that_refuses_to_be_cancelled_keeps_its_permit(
     hive: Hive, bodies: Bodies
 ) -> None:
-    @hive.step(max_concurrency=1, timeout=0.5, max_attempts=2)
+    @hive.step(max_concurrency=1, timeout=60, max_attempts=2)
     async def call(number: int) -> int:
         with bodies.active_one() as which:
             if which <= 2:
                 try:
-                    await asyncio.sleep(10)
+                    await asyncio.Event().wait()
                 except asyncio.CancelledError:
                     await asyncio.sleep(0.2)
         return number
@@ -181,7 +221,7 @@ def test_an_async_body_that_refuses_to_be_cancelled_keeps_its_permit(
     async def build() -> list[int]:
         return list(await asyncio.gather(*map(call, range(2))))
 
-    assert hive.run_sync(build) == [0, 1]
+    assert late_twice(hive, build, bodies) == [0, 1]
     assert (len(bodies.starts), bodies.most) == (4, 1)
 
 
@@ -266,7 +306,7 @@ def test_a_rate_counts_the_call_of_the_body_however_late_it_is(
     hive: Hive, bodies: Bodies, monkeypatch: pytest.MonkeyPatch, *, is_async: bool
 ) -> None:
     """The moment used to be taken before the start was recorded, which may take long."""
-    start, delays = RunStep.start, [0.4, 0.0, 0.3]
+    start, delays = RunStep.start, list[float]()
 
     async def slow(record: RunStep, *given: Any) -> None:
         await asyncio.sleep(delays.pop(0) if delays else 0.0)
@@ -287,11 +327,17 @@ def test_a_rate_counts_the_call_of_the_body_however_late_it_is(
     async def build() -> None:
         await asyncio.gather(*(call() for _ in range(6)))
 
-    hive.run_sync(build, run_id="r")
-    starts = sorted(bodies.starts)
-    assert len(starts) == 6
-    windows = [last - first for first, last in zip(starts, starts[2:], strict=False)]
-    assert min(windows) > 0.5
+    names = iter("rstuv")
+
+    def most() -> int:
+        delays[:] = [0.4, 0.0, 0.3]
+        bodies.starts.clear()
+        hive.run_sync(build, run_id=next(names))
+        assert len(bodies.starts) == 6
+        return most_in_window([(at, at) for at in bodies.starts], 0.5)
+
+    # The best of some tries: a body may look at the clock late.
+    assert least(most, 2.5) <= 2
     assert {len(each.attempts) for each in steps_of(hive, "r")} == {1}
 
 

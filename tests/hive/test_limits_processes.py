@@ -44,9 +44,12 @@ _CHILD = textwrap.dedent("""
     async def work(limit):
         while True:
             entered = await limit.enter(None)
+            # Before it is asked whether it may start: afterwards, this process may be stopped.
+            now = time.clock_gettime(time.CLOCK_BOOTTIME)
             while not entered.is_current():
                 await entered.renew()
-            record("started", time.clock_gettime(time.CLOCK_BOOTTIME))
+                now = time.clock_gettime(time.CLOCK_BOOTTIME)
+            record("started", now)
             await asyncio.sleep(float(seconds))
             record("ended", time.clock_gettime(time.CLOCK_BOOTTIME))
             entered.leave()

@@ -26,14 +26,15 @@ LOGGER = logging.getLogger("tests.hive.own")
 
 
 class Records(logging.Handler):
-    """Collects what is logged."""
+    """Collects what the package and this file log, and not what asyncio says of an earlier test."""
 
     def __init__(self) -> None:
         super().__init__()
         self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
+        if record.name.startswith(("maestro_hive.", LOGGER.name)):
+            self.records.append(record)
 
     def lines(self, least: int = logging.INFO) -> list[str]:
         return [
@@ -55,7 +56,7 @@ def place_of(record: Any) -> tuple[Any, Any, Any]:
 
 @pytest.fixture
 def logged() -> Iterator[Records]:
-    """Collect what all loggers log, from the level INFO on."""
+    """Collect what is logged from the level INFO on."""
     handler, root = Records(), logging.getLogger()
     level = root.level
     root.handlers.insert(0, handler)  # before those that other tests, or pytest, may have left

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from tests.hive.conftest import PassedTime
+
 QUESTIONS = 300
 
 
@@ -256,17 +258,17 @@ def test_a_message_is_recorded_and_removed_in_one_transaction(
 
 
 def test_an_answer_that_came_in_time_is_taken_though_the_run_was_resumed_later(
-    folder: Path,
+    folder: Path, clock: PassedTime
 ) -> None:
     with Hive(folder, quick_config()) as hive:
-        asks = asking(hive, timeout=2.5)
+        asks = asking(hive, timeout=60)
 
         async def first() -> None:
             await leave(await started(hive, asks))
 
         asyncio.run(first())
         hive.answer("r", "approve", "in time")
-        time.sleep(2.6)
+        clock.advance(61)
         for _ in range(3):  # it was a race
             assert hive.run_sync(asks, run_id="r") == ["in time"]
 

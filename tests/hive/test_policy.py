@@ -566,6 +566,7 @@ def test_so_many_personas_work_at_once(workspace: Path) -> None:
         for name in names:
             working[name] += 1
             most[name] = max(most[name], working[name])
+        await until(lambda: most["all"] == 2)
         await asyncio.sleep(0.002)
         for name in names:
             working[name] -= 1

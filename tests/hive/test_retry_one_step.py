@@ -12,6 +12,7 @@ from maestro_hive.engine.config import ExecutionConfig, Level1Config, Level2Conf
 from maestro_hive.hive import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.events import WaitStarted
+from tests.hive.test_waits import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,7 +136,7 @@ def test_a_step_is_retried_while_the_run_waits_for_an_answer(tmp_path: Path) -> 
 
     async def until_waiting() -> None:
         running = asyncio.create_task(hive.run(ask, run_id="r"))
-        await asyncio.sleep(0)
+        await until(lambda: bool(hive.runs()))
         async for event in hive.events("r"):
             if isinstance(event, WaitStarted):
                 break

@@ -11,6 +11,7 @@ import pytest
 
 from maestro_hive import ExecutionConfig, Hive, PersonaExecutor, RunFailedError, current
 from maestro_hive.engine import streams
+from maestro_hive.engine.shared import all_shared
 from maestro_hive.hive import RunInactiveError, StreamChunk, UnknownRunError
 from maestro_hive.hive.dispatching import belongs_to_workers
 from maestro_hive.hive.runs import find_run
@@ -27,7 +28,7 @@ from maestro_hive.maestro.state.stores import open_reader
 from maestro_hive.unified_execution import ExecutionException, StateConfig
 from tests.hive.conftest import quick_config
 from tests.hive.test_waits import status, until
-from tests.timing import least
+from tests.timing import PassingLoop, least
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,12 +218,13 @@ def test_an_outcome_is_recorded_after_all_chunks(
 
 def test_nothing_is_written_after_an_attempt_is_over(hive: Hive) -> None:
     late: list[Exception] = []
-    written, over = threading.Event(), threading.Event()
+    started, written, over = threading.Event(), threading.Event(), threading.Event()
 
-    @hive.step(timeout=1, max_attempts=1)
+    @hive.step(timeout=60, max_attempts=1)
     def slow() -> None:
         context = current()
         context.write("in time")
+        started.set()
         over.wait(30)
         try:
             context.write("late")
@@ -230,8 +232,18 @@ def test_nothing_is_written_after_an_attempt_is_over(hive: Hive) -> None:
             late.append(error)
         written.set()
 
-    with pytest.raises(RunFailedError):
-        hive.run_sync(workflow_of(hive, slow), run_id="r")
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, PassingLoop)
+        running = asyncio.create_task(hive.run(workflow_of(hive, slow), run_id="r"))
+        async with asyncio.timeout(30):
+            while not started.is_set():  # noqa: ASYNC110 - a thread sets it
+                await asyncio.sleep(0.005)
+        loop.advance(60)
+        await running
+
+    with asyncio.Runner(loop_factory=PassingLoop) as runner, pytest.raises(RunFailedError):
+        runner.run(main())
     over.set()
     assert written.wait(30)
     assert "is over, and cannot write to its stream any more" in str(late[0])
@@ -337,6 +349,13 @@ def test_a_cancellation_waits_until_the_stream_and_the_outcome_are_recorded(
         return append_chunks(*args, **kwargs)
 
     monkeypatch.setattr(store, "append_chunks", append_slowly)
+    flushed, is_waited_for = streams.AttemptStream.flushed, asyncio.Event()
+
+    async def wait_for_chunks(stream: streams.AttemptStream) -> None:
+        is_waited_for.set()
+        await flushed(stream)
+
+    monkeypatch.setattr(streams.AttemptStream, "flushed", wait_for_chunks)
 
     @hive.step
     async def draft() -> str:
@@ -349,7 +368,7 @@ def test_a_cancellation_waits_until_the_stream_and_the_outcome_are_recorded(
     async def main() -> None:
         running = await started(hive, job)
         await until(written.is_set)
-        await asyncio.sleep(0.05)  # until the outcome waits for the chunks
+        await is_waited_for.wait()  # the outcome waits for the chunks
         threading.Timer(0.05, go_on.set).start()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -643,7 +662,8 @@ def test_chunks_are_written_soon_again_after_an_error_of_the_thread(
     async def draft() -> None:
         current().write("a")
         await until(failed.is_set)
-        await asyncio.sleep(0.05)  # the thread has ended
+        (writer,) = all_shared(store, streams.StreamWriter)
+        await until(lambda: not writer._is_active)  # the thread has ended
         current().write("b")
         record = find_run(store, "r")
         await until(lambda: store.last_chunk(record.id) == 2)

@@ -22,7 +22,7 @@ from maestro_hive.unified_execution import (
 )
 from tests.hive.conftest import quick_config
 from tests.hive.test_kills import has_printed, printed, program  # noqa: F401 - a fixture
-from tests.hive.test_waits import status
+from tests.hive.test_waits import status, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,6 +128,7 @@ def test_limits_of_a_step_hold_in_its_runs(hive: Hive) -> None:
         nonlocal busy, most
         busy += 1
         most = max(most, busy)
+        await until(lambda: most == 2)
         await asyncio.sleep(0.05)
         busy -= 1
         return number

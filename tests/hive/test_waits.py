@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from tests.hive.conftest import PassedTime
+
 
 class Verdict(Enum):
     YES = "yes"
@@ -57,14 +59,14 @@ async def leave(running: asyncio.Task[Any]) -> None:
         await running
 
 
-def test_a_run_sleeps_once_and_only_for_what_is_left(folder: Path) -> None:
-    started: list[float] = []
+def test_a_run_sleeps_once_and_only_for_what_is_left(folder: Path, clock: PassedTime) -> None:
+    starts: list[str] = []
 
     def sleeper(hive: Hive) -> Callable[..., Awaitable[str]]:
         @hive.workflow
         async def nap() -> str:
-            started.append(time.monotonic())
-            await hive.sleep(2)
+            starts.append("nap")
+            await hive.sleep(3600)
             return "awake"
 
         return nap
@@ -72,22 +74,25 @@ def test_a_run_sleeps_once_and_only_for_what_is_left(folder: Path) -> None:
     async def first() -> None:
         with Hive(folder, quick_config()) as hive:
             running = asyncio.create_task(hive.run(sleeper(hive), run_id="r"))
-            await until(lambda: bool(started))
-            await asyncio.sleep(1.5)
+            await until(lambda: bool(hive.runs()) and bool(read_run(hive._open(), "r").waits))
+            clock.advance(3000)
             await leave(running)
             assert status(hive) == "stopped"
 
     async def second() -> None:
         with Hive(folder, quick_config()) as hive:
             nap = sleeper(hive)
-            assert await hive.run(nap, run_id="r") == "awake"
+            running = asyncio.create_task(hive.run(nap, run_id="r"))
+            await until(lambda: len(starts) == 2)
+            clock.advance(500)
+            await asyncio.sleep(0.1)
+            assert not running.done()
+            clock.advance(100)
+            assert await running == "awake"
             assert await hive.run(nap, run_id="r") == "awake"
 
     asyncio.run(first())
-    again = time.monotonic()
     asyncio.run(second())
-    assert time.monotonic() - again < 1.9
-    assert time.monotonic() - started[0] >= 2
 
 
 def test_sleeps_of_equal_length_are_different_sleeps(hive: Hive) -> None:
@@ -352,10 +357,19 @@ def test_an_answer_that_is_not_waited_for_needs_to_be_called_early(hive: Hive) -
     asyncio.run(main())
 
 
-def test_a_question_that_timed_out_is_asked_again_after_a_retry(hive: Hive) -> None:
-    impatient = ask(hive, timeout=1)
+def test_a_question_that_timed_out_is_asked_again_after_a_retry(
+    hive: Hive, clock: PassedTime
+) -> None:
+    impatient = ask(hive, timeout=60)
+
+    async def unanswered() -> None:
+        running = asyncio.create_task(hive.run(impatient, run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        clock.advance(60)
+        await running
+
     with pytest.raises(RunFailedError, match="in time"):
-        hive.run_sync(impatient, run_id="r")
+        asyncio.run(unanswered())
     hive.retry("r")
 
     async def main() -> Any:

@@ -27,9 +27,7 @@ PROGRAM = textwrap.dedent("""
     log = folder.parent / "log"
     hive = Hive(folder, ExecutionConfig(
         level1=Level1Config(base_delay_seconds=0),
-        level2=Level2Config(
-            base_delay_seconds=0, circuit_breaker_threshold=2, circuit_breaker_cooldown_seconds=1
-        ),
+        level2=Level2Config(base_delay_seconds=0),
     ))
 
     def note(*words):
@@ -89,20 +87,6 @@ PROGRAM = textwrap.dedent("""
         also = await hive.aenqueue(job, name + "-child", 1)
         await once_hanging(name)
         return [handle.run_id, also.run_id]
-
-    @hive.step(breaker="down", max_attempts=1, rounds=1)
-    async def fails():
-        note("fails")
-        if not (folder.parent / "up").exists():
-            raise ConnectionError("down")
-        return "up"
-
-    @hive.workflow
-    async def depends():
-        try:
-            return await fails()
-        except ConnectionError:
-            return "failed"
 
     async def serve(**options):
         options = {"release_after": 0.2, "grace": 0.5, **options}

@@ -139,6 +139,7 @@ class ActiveRun:
             except asyncio.CancelledError:
                 self.stop()
                 await self._wait_for(task)
+                self._look_at_end(task)
                 raise
             finally:
                 await self._stop_leftovers()
@@ -146,6 +147,7 @@ class ActiveRun:
             self._is_stopping = True  # a request to cancel comes too late now
             stop_numbering(self.loop)
         if self.is_suspended:
+            self._look_at_end(task)
             raise self.stop_error or asyncio.CancelledError(f"run {self.run_id!r} was stopped")
         return task.result()
 
@@ -181,6 +183,16 @@ class ActiveRun:
         task = self.loop.create_task(work, context=context, name=f"workflow of run {self.run_id}")
         self.root.watch(task, self.loop)
         return task
+
+    def _look_at_end(self, task: asyncio.Task[Any]) -> None:
+        """Report what a workflow raised while it was stopped, unless that was what ended it."""
+        if not task.done() or task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, WorkflowStopped):
+            message = f"the workflow of run {self.run_id!r} failed while it was stopped"
+            context = {"message": message, "exception": error, "task": task}
+            self.loop.call_exception_handler(context)
 
     async def _wait_for(self, task: asyncio.Task[Any]) -> None:
         for _ in range(_CANCELLATIONS):
