@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ import pytest
 from maestro_hive import BudgetExceeded, Hive
 from maestro_hive.maestro.state.records import EntryKind
 from tests.crash.budget_program import BANKRUPT, LIMIT, PARTS, STEPS, TOKENS, program
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,33 +20,29 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.store import Reader
 
 ROOT = Path(__file__).parents[2]
-PROCESSES, KILLED = 20, 5
+PROCESSES, FEWER, KILLED = 20, 8, 2
 ACCOUNT = "persona:spender"
+PROGRAM = "import sys; from tests.crash.budget_program import main; sys.exit(main())"
 SECONDS = 240.0
 
 
 class Spenders:
     """Processes that wait at a barrier, each with a run of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
+        #: As much for each of them, so that none gets to the end of its run.
+        self.limit = LIMIT * count // PROCESSES
+        with Hive(folder) as hive:
+            hive.budget.set_limit(self.limit, persona="spender")
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.budget_program", str(folder), f"run-{each}"],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for each in range(PROCESSES)
+            PythonProcess(PROGRAM, folder, f"run-{each}", cwd=ROOT) for each in range(count)
         ]
 
     def release(self) -> None:
         """Wait until all of them are at the barrier, and release them."""
         for each in self.processes:
-            assert each.stdout is not None
             assert each.stdout.readline() == "ready\n"
         for each in self.processes:
-            assert each.stdin is not None
             each.stdin.write("go\n")
             each.stdin.flush()
 
@@ -68,24 +63,20 @@ class Spenders:
     def close(self) -> None:
         """End those that are left."""
         for each in self.processes:
-            if each.poll() is None:
-                each.kill()
-            each.wait()
-            for stream in (each.stdin, each.stdout):
-                if stream is not None:
-                    stream.close()
+            each.kill()
+            with each:
+                pass
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with Hive(tmp_path / "state") as hive:
-        hive.budget.set_limit(LIMIT, persona="spender")
     return tmp_path / "state"
 
 
 @pytest.fixture
-def spenders(folder: Path) -> Iterator[Spenders]:
-    made = Spenders(folder)
+def spenders(folder: Path, request: pytest.FixtureRequest) -> Iterator[Spenders]:
+    """As many processes as the parameter says."""
+    made = Spenders(folder, request.param)
     yield made
     made.close()
 
@@ -99,33 +90,34 @@ def completed(reader: Reader) -> int:
     )
 
 
-def finish(hive: Hive) -> None:
-    """Resume all runs with a budget that is enough, and check every total."""
+def finish(hive: Hive, count: int) -> None:
+    """Resume so many runs with a budget that is enough for all, and check every total."""
     whole, steps = program(hive), PARTS * STEPS
-    everything = PROCESSES * steps * TOKENS
+    everything = count * steps * TOKENS
     hive.budget.raise_limit(everything, persona="spender")
 
     async def resume() -> list[Any]:
-        runs = (hive.run(whole, run_id=f"run-{each}") for each in range(PROCESSES))
+        runs = (hive.run(whole, run_id=f"run-{each}") for each in range(count))
         return list(await asyncio.gather(*runs))
 
-    assert asyncio.run(resume()) == [steps] * PROCESSES
+    assert asyncio.run(resume()) == [steps] * count
     store = hive._open()
-    assert completed(store) == PROCESSES * steps, "no completed step was made twice"
+    assert completed(store) == count * steps, "no completed step was made twice"
     account = store.account(ACCOUNT)
     assert (account.tokens, account.reserved_tokens, account.in_flight) == (everything, 0, 0)
     roots = [each for each in hive.budget.spent("run") if "." not in each.name]
-    assert [each.tokens for each in roots] == [steps * TOKENS] * PROCESSES
+    assert [each.tokens for each in roots] == [steps * TOKENS] * count
     children = [each.tokens for each in hive.budget.spent("run") if "." in each.name]
-    assert children == [STEPS * TOKENS] * PROCESSES * PARTS
+    assert children == [STEPS * TOKENS] * count * PARTS
     (day,) = hive.budget.spent("day")
     (cost,) = store.accounts("workflow")
     assert day.tokens == cost.tokens == everything
-    assert (cost.name, cost.calls) == ("part", PROCESSES * steps)
+    assert (cost.name, cost.calls) == ("part", count * steps)
     assert store.check() == []
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("spenders", [PROCESSES], indirect=True, ids=str)
 def test_twenty_processes_never_spend_more_than_their_budget(
     folder: Path, spenders: Spenders
 ) -> None:
@@ -142,34 +134,35 @@ def test_twenty_processes_never_spend_more_than_their_budget(
         with pytest.raises(BudgetExceeded, match="994 tokens of 1,000 tokens"):
             hive.run_sync(program(hive), run_id="run-0")
     with Hive(folder) as hive:
-        finish(hive)
+        finish(hive, PROCESSES)
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("spenders", [FEWER], indirect=True, ids=str)
 def test_what_killed_processes_had_reserved_counts_until_it_is_released(
     folder: Path, spenders: Spenders
 ) -> None:
     with Hive(folder) as hive:
-        store = hive._open()
+        store, limit = hive._open(), spenders.limit
         spenders.release()
-        seen = spenders.watch(store, until=LIMIT // 3)
+        seen = spenders.watch(store, until=limit // 3)
         for each in spenders.processes[:KILLED]:
             each.kill()
         seen += spenders.watch(store)
-        assert max(seen) <= LIMIT
+        assert max(seen) <= limit
         codes = [each.returncode for each in spenders.processes]
-        assert codes == [-9] * KILLED + [BANKRUPT] * (PROCESSES - KILLED)
+        assert codes == [-9] * KILLED + [BANKRUPT] * (FEWER - KILLED)
         store.recover_reservations()
         account = store.account(ACCOUNT)
         lost = [each for each in store.reservations() if each.lost]
         assert account.tokens == completed(store) * TOKENS
         assert account.reserved_tokens == len(lost) * TOKENS
         assert account.in_flight == 0
-        assert LIMIT - TOKENS < account.tokens + account.reserved_tokens <= LIMIT
+        assert limit - TOKENS < account.tokens + account.reserved_tokens <= limit
         assert store.check() == []
         if lost:
             with pytest.raises(BudgetExceeded, match="maestro budget release"):
-                hive.run_sync(program(hive), run_id=f"run-{PROCESSES - 1}")
+                hive.run_sync(program(hive), run_id=f"run-{FEWER - 1}")
         assert hive.budget.release() == len(lost)
     with Hive(folder) as hive:
-        finish(hive)
+        finish(hive, FEWER)

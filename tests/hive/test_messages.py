@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-QUESTIONS = 300
+QUESTIONS = 100
 
 
 @dataclasses.dataclass

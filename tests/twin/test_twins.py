@@ -78,9 +78,9 @@ def differing(reports: list[Report]) -> str:
 
 
 def test_killed_or_not_it_is_the_same_run(tmp_path: Path) -> None:
-    reports = run_all(few(8, 2030), tmp_path, lanes=_LANES)
+    reports = run_all(few(4, 2030), tmp_path, lanes=_LANES)
     assert not differing(reports)
-    assert sum(each.landed["in a step"] for each in reports) >= 4
+    assert sum(each.landed["in a step"] for each in reports) >= 2
 
 
 def test_enqueued_and_executed_by_workers_it_is_the_same_run(tmp_path: Path) -> None:

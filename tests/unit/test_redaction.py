@@ -19,6 +19,7 @@ import maestro_hive
 from maestro_hive.kernel import redaction
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.redaction import mark_secret, redact_text, redact_value
+from maestro_hive.kernel.secret_shapes import SHORTEST_SHAPED
 from tests.planted_secrets import MARKED, SHAPED, SURROUNDED, VARIABLE, VARIABLE_VALUE, encoded
 
 if TYPE_CHECKING:
@@ -79,6 +80,23 @@ def test_a_private_key_whose_end_was_cut_off_is_removed_with_its_lines() -> None
 def test_a_password_in_an_address_is_removed_and_the_rest_is_readable() -> None:
     text = "cannot reach https" + "://ada:l0velace@example.com/path?q=1"
     assert redact_text(text) == "cannot reach https://ada:[redacted]@example.com/path?q=1"
+
+
+def test_a_short_text_is_searched_as_a_long_one_is() -> None:
+    mark_secret("k3y!")
+    mark_secret("k3y!k3y!")
+    texts = [*SHAPED.values(), *(text for text, _ in SURROUNDED.values())]
+    texts += ["xoxb-1234567890", "a://b:c1@d", "is k3y! it", "k3y%21", "azN5IWszeSE=", "%6B3y%21"]
+    length = SHORTEST_SHAPED
+    pieces = {
+        text[at : at + size] for text in texts for at in range(90) for size in (10, length - 1)
+    }
+    for piece in pieces | {text for text in texts if len(text) < length}:
+        more = " ?" * length
+        assert redact_text(piece + more) == redact_text(piece) + more
+    assert redact_text("a://b:c1@d") == "a://b:[redacted]@d"
+    assert [redact_text(text) for text in texts[-4:-2]] == ["is [redacted] it", "[redacted]"]
+    assert redact_text(texts[-2]) == "[redacted]"
 
 
 def test_what_documents_write_for_a_password_stays() -> None:

@@ -20,6 +20,7 @@ from urllib.parse import quote_plus, unquote, unquote_to_bytes
 
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.secret_shapes import (
+    SHORTEST_SHAPED,
     is_ordinary,
     is_secret_name,
     shaped_secrets,
@@ -203,7 +204,7 @@ def redact_text(text: str, also: tuple[str, ...] = ()) -> str:
     for value in also:
         if len(value) >= _SHORTEST_MARKED and not is_ordinary(value):
             needles += tuple(_needles_of(value, None))
-    found = _merged(_secrets_in(text, needles, _DEPTH))
+    found = [] if _is_harmless(text, needles) else _merged(_secrets_in(text, needles, _DEPTH))
     if not found:
         return text
     parts, end = [], 0
@@ -211,6 +212,16 @@ def redact_text(text: str, also: tuple[str, ...] = ()) -> str:
         parts += [text[end : secret.start], _label(secret.name)]
         end = secret.end
     return "".join([*parts, text[end:]])
+
+
+def _is_harmless(text: str, needles: tuple[_Needle, ...]) -> bool:
+    """Return whether a short text, such as a key of a dict, has no secret: a quick question.
+
+    All shapes are longer, but for the password in an address; what is encoded is longer or has codes.
+    """
+    if len(text) >= SHORTEST_SHAPED or "://" in text or "%" in text:
+        return False
+    return not any(needle.text in text for needle in needles)
 
 
 def _label(name: str | None) -> str:

@@ -143,8 +143,10 @@ _NEAR = 120
 
 _HEX = frozenset("0123456789abcdefABCDEF")
 
+#: A shorter text has nothing in the shape of a secret, but for a password in an address.
+SHORTEST_SHAPED = 15
 #: The shortest run of characters of a key that one of ``_PREFIXED`` matches, and what it is found by.
-_RUN = b"a" * 15
+_RUN = b"a" * SHORTEST_SHAPED
 #: How many characters before a run its patterns look at.
 _CONTEXT = 8
 _TOKEN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.+/=~")
