@@ -10,10 +10,10 @@ from faults.strace import ROOT
 
 
 def test_mutated_copies_raise_only_our_errors_and_harm_no_other_run() -> None:
-    line = [sys.executable, "-m", "faults.hostile_copies", "--count", "40", "--seed", "1", "--json"]
+    line = [sys.executable, "-m", "faults.hostile_copies", "--count", "20", "--seed", "1", "--json"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
     found = json.loads(done.stdout)
     assert found["wrong"] == []
-    assert found["tried"] == 40
-    assert found["refused"] > 20
-    assert found["accepted"] > 5
+    assert found["tried"] == 20
+    assert found["refused"] > 10
+    assert found["accepted"] > 2
