@@ -30,6 +30,11 @@ demo: venv  ## kill a run with kill -9, and resume it
 
 # What measures the wall clock runs alone, after the others. Arguments may select tests of only one of
 # the two, and pytest ends with 5 where it selected none: that is an error if it is so for both.
+# Where Python may write no bytecode, it goes to build: otherwise every process compiles it again.
+ifneq ($(PYTHONDONTWRITEBYTECODE),)
+test: export PYTHONDONTWRITEBYTECODE :=
+test: export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
+endif
 test: venv  ## run the tests
 	@$(BIN)/pytest tests .mahabharatha/tests $(PARALLEL) $(ARGS) -m 'not timing'; first=$$?; \
 	if [ $$first -ne 0 ] && [ $$first -ne 5 ]; then exit $$first; fi; \

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ import pytest
 from maestro_hive import BudgetExceeded, Hive
 from maestro_hive.maestro.state.records import EntryKind
 from tests.crash.budget_program import BANKRUPT, LIMIT, PARTS, STEPS, TOKENS, program
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PROCESSES, KILLED = 20, 5
 ACCOUNT = "persona:spender"
+PROGRAM = "import sys; from tests.crash.budget_program import main; sys.exit(main())"
 SECONDS = 240.0
 
 
@@ -30,15 +30,10 @@ class Spenders:
     """Processes that wait at a barrier, each with a run of its own; the first ones may hang."""
 
     def __init__(self, folder: Path, hanging: int = 0) -> None:
-        program = [sys.executable, "-m", "tests.crash.budget_program", str(folder)]
         self.processes = [
-            subprocess.Popen(
-                # Each in another call, so that they have spent something, or reserved it only.
-                [*program, f"run-{each}", *([str(each + 1)] if each < hanging else [])],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+            # Each in another call, so that they have spent something, or reserved it only.
+            PythonProcess(
+                PROGRAM, folder, f"run-{each}", *([each + 1] if each < hanging else []), cwd=ROOT
             )
             for each in range(PROCESSES)
         ]
@@ -73,22 +68,17 @@ class Spenders:
     def close(self) -> None:
         """End those that are left."""
         for each in self.processes:
-            if each.poll() is None:
-                each.kill()
-            each.wait()
-            for stream in (each.stdin, each.stdout):
-                if stream is not None:
-                    stream.close()
+            each.kill()
+            with each:
+                pass
 
 
-def _wait_for(process: subprocess.Popen[str], word: str) -> None:
-    assert process.stdout is not None
+def _wait_for(process: PythonProcess, word: str) -> None:
     assert process.stdout.readline() == f"{word}\n"
 
 
-def _go(processes: list[subprocess.Popen[str]]) -> None:
+def _go(processes: list[PythonProcess]) -> None:
     for each in processes:
-        assert each.stdin is not None
         each.stdin.write("go\n")
         each.stdin.flush()
 

@@ -124,14 +124,11 @@ def test_the_demonstration_shows_that_nothing_is_done_twice() -> None:
     assert "maestro show demo" in printed
 
 
-@pytest.mark.parametrize("altered", [False, True])
-def test_the_storage_format_page_can_check_a_document(tmp_path: Path, *, altered: bool) -> None:
+def test_the_storage_format_page_can_check_a_document(tmp_path: Path) -> None:
     program = readme_program(tmp_path)
     run(program, ends=-signal.SIGKILL)
     run(program)
     document = tmp_path / "state" / "runs" / "checkout-42" / "execution_state.json"
-    if altered:
-        document.write_bytes(document.read_bytes().replace(b"payment", b"paymemt", 1))
     page = (ROOT / "docs" / "storage-format.md").read_text()
     script = re.search(
         r"<<'EOF'\n(.*?)^EOF$", block(page, "sh", "hashlib"), re.DOTALL | re.MULTILINE
@@ -139,9 +136,11 @@ def test_the_storage_format_page_can_check_a_document(tmp_path: Path, *, altered
     assert script is not None
     checker = tmp_path / "check.py"
     checker.write_text(script.group(1))
-    verdict, _, rest = run(checker, str(document)).partition("\n")
-    assert verdict == ("DAMAGED" if altered else "sound")
-    assert '"workflow_id": "checkout-42"' in rest
+    for expected in ("sound", "DAMAGED"):
+        verdict, _, rest = run(checker, str(document)).partition("\n")
+        assert verdict == expected
+        assert '"workflow_id": "checkout-42"' in rest
+        document.write_bytes(document.read_bytes().replace(b"payment", b"paymemt", 1))
 
 
 def test_links_in_the_documents_have_a_target() -> None:

@@ -420,7 +420,7 @@ def test_what_was_recorded_before_a_kill_is_not_called_again(
 ) -> None:
     first = Life(tmp_path / "first", 1)
     run_on(kind, first.run(body, killed_in=["equal"]))
-    for folder in first.copies[:-1:3]:
+    for folder in first.copies[:-1:5]:
         again = Life(folder, 2)
         found, log = run_on(kind, again.run(body))
         seen = [value for _, *values in found for value in values]
@@ -566,9 +566,9 @@ async def many_runs(folder: Path, life: Life, count: int) -> Any:
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
 def test_many_runs_at_once_each_have_their_order(tmp_path: Path, kind: str) -> None:
     first = Life(tmp_path / "first", 1)
-    expected = run_on(kind, many_runs(first.folder, first, 64))
+    expected = run_on(kind, many_runs(first.folder, first, 24))
     again = Life(first.copies[0], 2)
-    assert run_on(kind, many_runs(again.folder, again, 64)) == expected
+    assert run_on(kind, many_runs(again.folder, again, 24)) == expected
     assert again.calls == []
 
 
@@ -662,41 +662,35 @@ print(json.dumps(asyncio.run(main())))
 """
 
 
+def as_completed(folder: Path, given: str, life: int, seed: int) -> list[str]:
+    """Execute the program; a set of texts has another order with each seed, which Python starts with."""
+    done = subprocess.run(
+        [sys.executable, "-c", AS_COMPLETED, str(folder), given, str(life)],
+        env={**os.environ, "PYTHONHASHSEED": str(seed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (0 if life == 9 else 9), done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.mark.parametrize("given", ["list", "set"])
 def test_coroutines_that_as_completed_was_given_get_their_own_results_again(
     tmp_path: Path, given: str
 ) -> None:
-    results: list[Any] = []
     calls = 0
-    for life in (1, 2, 3, 9):
-        if life == 9:
-            copy_live(tmp_path / "state", tmp_path / "copy")
-        done = subprocess.run(
-            [sys.executable, "-c", AS_COMPLETED, str(tmp_path / "state"), given, str(life)],
-            env={**os.environ, "PYTHONHASHSEED": str(life)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        lines = done.stdout.splitlines()
-        calls += lines.count("call")
-        assert done.returncode == (0 if life == 9 else 9), done.stderr
-        if life == 9:
-            results.append(lines[-1])
-    # In each of the first three, the calls that were in flight are made again.
-    assert 80 <= calls <= 80 + 3 * 41
-    found = json.loads(results[0])
+    for life in (1, 2):
+        calls += as_completed(tmp_path / "state", given, life, life).count("call")
+    copy_live(tmp_path / "state", tmp_path / "copy")
+    *last, result = as_completed(tmp_path / "state", given, 9, 9)
+    # In each of the first two, the calls that were in flight are made again.
+    assert 80 <= calls + last.count("call") <= 80 + 2 * 41
+    found = json.loads(result)
     values = [value for _, *each in found for value in each]
     assert len(set(values)) == 80
-    again = subprocess.run(
-        [sys.executable, "-c", AS_COMPLETED, str(tmp_path / "copy"), given, "9"],
-        env={**os.environ, "PYTHONHASHSEED": "77"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     recorded = {number: each for number, *each in found}
-    for number, *each in json.loads(again.stdout.splitlines()[-1]):
+    for number, *each in json.loads(as_completed(tmp_path / "copy", given, 9, 77)[-1]):
         # What was recorded before the copy is at its place.
         for old, new in zip(recorded[number], each, strict=True):
             assert old == new or old.startswith("9.")
@@ -858,8 +852,8 @@ def calls_for_branches(folder: Path, count: int, kind: str) -> int:
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
 def test_many_branches_take_time_in_proportion(tmp_path: Path, kind: str) -> None:
-    few = calls_for_branches(tmp_path / "few", 250, kind)
-    many = calls_for_branches(tmp_path / "many", 1_000, kind)
+    few = calls_for_branches(tmp_path / "few", 100, kind)
+    many = calls_for_branches(tmp_path / "many", 400, kind)
     assert many < 4 * few * 1.5
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.hive.conftest import PassedTime
 
-QUESTIONS = 300
+QUESTIONS = 100
 
 
 @dataclasses.dataclass

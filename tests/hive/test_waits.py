@@ -308,19 +308,19 @@ def test_many_waits_hold_no_thread(hive: Hive) -> None:
 
     @hive.workflow
     async def many() -> list[Any]:
-        return await asyncio.gather(*(hive.wait_for(f"q{number}") for number in range(200)))
+        return await asyncio.gather(*(hive.wait_for(f"q{number}") for number in range(60)))
 
     async def main() -> list[Any]:
         running = asyncio.create_task(hive.run(many, run_id="r"))
         await until(lambda: status(hive) == "waiting")
-        await until(lambda: len(open_waits(read_run(hive._open(), "r"))) == 200)
+        await until(lambda: len(open_waits(read_run(hive._open(), "r"))) == 60)
         await asyncio.sleep(0.3)
         assert threading.active_count() < before + 20
-        for number in range(200):
+        for number in range(60):
             hive.answer("r", f"q{number}", number)
         return await running
 
-    assert asyncio.run(main()) == list(range(200))
+    assert asyncio.run(main()) == list(range(60))
 
 
 # --- one question, one answer --------------------------------------------------------------------------

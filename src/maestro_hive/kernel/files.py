@@ -580,15 +580,15 @@ def refuse_shared_folder(folder: Path, mountinfo: str | None = None) -> None:
     for parent in _upwards(folder):
         program = _SYNC_PARENTS.get(parent.name) if "Library" in parent.parts else None
         for marker, name in _SYNC_MARKERS.items():
-            if _is_marked(parent / marker):
+            if _is_marked(f"{parent}/{marker}"):
                 program = name
         if program:
             reason = f"is synchronised by {program} (at {parent}), which would copy half a journal"
             raise FolderError(folder, f"{reason}; choose a folder outside it")
 
 
-def _is_marked(marker: Path) -> bool:
-    if marker.name == ".dropbox":  # a folder of this name holds the settings, in the user's home
+def _is_marked(marker: str) -> bool:
+    if marker.endswith("/.dropbox"):  # a folder of this name holds the settings, in the user's home
         return os.path.isfile(marker)  # noqa: PTH113 - Path's versions raise the error of the disk
     return os.path.exists(marker)  # noqa: PTH110
 

@@ -686,7 +686,7 @@ def test_a_tree_has_a_bounded_size(letter: str) -> None:
         error.__cause__ = make(depth - 1)
         return ExceptionGroup(letter * 9_000, [make(depth - 1), error])
 
-    error = make(4)
+    error = make(2)
     tree = error_tree(error)
     assert size(tree) <= MAX_BYTES
     assert tree == error_tree(error)

@@ -16,7 +16,7 @@ from maestro_hive.maestro.state.codec import MAX_BYTES, encode
 from maestro_hive.maestro.state.deltas import Copy, Instruction, Pieces, difference
 from tests.timing import cpu_seconds
 
-QUICK = settings(max_examples=200, deadline=None)
+QUICK = settings(max_examples=100, deadline=None)
 
 
 def rebuild(size: int, links: list[list[Instruction]], whole: bytes) -> bytes:

@@ -188,7 +188,7 @@ STATES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(state=STATES)
 def test_every_state_comes_back_as_it_was(
     tmp_path_factory: pytest.TempPathFactory, state: ExecutionState

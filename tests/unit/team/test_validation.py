@@ -311,7 +311,7 @@ def _unmodified_validator() -> Draft7Validator:
 UNMODIFIED = _unmodified_validator()
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(nearly_valid() | JSON)
 def test_the_verdict_is_that_of_unmodified_jsonschema(data: Any) -> None:
     expected = {

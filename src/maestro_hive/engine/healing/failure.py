@@ -10,6 +10,7 @@ import traceback
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 #: How much of an error is told.
 _MAX_MESSAGE = 2_000
 _MAX_TRACE = 8_000
+#: Deeper than calls can be: an error that is raised again and again has a frame for each time.
+_MAX_FRAMES = 2_000
 _MAX_LINE = 500
 #: How many digits of a digest are a fingerprint.
 _HASH_DIGITS = 16
@@ -381,6 +384,7 @@ def _place(error: BaseException) -> tuple[str | None, int | None, str | None]:
     return path, line, function
 
 
+@lru_cache(maxsize=1_000)  # asked for every frame of every error
 def is_library(path: str) -> bool:
     """Return whether a file is one of Python or of an installed package."""
     parts = Path(path).parts
@@ -393,7 +397,8 @@ def is_library(path: str) -> bool:
 
 def _trace(error: BaseException) -> str:
     try:
-        return cut_start("".join(traceback.format_exception(error)), _MAX_TRACE)
+        lines = traceback.format_exception(error, limit=-_MAX_FRAMES)
+        return cut_start("".join(lines), _MAX_TRACE)
     except Exception:  # noqa: BLE001 - an error of the user's making
         return text_of(error)
 

@@ -7,6 +7,7 @@ each read.
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,14 @@ def _reserve(db: apsw.Connection, value: int) -> int:
 # --- formats ---
 
 
-def migrations() -> list[Path]:
+def migrations() -> tuple[Path, ...]:
     """Return the migration files in order."""
-    return sorted(_MIGRATIONS.glob("[0-9][0-9][0-9][0-9]_*.sql"))
+    return _migrations_in(_MIGRATIONS)
+
+
+@cache  # asked for several times whenever a journal is opened
+def _migrations_in(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted(folder.glob("[0-9][0-9][0-9][0-9]_*.sql")))
 
 
 def newest_format() -> int:
