@@ -154,6 +154,21 @@ def test_sync_makes_the_ticket_and_takes_its_answer(
     assert resumed(folder) == "deployed 3"
 
 
+def test_a_ticket_that_was_deleted_is_named_and_its_run_still_waits(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets = FileTickets(tmp_path / "tickets.json")
+    monkeypatch.setattr("maestro_hive.cli.escalations.chosen_system", lambda _: tickets)
+    maestro("--store", folder, "escalations", "sync")
+    tickets.delete("MD-1")
+    maestro("--store", folder, "escalations", "sync")
+    done = maestro("--store", folder, "escalations", "sync")
+    (found,) = listed(folder)
+    problem = f"ticket MD-1 is gone: there is no MD-1; answer it by maestro answer {found['id']}"
+    assert (found["status"], found["problem"]) == ("waiting", problem)
+    assert done.stderr.count("MD-1 is gone") == 1, "it is warned of once, and listed"
+
+
 def test_purging_a_run_deletes_its_escalations(folder: Path) -> None:
     maestro("--store", folder, "cancel", "r", "--yes")
     done = maestro("--store", folder, "purge", "r", "--yes")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine import outbox
 from maestro_hive.engine.outbox import ESCALATIONS, StoredEscalation, found_escalation
+from maestro_hive.engine.tickets import TicketMissingError
 from maestro_hive.hive.errors import AlreadyAnsweredError, UnknownRunError
 from maestro_hive.hive.escalating import FEEDBACK, GIVE_UP, RESULT, Reply
 from maestro_hive.hive.inbox import Answer, Inbox, Messages, check_text
@@ -257,6 +258,10 @@ async def sync_one(delivery: Delivery, record: StoredEscalation) -> bool:
             return await _sync(delivery, record)
     except RunLeasedError:
         return False  # another process does
+    except TicketMissingError as error:
+        gone = f"ticket {record.ticket} is gone: {error}; answer it by maestro answer {record.id}"
+        await _note_problem(delivery, record, gone)
+        return False
     except Exception as error:  # noqa: BLE001 - the user's own client
         logger.warning("ticket %s of escalation %s: %s", record.ticket, record.id, error)
         return False
@@ -290,13 +295,19 @@ async def _sync(delivery: Delivery, record: StoredEscalation) -> bool:
             problem = f"the comment on {key} is not taken: {error}"
         else:
             return True
+    await _note_problem(delivery, record, problem)
+    return False
+
+
+async def _note_problem(delivery: Delivery, record: StoredEscalation, problem: str) -> None:
+    """Record why an escalation still waits; it is logged once."""
     if problem != record.problem:
         logger.warning("escalation %s still waits: %s", record.id, problem)
-        noted = problem
         await delivery.in_store(
-            lambda: outbox.update(store, record.id, lambda each: replace(each, problem=noted))
+            lambda: outbox.update(
+                delivery.store, record.id, lambda each: replace(each, problem=problem)
+            )
         )
-    return False
 
 
 def _answers(
