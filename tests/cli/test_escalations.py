@@ -174,5 +174,22 @@ def test_purging_a_run_deletes_its_escalations(folder: Path) -> None:
     done = maestro("--store", folder, "purge", "r", "--yes")
     assert done.returncode == 0
     assert listed(folder) == []
+    assert "ticket" not in done.stderr
     with Hive(folder, quick_config()) as hive:
         assert hive._open().documents("escalations") == []
+
+
+def test_a_purge_says_which_tickets_nobody_will_comment_on_any_more(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets = FileTickets(tmp_path / "tickets.json")
+    monkeypatch.setattr("maestro_hive.cli.escalations.chosen_system", lambda _: tickets)
+    maestro("--store", folder, "escalations", "sync")
+    done = maestro("--store", folder, "purge", "r", "--yes")
+    assert (done.returncode, done.stdout) == (0, "run 'r' is purged, with 2 copies\n")
+    (told,) = done.stderr.splitlines()[1:]
+    assert told == (
+        "maestro: ticket MD-1 (file) is about a step of run 'r', and is not told that the run was"
+        " purged: close it yourself"
+    )
+    assert listed(folder) == []
