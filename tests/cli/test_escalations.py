@@ -134,6 +134,27 @@ def test_an_unknown_escalation_and_a_second_answer_are_refused(folder: Path) -> 
         assert "if there was one, its run has gone on" in complaint(done, 2)
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["use the mirror"], "kim answered: use the mirror"),
+        (["--result", "7"], "kim gave the result 7"),
+        (["--give-up"], "kim gave up"),
+        (["nobody knows", "--give-up"], "kim gave up: nobody knows"),
+    ],
+)
+def test_who_answers_second_is_told_what_was_said(
+    folder: Path, words: list[str], said: str
+) -> None:
+    (found,) = listed(folder)
+    maestro("--store", folder, "answer", found["id"], *words, "--by", "kim")
+    done = maestro("--store", folder, "answer", found["id"], "--result", "8")
+    expected = (
+        f"escalation {found['id']} of run 'r' has its answer already: {said}; this one is not"
+    )
+    assert expected in complaint(done, 2)
+
+
 def test_sync_makes_the_ticket_and_takes_its_answer(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,11 +230,10 @@ def _check_open(
     run_id, identity = str(record.run_id), bytes.fromhex(record.question)
     waiting, ended = messages.to(identity), state.answers.get(identity)
     if waiting is not None:
-        raise AlreadyAnsweredError(run_id, record.step, record.id, waiting.value, waiting.by)
+        raise _answered(record, Reply.of(waiting.value, waiting.by))
     if ended is not None and facts_of(ended).get("how") == "answered":
         by = facts_of(ended).get("by")
-        reply = Reply.read(store.load(ended), by)
-        raise AlreadyAnsweredError(run_id, record.step, record.id, {reply.kind: reply.value}, by)
+        raise _answered(record, Reply.read(store.load(ended), by))
     if state.ended is not None:
         raise ConfigurationError(
             f"run {run_id!r} has ended ({run_status(state)}), and takes no answer"
@@ -244,6 +243,12 @@ def _check_open(
             f"run {run_id!r} does not wait for escalation {record.id} any more: it was retried, or its"
             " workflow cancelled the step"
         )
+
+
+def _answered(record: StoredEscalation, reply: Reply) -> AlreadyAnsweredError:
+    given = {reply.kind: reply.value}
+    run_id, said = str(record.run_id), reply.in_words
+    return AlreadyAnsweredError(run_id, record.step, record.id, given, reply.by, said)
 
 
 # --- answers on tickets ---------------------------------------------------------------------------
