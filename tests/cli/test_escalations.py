@@ -134,6 +134,27 @@ def test_an_unknown_escalation_and_a_second_answer_are_refused(folder: Path) -> 
         assert "if there was one, its run has gone on" in complaint(done, 2)
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["use the mirror"], "kim answered: use the mirror"),
+        (["--result", "7"], "kim gave the result 7"),
+        (["--give-up"], "kim gave up"),
+        (["nobody knows", "--give-up"], "kim gave up: nobody knows"),
+    ],
+)
+def test_who_answers_second_is_told_what_was_said(
+    folder: Path, words: list[str], said: str
+) -> None:
+    (found,) = listed(folder)
+    maestro("--store", folder, "answer", found["id"], *words, "--by", "kim")
+    done = maestro("--store", folder, "answer", found["id"], "--result", "8")
+    expected = (
+        f"escalation {found['id']} of run 'r' has its answer already: {said}; this one is not"
+    )
+    assert expected in complaint(done, 2)
+
+
 def test_sync_makes_the_ticket_and_takes_its_answer(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,10 +175,42 @@ def test_sync_makes_the_ticket_and_takes_its_answer(
     assert resumed(folder) == "deployed 3"
 
 
+def test_a_ticket_that_was_deleted_is_named_and_its_run_still_waits(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets = FileTickets(tmp_path / "tickets.json")
+    monkeypatch.setattr("maestro_hive.cli.escalations.chosen_system", lambda _: tickets)
+    maestro("--store", folder, "escalations", "sync")
+    tickets.delete("MD-1")
+    maestro("--store", folder, "escalations", "sync")
+    done = maestro("--store", folder, "escalations", "sync")
+    (found,) = listed(folder)
+    problem = f"ticket MD-1 is gone: there is no MD-1; answer it by maestro answer {found['id']}"
+    assert (found["status"], found["problem"]) == ("waiting", problem)
+    assert done.stderr.count("MD-1 is gone") == 1, "it is warned of once, and listed"
+
+
 def test_purging_a_run_deletes_its_escalations(folder: Path) -> None:
     maestro("--store", folder, "cancel", "r", "--yes")
     done = maestro("--store", folder, "purge", "r", "--yes")
     assert done.returncode == 0
     assert listed(folder) == []
+    assert "ticket" not in done.stderr
     with Hive(folder, quick_config()) as hive:
         assert hive._open().documents("escalations") == []
+
+
+def test_a_purge_says_which_tickets_nobody_will_comment_on_any_more(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets = FileTickets(tmp_path / "tickets.json")
+    monkeypatch.setattr("maestro_hive.cli.escalations.chosen_system", lambda _: tickets)
+    maestro("--store", folder, "escalations", "sync")
+    done = maestro("--store", folder, "purge", "r", "--yes")
+    assert (done.returncode, done.stdout) == (0, "run 'r' is purged, with 2 copies\n")
+    (told,) = done.stderr.splitlines()[1:]
+    assert told == (
+        "maestro: ticket MD-1 (file) is about a step of run 'r', and is not told that the run was"
+        " purged: close it yourself"
+    )
+    assert listed(folder) == []

@@ -14,6 +14,7 @@ import pytest
 from maestro_hive import Hive, RunFailedError, current
 from tests.cli.processes import complaint, in_terminal, maestro, start_maestro
 from tests.hive.conftest import quick_config
+from tests.planted_secrets import SHAPED, fragments
 from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
@@ -120,6 +121,29 @@ def test_bytes_are_printed_as_text_where_they_are_one(tmp_path: Path, hive: Hive
     assert first["data"] == {"$": "bytes", "v": "4g=="}
 
 
+SECRET = SHAPED["github"]
+
+
+@pytest.mark.parametrize("words", [[], ["--json"], ["draft"], ["draft", "--json"]])
+def test_a_secret_in_two_chunks_is_not_printed(
+    tmp_path: Path, hive: Hive, words: list[str]
+) -> None:
+    half = len(SECRET) // 2
+    written(hive, "the key ", "is " + SECRET[:half], SECRET[half:], " or so", ".")
+    done = logs(tmp_path, *words)
+    assert not [part for part in fragments(SECRET) if part in done.stdout]
+    assert SECRET[half:] not in done.stdout
+    kept = logs(tmp_path, *words, "--with-values").stdout
+    if "--json" in words:
+        data = [each["data"] for each in objects(done.stdout)]
+        assert (data[0], len(data), data[-1]) == ("the key ", 5, ".")
+        assert "".join(data).startswith("the key is [redacted")
+        assert [each["data"] for each in objects(kept)][2] == SECRET[half:]
+    else:
+        assert "the key is [redacted" in done.stdout
+        assert f"the key is {SECRET} or so." in kept
+
+
 def test_what_was_written_cannot_control_a_terminal(tmp_path: Path, hive: Hive) -> None:
     written(hive, "\x1b[2Jred\tand\n", "more")
     assert logs(tmp_path, "draft").stdout == "\\x1b[2Jred\tand\nmore"
@@ -175,7 +199,8 @@ _PROGRAM = """
     @hive.step(max_attempts=2)
     def draft():
         for line in sys.stdin:
-            current().write(line)
+            raw = line.startswith("raw:")
+            current().write(line[4:-1] if raw else line)
             print("written", flush=True)
             if line == "again\\n":
                 raise ValueError(line)
@@ -229,6 +254,21 @@ def test_a_live_stream_is_followed_to_the_end_of_its_run(tmp_path: Path) -> None
     assert "draft starts over: attempt 2" in notes
     rest, notes = of_step.communicate(timeout=60)
     assert (rest, of_step.returncode) == ("again\nsecond\nover\n", 0)
+    writer.communicate(timeout=60)
+
+
+def test_a_secret_in_two_chunks_is_not_printed_while_it_is_followed(tmp_path: Path) -> None:
+    writer = program(tmp_path)
+    follower = following(tmp_path, "draft")
+    assert line_of(follower) == "first\n"
+    half = len(SECRET) // 2
+    for part in (f"raw:a {SECRET[:half]}\n", f"raw:{SECRET[half:]} b\n", "over\n"):
+        give(writer, part)
+        assert line_of(writer) == "written\n"
+    rest, _ = follower.communicate(timeout=60)
+    assert rest.startswith("a [redacted")
+    assert rest.endswith(" bover\n")
+    assert SECRET[half:] not in rest
     writer.communicate(timeout=60)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import textwrap
 import time
@@ -92,6 +93,29 @@ async def pay():
 @hive.workflow
 async def buys():
     await pay()
+
+@hive.step(escalate=True, max_attempts=1)
+async def upload() -> int:
+    raise OSError("no route")
+
+@hive.workflow
+async def uploads():
+    return await upload() + 1
+
+@hive.workflow
+async def asks():
+    return await hive.wait_for("size", type=int) + 1
+
+@hive.workflow
+async def parent():
+    return await uploads() + await asks()
+
+@hive.workflow
+async def naps():
+    try:
+        await hive.wait_for("size", type=int, timeout=0.3)
+    except TimeoutError:
+        return 1
 
 @hive.workflow
 async def untyped(anything):
@@ -280,6 +304,59 @@ def test_a_step_that_a_person_has_to_decide_about_ends_with_75(shop: Path) -> No
     assert (done.returncode, done.stdout) == (command.PERSON_NEEDED, "")
     assert "maestro run shop.checkout:buys --run-id r" in done.stderr.splitlines()[-1]
     assert said(shop) == ["paid"]
+
+
+# --- waiting for a person ---
+
+
+def answer_as_told(process: PythonProcess, *values: str) -> list[str]:
+    """Answer each question by the command that is printed, with its value; return the lines."""
+    assert process.stderr is not None
+    lines = []
+    for value in values:
+        for line in process.stderr:
+            if "maestro answer " in line:
+                break
+        lines.append(line.strip())
+        told = line.partition("maestro answer ")[2].split(";")
+        words = shlex.split(next(each for each in told if "VALUE" in each).replace("VALUE", value))
+        words = words[2:] if words[:2] == ["maestro", "answer"] else words
+        assert maestro("answer", *words).returncode == 0
+    return lines
+
+
+def test_who_runs_a_workflow_is_told_what_it_waits_for_and_how_to_answer(shop: Path) -> None:
+    process = start("shop.checkout:parent", "--run-id", "r", "--json")
+    escalated, asked = answer_as_told(process, "7", "5")
+    out, err = process.communicate(timeout=_SECONDS)
+    assert (process.returncode, json.loads(out)["result"]) == (0, 14), err
+    assert escalated.startswith("upload failed, and waits for a person")
+    assert "maestro answer esc-" in escalated
+    assert asked.startswith("waiting for size (a whole number)")
+    assert "answer" not in err
+
+
+@pytest.mark.parametrize("workflow, value", [("uploads", "--result=7"), ("asks", "7")])
+def test_with_no_wait_a_run_that_waits_for_people_only_ends_with_75(
+    shop: Path, workflow: str, value: str
+) -> None:
+    words = f"shop.checkout:{workflow}", "--run-id", "r", "--no-wait"
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (command.PERSON_NEEDED, ""), done.stderr
+    *_, how, last = done.stderr.splitlines()
+    again = "maestro run shop.checkout:{} --run-id r --no-wait"
+    assert last == f"maestro: run 'r' waits for a person. Answer, then: {again.format(workflow)}"
+    assert maestro("show", "r", "--store", shop / "state").stdout.count("status:        waiting")
+    escalation = how.partition("maestro answer ")[2].split()[0]
+    given = [escalation, value] if workflow == "uploads" else ["r", "size", value]
+    assert maestro("answer", *given, "--store", shop / "state").returncode == 0
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
+
+
+def test_with_no_wait_a_question_whose_time_is_soon_over_is_waited_for(shop: Path) -> None:
+    done = in_this_process(shop, "MODULE:naps", "--run-id", "r", "--no-wait")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 def test_another_workflow_or_other_arguments_are_refused(shop: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from maestro_hive.engine.tickets import (
     Comment,
     Ticket,
+    TicketMissingError,
     TicketRefusedError,
     TicketUnknownError,
     label_of,
@@ -58,6 +59,11 @@ class FileTickets:
             self._add_comment(data, key, author, text)
             data[key]["resolved"] = resolve
 
+    def delete(self, key: str) -> None:
+        """Delete a ticket, as a person."""
+        with self._changed() as data:
+            data[key]["deleted"] = True
+
     def texts(self, key: str) -> list[str]:
         """Return the texts of the comments that we made."""
         return [each["text"] for each in self.tickets[key]["comments"] if each["author"] == OURS]
@@ -69,6 +75,8 @@ class FileTickets:
         for key, each in self.tickets.items():
             is_indexed = each["created"] + self.index_lag <= self.now()
             is_new = since is not None and each["created"] >= since.timestamp()
+            if "deleted" in each:
+                continue
             if label in each["labels"] and is_indexed and (is_new or not each["resolved"]):
                 return Ticket(key=key, resolved=each["resolved"])
         return None
@@ -89,6 +97,7 @@ class FileTickets:
 
     async def comment(self, key: str, text: str) -> str:
         self.before("comment")
+        self._existing(key)
         with self._changed() as data:
             made = self._add_comment(data, key, OURS, text)
         self.after("comment")
@@ -103,12 +112,18 @@ class FileTickets:
                 text=each["text"],
                 created=datetime.fromtimestamp(each["created"], UTC),
             )
-            for each in self.tickets[key]["comments"]
+            for each in self._existing(key)["comments"]
         ]
 
     async def ticket(self, key: str) -> Ticket:
         self.before("ticket")
-        return Ticket(key=key, resolved=self.tickets[key]["resolved"])
+        return Ticket(key=key, resolved=self._existing(key)["resolved"])
+
+    def _existing(self, key: str) -> dict[str, Any]:
+        found = self.tickets[key]
+        if "deleted" in found:
+            raise TicketMissingError(f"there is no {key}", permanent=True)
+        return found
 
     def is_own(self, comment: Comment) -> bool:
         return comment.author == OURS

@@ -168,6 +168,39 @@ def test_a_ticket_that_is_resolved_is_not_used_again(world: World) -> None:
     assert world.tickets.texts("MD-1") == []
 
 
+@pytest.mark.parametrize("when", ["before it is read", "before the comment"])
+def test_a_ticket_that_was_deleted_is_replaced_by_the_next_failure(world: World, when: str) -> None:
+    world.add("a")
+    world.deliver()
+    if when == "before it is read":
+        world.tickets.delete("MD-1")
+    else:
+        world.tickets.before = lambda call: (
+            world.tickets.delete("MD-1") if call == "comment" else None
+        )
+    world.add("b")
+    assert asyncio.run(world._once("b")) is None, "it is delivered at once"
+    assert (world.found("b").ticket, world.found("b").comment) == ("MD-2", None)
+    world.add("c")
+    world.tickets.before = lambda _: None
+    world.deliver()
+    assert (world.found("c").ticket, len(world.tickets.texts("MD-2"))) == ("MD-2", 1)
+
+
+def test_the_end_of_an_escalation_is_not_told_to_a_ticket_that_was_deleted(world: World) -> None:
+    world.add("a")
+    world.deliver()
+    world.tickets.delete("MD-1")
+    world.end("a")
+    world.tickets.before = lambda call: refuse(call) if call == "find" else None
+    assert asyncio.run(world._once("a")) is not None, "the address may be wrong"
+    assert world.found("a").outcome == "jo answered"
+    world.tickets.before = lambda _: None
+    world.deliver()
+    assert ESCALATIONS.all(world.store) == {}
+    assert list(world.tickets.tickets) == ["MD-1"]
+
+
 def test_a_ticket_that_was_there_before_gets_a_comment(world: World) -> None:
     asyncio.run(world.tickets.create(escalation("z").told_case))
     world.clock.advance(LAG)

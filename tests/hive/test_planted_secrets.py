@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive import ExecutionConfig, Hive, SafetyRetryWrapper, current, mark_secret
+from maestro_hive import (
+    ExecutionConfig,
+    GovernanceViolation,
+    Hive,
+    SafetyRetryWrapper,
+    current,
+    mark_secret,
+)
 from maestro_hive.hive import keeping_escalations
 from maestro_hive.kernel import redaction
 from maestro_hive.unified_execution import PersonaExecutor
@@ -407,3 +414,37 @@ def test_a_name_that_is_no_argument_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(Exception, match="True, False, or a tuple with the names of arguments"):
         hive.step(redact="password")(log_out)  # type: ignore[call-overload]
+
+
+def test_an_audit_log_has_no_secret_and_is_verified(tmp_path: Path) -> None:
+    class Talkative:
+        """An enforcer that repeats what it is asked about."""
+
+        def check(self, target_path: str | None = None, **_: Any) -> Any:
+            if target_path == "fails":
+                raise OSError(TEXT)
+            found = {"allowed": True, "message": TEXT, "latency_ms": OSError(TEXT)}
+            return type("Verdict", (), found)()
+
+    with Hive(tmp_path, quick_config(), enforcer=Talkative()) as hive:  # type: ignore[arg-type]
+
+        @hive.step
+        async def write_file(path: str) -> None: ...
+
+        @hive.workflow
+        async def write() -> list[str]:
+            await write_file(f"notes/{SHAPED['github']}.txt")
+            try:
+                await write_file("fails")
+            except GovernanceViolation as error:
+                return [error.violation_type]
+            return []
+
+        assert hive.run_sync(write, run_id=RUN) == ["enforcer_failed"]
+    text = (tmp_path / "audit.jsonl").read_text()
+    assert leaked(text) == []
+    assert [json.loads(line)["allowed"] for line in text.splitlines()] == [True, False]
+    assert (
+        "2 lines, as written, and complete"
+        in maestro("--store", tmp_path, "audit", "verify").stdout
+    )

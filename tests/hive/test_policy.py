@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import textwrap
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,11 +14,16 @@ from maestro_hive import GovernanceViolation, Hive, PolicyEnforcer, RunFailedErr
 from maestro_hive.admin.audit import verify_audit
 from maestro_hive.engine.policy import AgentContext
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
+from maestro_hive.maestro.state.projections import fold
+from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.testing import use
 from maestro_hive.unified_execution import ExecutionConfig, PersonaExecutor, StateConfig
+from tests.cli.processes import maestro
 from tests.hive.conftest import quick_config
 from tests.hive.test_release import HELD, released
 from tests.hive.test_waits import status, until
+from tests.python_processes import PythonProcess
+from tests.timing import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -481,6 +488,52 @@ def test_an_enforcer_that_gives_no_verdict_forbids_and_is_recorded(workspace: Pa
     assert json.loads(line)["allowed"] is False
 
 
+class _Broken:
+    """An enforcer that raises, or whose verdict does."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def check(self, **_: Any) -> Any:
+        if self.where == "check":
+            raise KeyError("no such rule")
+        return self
+
+    @property
+    def allowed(self) -> bool:
+        raise KeyError("no such rule")
+
+
+@pytest.mark.parametrize("where", ["check", "allowed"])
+def test_an_enforcer_that_raises_forbids_and_is_recorded(workspace: Path, where: str) -> None:
+    called: list[Any] = []
+
+    def write_file(path: str) -> None:
+        called.append(path)
+
+    enforcer: Any = _Broken(where)
+    state = StateConfig(state_dir=str(workspace / "state"))
+    executor = PersonaExecutor(
+        ExecutionConfig(state=state),
+        "dev",
+        enforcer=enforcer,
+        audit_log_path=str(workspace / "log.jsonl"),
+    )
+    with executor, pytest.raises(GovernanceViolation) as caught:
+        asyncio.run(executor.execute(write_file, "write_file", "src/a"))
+    assert called == []
+    assert str(caught.value) == (
+        "dev (developer_agent) may not use write_file: the enforcer _Broken failed:"
+        " KeyError: 'no such rule' (enforcer_failed; path src/a; tool write_file; agent dev)"
+    )
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert (caught.value.violation_type, caught.value.path) == ("enforcer_failed", "src/a")
+    (line,) = (workspace / "log.jsonl").read_text().splitlines()
+    facts = json.loads(line)
+    assert (facts["allowed"], facts["violation_type"]) == (False, "enforcer_failed")
+    assert "no such rule" in facts["message"]
+
+
 def test_the_context_of_an_agent_takes_its_fields_by_place_and_by_name() -> None:
     by_place = AgentContext("a", "r", 1, 2, 3, 4.0)
     assert by_place == AgentContext(
@@ -523,6 +576,39 @@ def test_an_executor_uses_a_policy_and_cannot_ask(workspace: Path, durable: bool
     (report,) = verify_audit(workspace / "s", workspace / "log.jsonl")
     assert (report.is_intact, report.lines) == (True, 3)
     assert report.anchored == (3 if durable else None)
+
+
+def test_a_refusal_of_an_executor_is_recorded_and_asked_about_again(workspace: Path) -> None:
+    state = StateConfig(state_dir=str(workspace / "s"), checkpoint_dir=str(workspace / "c"))
+    calls: list[str] = []
+
+    async def write_file(path: str) -> str:
+        calls.append(path)
+        return f"wrote {path}"
+
+    def execute() -> Any:
+        enforcer = PolicyEnforcer.from_file(workspace / "policy.toml", workspace)
+        config = ExecutionConfig(state=state)
+        with PersonaExecutor(config, "dev", workflow_id="w", enforcer=enforcer) as executor:
+            return asyncio.run(executor.execute(write_file, "write_file", ".env"))
+
+    def recorded() -> list[str]:
+        done = maestro("--store", workspace / "s", "events", "w", "--json")
+        found = map(json.loads, done.stdout.splitlines())
+        return [f"{each['event']} {each.get('error_type')}" for each in found if "name" in each]
+
+    for count in (1, 2):
+        with pytest.raises(GovernanceViolation, match="protected"):
+            execute()
+        assert recorded() == ["step_gave_up GovernanceViolation"] * count
+    (workspace / "policy.toml").write_text('default = "allow"')
+    assert (execute().final_output, calls) == ("wrote .env", [".env"])
+    assert len(recorded()) > 2
+    reader = open_store(workspace / "s")
+    run = reader.run("w")
+    assert run is not None
+    assert fold(reader.entries(run.id), reader.load).outcomes == {}
+    close_store(reader)
 
 
 def test_the_budgets_that_processes_share_count_as_what_is_left(workspace: Path) -> None:
@@ -593,3 +679,46 @@ def test_so_many_personas_work_at_once(workspace: Path) -> None:
 
         hive.run_sync(everything, run_id="r")
     assert most == {"all": 2, "c": 1}
+
+
+_WORKING = textwrap.dedent("""
+    import asyncio, os, sys, time
+    from pathlib import Path
+    from maestro_hive import Hive
+
+    folder, me, other = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    hive = Hive(folder / "state", policy=folder / "policy.toml", audit_log=False)
+    log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def other_has_started():
+        return any(each.run_id == other for each in hive.runs())
+
+    @hive.step(persona=me)
+    async def work(number):
+        os.write(log, f"{me} starts\\n".encode())
+        while not other_has_started():
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
+        os.write(log, f"{me} ends\\n".encode())
+
+    @hive.workflow
+    async def everything():
+        await asyncio.gather(*(work(number) for number in range(4)))
+
+    hive.run_sync(everything, run_id=me)
+""")
+
+
+def test_so_many_personas_work_at_once_in_all_processes(workspace: Path) -> None:
+    (workspace / "policy.toml").write_text('default = "allow"\n[limits]\nconcurrent_personas = 2\n')
+    programs = [PythonProcess(_WORKING, workspace, *names) for names in (("a", "b"), ("b", "a"))]
+    for program in programs:
+        program.communicate(timeout=PATIENCE_SECONDS)
+        assert program.returncode == 0
+    lines = (workspace / "log").read_text().splitlines()
+    assert sorted(lines) == sorted(
+        f"{name} {what}" for name in "ab" for what in ("starts", "ends") for _ in range(4)
+    )
+    working = list(accumulate(1 if line.endswith("starts") else -1 for line in lines))
+    assert max(working) <= 2
+    assert working[-1] == 0

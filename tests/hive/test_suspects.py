@@ -73,6 +73,24 @@ def test_a_suspect_is_alone_for_longer_the_more_have_died(monkeypatch: pytest.Mo
     assert [alone_for(deaths) for deaths in (1, 2, 3)] == [5, 20, 80]
 
 
+def test_a_suspect_that_waits_for_a_person_keeps_no_other_waiting(programs: Programs) -> None:
+    for name in "abc":
+        programs.hive.enqueue("asks", name, run_id=name)
+    first = programs.worker(release_after=600)
+    until(lambda: all(programs.status(name) == "waiting" for name in "abc"))
+    kill(first)
+    programs.start(
+        """
+        from maestro_hive.hive import suspects
+        suspects._ALONE_SECONDS = 10_000.0
+        asyncio.run(serve(release_after=600))
+        """
+    )
+    programs.hive.answer("c", "go", "yes")
+    until(lambda: programs.status("c") == "success", seconds=30)
+    assert [programs.status(name) for name in "ab"] == ["waiting", "waiting"]
+
+
 def test_suspects_do_not_keep_others_waiting_for_long(programs: Programs) -> None:
     for number in range(5):
         programs.hive.enqueue("job", f"j{number}", 3, 0.05, run_id=f"j{number}")

@@ -33,13 +33,6 @@ def test_it_gets_the_failure_and_prints_the_key(tmp_path: Path) -> None:
     assert message["effect_key"] == "effect-1"
 
 
-def test_it_gets_comments_too(tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
-    assert run(command('cat > "$1"; echo c-9', str(told)).comment("OPS-7", "again")) == "c-9"
-    assert json.loads(told.read_text())["text"] == "again"
-    assert run(command("cat > /dev/null").comment("OPS-7", "again")).startswith("comment-")
-
-
 def test_no_shell_reads_its_arguments(tmp_path: Path) -> None:
     wanted = "$(touch surprise); `x` 'y'"
     program = "import sys; print(sys.argv[1])"

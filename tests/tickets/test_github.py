@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.tickets import Ticket, TicketRefusedError, TicketUnknownError
+from maestro_hive.engine.tickets import (
+    Ticket,
+    TicketMissingError,
+    TicketRefusedError,
+    TicketUnknownError,
+)
 from tests.github_server import OWN_ACCOUNT, GitHubServer
 from tests.tickets.cases import DESCRIPTION, LABEL, a_case, system
 
@@ -135,6 +140,16 @@ def test_a_rate_limit_is_waited_for(github: GitHubServer, status: int) -> None:
     with pytest.raises(TicketRefusedError) as caught:
         run(of(github).create(a_case()))
     assert (caught.value.permanent, caught.value.retry_after) == (False, 7.0)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_an_issue_that_was_deleted_is_missing(github: GitHubServer, status: int) -> None:
+    run(of(github).create(a_case()))
+    github.faults = [f"comment:{status}", f"ticket:{status}"]
+    with pytest.raises(TicketMissingError):
+        run(of(github).comment("1", "again"))
+    with pytest.raises(TicketMissingError):
+        run(of(github).ticket("1"))
 
 
 def test_the_words_of_github_are_in_the_error(github: GitHubServer) -> None:

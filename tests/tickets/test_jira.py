@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maestro_hive.engine.tickets import Comment, Ticket, TicketRefusedError, TicketUnknownError
+from maestro_hive.engine.tickets import (
+    Comment,
+    Ticket,
+    TicketMissingError,
+    TicketRefusedError,
+    TicketUnknownError,
+)
 from tests.jira_server import EMAIL, OWN_ACCOUNT, PERSON, JiraServer
 from tests.tickets.cases import LABEL, a_case, system
 from tests.timing import wait_until
@@ -281,7 +287,16 @@ def test_a_request_that_jira_refuses_made_nothing_and_is_not_tried_again(
         run(CHANGES[operation](of(cloud)))
     assert caught.value.permanent
     assert caught.value.retry_after is None
+    assert isinstance(caught.value, TicketMissingError) is (status == 404)
     assert made(cloud) == 1
+
+
+@pytest.mark.parametrize("operation", ["comment", "ticket", "comments"])
+def test_a_ticket_that_was_deleted_is_missing(jira: JiraServer, operation: str) -> None:
+    run(of(jira).create(a_case()))
+    jira.delete("MD-1")
+    with pytest.raises(TicketMissingError, match="404"):
+        run((CHANGES | READS)[operation](of(jira)))
 
 
 @pytest.mark.parametrize("operation", [*CHANGES, *READS])

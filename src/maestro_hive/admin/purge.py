@@ -60,10 +60,14 @@ class PurgePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PurgedRun:
-    """A run that was purged with this many copies; or ``refused``, and why."""
+    """A run that was purged with this many copies; or ``refused``, and why.
+
+    ``tickets`` are about steps of it, and nobody tells them how it ended.
+    """
 
     run_id: str
     copies: int = 0
+    tickets: tuple[str, ...] = ()
     refused: str | None = None
 
 
@@ -181,6 +185,7 @@ def purge_runs(store: Store, folder: Path, plan: PurgePlan) -> Iterator[PurgedRu
     """Purge the families of a plan one by one; those that changed since are refused."""
     for family in plan.families:
         try:
+            tickets = _tickets(store, family)
             copies = purge_family(
                 store, folder, family, partial(_check_family, store, family, plan)
             )
@@ -190,7 +195,21 @@ def purge_runs(store: Store, folder: Path, plan: PurgePlan) -> Iterator[PurgedRu
             yield PurgedRun(run_id=family[0], refused=f"{refused}{others if parts else ''}")
         else:
             for name in family:
-                yield PurgedRun(run_id=name, copies=copies[name])
+                told = tuple(tickets.get(name, ()))
+                yield PurgedRun(run_id=name, copies=copies[name], tickets=told)
+
+
+def _tickets(store: Store, family: Sequence[str]) -> dict[str, list[str]]:
+    """Return the tickets of escalations that are not over, or whose end they were not told, by run."""
+    found: dict[str, list[str]] = {}
+    for each in ESCALATIONS.all(store).values():
+        if each.run_id not in family:
+            continue
+        # A message, as to a chat, has no key but ours: there is nothing to close.
+        if each.ticket not in (None, each.told_case.effect_key):
+            where = each.address or each.system
+            found.setdefault(str(each.run_id), []).append(f"{each.ticket} ({where})")
+    return found
 
 
 def _check_family(store: Store, family: Sequence[str], plan: PurgePlan) -> None:

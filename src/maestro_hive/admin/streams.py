@@ -53,6 +53,10 @@ class StreamFeed:
             return found, Ending.FAILED if step.completed is None else Ending.COMPLETED
         return found, ending_of(self._reader, stream.run, stream.state)
 
+    def is_writing(self, step: str) -> bool:
+        """Return whether a step may write more after the last batch, before it is tried again."""
+        return self._stream.has_more or self._stream.is_writing(step)
+
     def _is_held(self) -> bool:
         """Return whether a process executes the run, or will; yes is not asked again for a moment."""
         if monotonic() - self._held_at >= _CHECK_SECONDS:

@@ -141,7 +141,8 @@ def purge_command(
     execute again, are only purged by name. A fork needs nothing of the run that it was made from.
     Nothing of a purged run can be resumed, and its bytes are overwritten in the journal. Its id
     may stay in runs that started it or were forked from it: an id should not be secret. Backups,
-    exports and damaged logs that were moved away are not touched.
+    exports and damaged logs that were moved away are not touched. Tickets of its escalations stay as
+    they are, since what was to be told them is deleted too; they are listed.
 
     Examples:
         maestro purge checkout-42
@@ -165,6 +166,11 @@ def purge_command(
             else:
                 copies = output.many(each.copies, "copy", "copies")
                 output.line(f"run {each.run_id!r} is purged, with {copies}")
+            for ticket in each.tickets:
+                complain(
+                    f"ticket {ticket} is about a step of run {each.run_id!r}, and is not told that"
+                    " the run was purged: close it yourself"
+                )
         if not store.empty_log():
             complain(
                 "the journal is being read, so its log still has traces of what was purged;"

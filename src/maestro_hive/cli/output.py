@@ -304,7 +304,8 @@ def printing_values() -> Iterator[None]:
             del meta[_WITH_VALUES]
 
 
-def _keeps_values() -> bool:
+def keeps_values() -> bool:
+    """Return whether this call prints values as they are stored."""
     context = click.get_current_context(silent=True)
     return context is not None and _WITH_VALUES in context.meta
 
@@ -313,14 +314,14 @@ def redacted(text: str) -> str:
     """Return a text in which secrets are replaced, unless this call prints them."""
     from maestro_hive.kernel.redaction import redact_text  # noqa: PLC0415 - not for --help
 
-    return text if _keeps_values() else redact_text(text)
+    return text if keeps_values() else redact_text(text)
 
 
 def without_secrets(value: object) -> object:
     """Return a value in which secrets are replaced, unless this call prints them."""
     from maestro_hive.kernel.redaction import redact_value  # noqa: PLC0415 - not for --help
 
-    return value if _keeps_values() else redact_value(value)
+    return value if keeps_values() else redact_value(value)
 
 
 # --- texts, times and sizes -----------------------------------------------------------------------

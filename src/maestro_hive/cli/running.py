@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import copy
 import logging
 import os
 import re
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
+from maestro_hive.admin.folder import choose_folder
 from maestro_hive.cli import graphs, output
 from maestro_hive.cli.command import (
     INTERRUPTED,
@@ -22,21 +25,26 @@ from maestro_hive.cli.command import (
     print_logs,
     verb,
 )
+from maestro_hive.cli.show import waiting_line
 from maestro_hive.engine.config import DefaultFolder
 from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded
 from maestro_hive.engine.failures import plain_text
+from maestro_hive.hive.dispatching import RunReleased
 from maestro_hive.hive.functions import StepFunction, StepMethod, WorkflowFunction
-from maestro_hive.hive.hive import Hive
+from maestro_hive.hive.hive import Hive, stopped_message
 from maestro_hive.hive.runs import new_id
 from maestro_hive.hive.typed_arguments import recorded_arguments, typed_arguments
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.process import run_async
+from maestro_hive.kernel.signals import until_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from types import ModuleType
 
     from maestro_hive.cli.command import Call
+    from maestro_hive.hive.attending import Asked
 
 _NEGATIVE_NUMBER = re.compile(r"-[0-9.][0-9.eE+-]*", re.ASCII)
 #: Before a negative number that is an argument, while options are read.
@@ -68,6 +76,7 @@ class TakesArguments(Helpful):
 @click.option(
     "--run-id", metavar="RUN", help="The run's id; a run of that id is resumed.  [default: new]"
 )
+@click.option("--no-wait", is_flag=True, help="Exit with 75 when only people can go on with it.")
 @click.option("--dry-run", is_flag=True, help="Of a task graph: show what would run.")
 @click.option(
     "--only",
@@ -82,6 +91,7 @@ def run_command(
     target: str,
     words: tuple[str, ...],
     run_id: str | None,
+    no_wait: bool,
     dry_run: bool,
     only: tuple[str, ...],
     workers: int | None,
@@ -96,8 +106,12 @@ def run_command(
 
     The workflow's Hive has its state folder. The result is printed as it is, also if it has secrets;
     with --json in an object, and what the workflow prints goes to stderr. Ctrl+C or SIGTERM stops the
-    run, and the same command with --run-id resumes it. The exit code is 75 if a person has to decide
-    before it can go on.
+    run, and the same command with --run-id resumes it.
+
+    What it asks people, by hive.wait_for, an approval or an escalation, is told on stderr with the
+    command that answers. It waits, and goes on at once with the answer; with --no-wait it exits when
+    all it does is wait for people, and the same command resumes it. The exit code is 75 then, and also
+    if a person has to decide about a step, or about its budget, before it can go on.
 
     GRAPH is a file with a task graph. This version shows what would run (--dry-run): levels, what each
     worker would do and how long it would take, conflicts, and programs that are not on PATH.
@@ -108,11 +122,14 @@ def run_command(
         maestro run shop.checkout:build cart --run-id build-42   start it, or resume it
         maestro run shop.checkout:build --run-id build-42 -v     resume it, and show its log
         maestro run shop.checkout:build cart --json              for another program
+        maestro run shop.checkout:build cart --no-wait           for a program that waits for nobody
         maestro run task-graph.json --dry-run --workers 8        what 8 workers would do
     """
     if _is_graph(target):
         if words:
             raise click.UsageError(f"A task graph takes no arguments, and {words[0]!r} is one.")
+        if no_wait:
+            raise click.UsageError("--no-wait is for workflows, not for task graphs.")
         if not dry_run:
             raise ConfigurationError(
                 f"{target} is a file, and this version runs no task graphs from files yet;"
@@ -131,10 +148,10 @@ def run_command(
         files.check_identifier(run, "run id")
         args, kwargs = _arguments(found, [each.removeprefix(MARK) for each in words], run_id)
         output.note(f"run: {run}")
-        again = call.command_line("run", target, "--run-id", run)
-        code, result = _executed(
-            lambda: found.hive.run_sync(found.workflow, *args, run_id=run, **kwargs), again
-        )
+        options = ["--no-wait"] if no_wait else []
+        again = call.command_line("run", target, "--run-id", run, *options)
+        work = _attended(found, args, kwargs, run, _tells(call, folder), leave=no_wait)
+        code, result = _executed(work, run, again)
     if code is not None:
         return code
     # The result is what the command was called for: replaced secrets would make it another one.
@@ -147,10 +164,40 @@ def run_command(
     return None
 
 
-def _executed(execute: Callable[[], Any], again: str) -> tuple[int | None, Any]:
+async def _attended(
+    found: Found,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run: str,
+    tell: Callable[[Asked], object],
+    *,
+    leave: bool,
+) -> Any:
+    """Return the result of the run; meanwhile, tell what it asks people."""
+    attending = asyncio.create_task(found.hive.attend(run, tell, leave=leave))
+    try:
+        return await found.hive.run(found.workflow, *args, run_id=run, **kwargs)
+    finally:
+        attending.cancel()
+        await asyncio.wait({attending})
+
+
+def _tells(call: Call, folder: Path) -> Callable[[Asked], object]:
+    """Return what prints how a question is answered: with the folder, where that is not evident."""
+    answering = copy.copy(call)
+    if call.chosen is None and choose_folder(None)[0].resolve() != folder.resolve():
+        answering.chosen = _shown(folder)
+
+    def tell(asked: Asked) -> None:
+        output.note(waiting_line(answering, asked.run_id, asked.wait, named=asked.several))
+
+    return tell
+
+
+def _executed(work: Coroutine[Any, Any, Any], run: str, again: str) -> tuple[int | None, Any]:
     """Return the exit code of a run that was stopped, or None and the result."""
     try:
-        return None, execute()
+        return None, run_async(until_signal(work, stopped_message(run)))
     except KeyboardInterrupt as stopped:
         if sys.stderr.isatty():
             click.echo(err=True)  # the line on which the terminal wrote ^C
@@ -160,6 +207,9 @@ def _executed(execute: Callable[[], Any], again: str) -> tuple[int | None, Any]:
         if stopped.code == 128 + signal.SIGTERM:
             output.complain(f"SIGTERM stopped the run; to resume it: {again}")
         raise
+    except RunReleased:
+        output.complain(f"run {run!r} waits for a person. Answer, then: {again}")
+        return PERSON_NEEDED, None
     except (HelpNeeded, TokenBudgetExceeded) as error:
         output.complain(f"{error}. A person has to decide; then: {again}")
         return PERSON_NEEDED, None
@@ -176,10 +226,13 @@ def use_folder_of(call: Call, hive: Hive) -> Path:
     # A module that configures logging has its own way of showing what is logged.
     if call.verbosity or not logging.getLogger().handlers:
         print_logs(call.verbosity)
-    here = Path.cwd()
-    shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
-    output.note(f"store: {shown} (of the workflow's Hive)")
+    output.note(f"store: {_shown(folder)} (of the workflow's Hive)")
     return folder
+
+
+def _shown(folder: Path) -> Path:
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def _another_folder(hive: Hive, folder: Path) -> str:

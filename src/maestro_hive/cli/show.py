@@ -289,7 +289,12 @@ def _woken_by(run: RunView) -> str:
 def next_actions(call: Call, run: RunView) -> list[str]:
     """Return what the run needs to continue, with the command for it."""
     open_ones = Counter(wait.name for wait in run.waits_for if not wait.answered)
-    lines = [_waiting(call, run, wait, named=open_ones[wait.name] > 1) for wait in run.waits_for]
+    lines = [
+        _answered(run, wait)
+        if wait.answered
+        else waiting_line(call, run.run_id, wait, named=open_ones[wait.name] > 1)
+        for wait in run.waits_for
+    ]
     for step in run.ambiguous:
         words = "resolve", run.run_id, step.label
         completed = call.command_line(*words, "--completed", "VALUE")
@@ -331,13 +336,17 @@ def _timer_line(timer: TimerView) -> str:
     return f"{'sleeping' if timer.what == 'sleep' else 'a timeout runs'}{named}, {until}"
 
 
-def _waiting(call: Call, run: RunView, wait: WaitView, *, named: bool) -> str:
+def _answered(run: RunView, wait: WaitView) -> str:
+    what = wait.name if wait.escalation is None else f"escalation {wait.escalation} of {wait.name}"
+    return f"{what} is answered: the run continues {_continues(run)}"
+
+
+def waiting_line(call: Call, run_id: str, wait: WaitView, *, named: bool) -> str:
+    """Return what a run waits for, and how a person answers; ``named``: which one of that name."""
     if wait.escalation is not None:
-        return _escalated(call, run, wait)
-    if wait.answered:
-        return f"{wait.name} is answered: the run continues {_continues(run)}"
+        return _escalated(call, wait)
     until = f", until {output.moment(wait.until)}" if wait.until else ""
-    words = ["answer", run.run_id, wait.name, "VALUE"]
+    words = ["answer", run_id, wait.name, "VALUE"]
     what = f"{wait.name} ({expected(wait.shape)})"
     if wait.about is not None:
         what = f"{what} about {output.shortened(_short_text(wait.about), 100)}"
@@ -347,11 +356,9 @@ def _waiting(call: Call, run: RunView, wait: WaitView, *, named: bool) -> str:
     return f"waiting for {what} since {output.moment(wait.since)}{until}: {answer}"
 
 
-def _escalated(call: Call, run: RunView, wait: WaitView) -> str:
+def _escalated(call: Call, wait: WaitView) -> str:
     """Return what a step waits for that failed for good."""
     name = str(wait.escalation)
-    if wait.answered:
-        return f"escalation {name} of {wait.name} is answered: the run continues {_continues(run)}"
     ticket = f", ticket {wait.ticket}" if wait.ticket else ""
     since = output.moment(wait.since)
     answers = [

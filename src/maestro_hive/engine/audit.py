@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from maestro_hive.kernel.appending import AppendedFile
 from maestro_hive.kernel.errors import CorruptionError, FolderError, StorageError
 from maestro_hive.kernel.files import make_private_folder, write_atomically
+from maestro_hive.kernel.redaction import redact_value
 from maestro_hive.maestro.state.shared_records import SharedRecords
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ def make_line(facts: Mapping[str, Any], after: Anchor, *, anchored: bool) -> tup
     return body[:-1] + f',"sha256":"{digest}"}}'.encode(), Anchor(number, digest)
 
 
+def _plain(fact: object) -> object:
+    """Return what is written of a fact: a text, where JSON has nothing else for it."""
+    return json.loads(json.dumps(fact, default=str))
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -119,7 +125,11 @@ class AuditLog:
         self._key = "" if self._store is None else key_of(self.path, self._store)
 
     def write(self, facts: Mapping[str, Any]) -> int:
-        """Add a line, durably and anchored, and return its number; raise if that fails."""
+        """Add a line, durably and anchored, and return its number; raise if that fails.
+
+        Secrets are replaced before the line is made: its hash is of what the file has.
+        """
+        facts = {name: redact_value(_plain(fact)) for name, fact in facts.items()}
         with _locked(self.path) as file:
             tail = file.tail()
             last = self._last(tail.line)

@@ -6,18 +6,17 @@ So delivery is at least once: after a kill around the call it is made again, wit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from maestro_hive.engine.escalation import JiraEscalation, address_of, checked
-from maestro_hive.engine.tickets import Ticket, TicketRefusedError
+from maestro_hive.engine.tickets import Ticket
+from maestro_hive.engine.tickets.one_way import OneWay
 from maestro_hive.kernel.logs import get_log
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.engine.escalation import Escalation, EscalationCase, JiraClient
-    from maestro_hive.engine.tickets import Comment, TicketSystem
+    from maestro_hive.engine.tickets import TicketSystem
 
 logger = get_log(__name__)
 
@@ -25,11 +24,8 @@ logger = get_log(__name__)
 _METHODS = ("find", "create", "comment", "comments", "ticket", "is_own", "may_answer")
 
 
-class CallersTickets:
+class CallersTickets(OneWay):
     """An ``Escalation`` of a caller's, as a ticket system."""
-
-    finds = False
-    index_lag = 0.0
 
     def __init__(self, escalation: Escalation) -> None:
         self._escalation = escalation
@@ -39,33 +35,6 @@ class CallersTickets:
         """Report the failure; the ticket's key is empty if the caller has no reference to it."""
         key = await self._escalation.escalate(case)
         return Ticket(key=key or "", address=address_of(self._escalation, key))
-
-    async def find(self, label: str, since: datetime | None = None) -> Ticket | None:
-        """Refuse: nothing can be searched."""
-        self._refuse(label, since)
-
-    async def comment(self, key: str, text: str) -> str:
-        """Refuse: there are no comments."""
-        self._refuse(key, text)
-
-    async def comments(self, key: str) -> list[Comment]:
-        """Refuse: there are no comments."""
-        self._refuse(key)
-
-    async def ticket(self, key: str) -> Ticket:
-        """Refuse: nothing can be searched."""
-        self._refuse(key)
-
-    def is_own(self, comment: Comment) -> bool:
-        """Refuse: there are no comments."""
-        self._refuse(comment)
-
-    def may_answer(self, comment: Comment) -> bool:
-        """Refuse: there are no comments."""
-        self._refuse(comment)
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TicketRefusedError(f"{self.name} cannot be searched", permanent=True)
 
 
 class _Warned:

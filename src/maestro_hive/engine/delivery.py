@@ -23,7 +23,7 @@ from maestro_hive.engine.outbox import (
     found_escalation,
     update,
 )
-from maestro_hive.engine.tickets import TicketRefusedError
+from maestro_hive.engine.tickets import TicketMissingError, TicketRefusedError
 from maestro_hive.kernel.clock import Wait
 from maestro_hive.kernel.errors import FencedError, MaestroError, RunLeasedError
 from maestro_hive.kernel.logs import get_log
@@ -257,12 +257,21 @@ class _Pass:
     async def _deliver(self) -> None:
         """Create the ticket of the failure, or add a comment to the one that it has."""
         known = await self._ticket()
-        assert known.key is not None
-        comment = None
-        if known.maker != self.record.id:
-            text = f"It failed again.\n\n{self._case.description}"
-            comment = await self._comment(known.key, text, self._case.effect_key)
+        try:
+            comment = await self._comment_again(known)
+        except TicketMissingError:  # it was deleted just now
+            await self._forget_ticket()
+            known = await self._ticket()
+            comment = await self._comment_again(known)
         await self._delivered(known.key, known.address, comment)
+
+    async def _comment_again(self, known: KnownTicket) -> str | None:
+        """Add a comment to a ticket that was not created for this escalation; return its id."""
+        if known.maker == self.record.id:
+            return None
+        assert known.key is not None
+        text = f"It failed again.\n\n{self._case.description}"
+        return await self._comment(known.key, text, self._case.effect_key)
 
     async def _ticket(self) -> KnownTicket:
         """Return the ticket of the failure: as it is known, found, or created; open, if not ours."""
@@ -272,7 +281,7 @@ class _Pass:
         if known is not None and known.key is not None:
             if await self._is_usable(known, known.key):
                 return known
-            await self._save_ticket(None)
+            await self._forget_ticket()
             known = None
         effect = None if known is None else known.effect
         maker = "" if known is None or effect is None else known.maker
@@ -319,11 +328,22 @@ class _Pass:
 
     async def _is_usable(self, known: KnownTicket, key: str) -> bool:
         """Return whether a ticket is the one of this escalation, has our comment on it, or is open."""
-        if known.maker == self.record.id or not (await self._system.ticket(key)).resolved:
+        if known.maker == self.record.id:
             return True
-        if self.record.effect is None:
+        try:
+            if not (await self._system.ticket(key)).resolved:
+                return True
+            if self.record.effect is None:
+                return False
+            return await self._comment_on(key, marker_of(self._case.effect_key)) is not None
+        except TicketMissingError:
             return False
-        return await self._comment_on(key, marker_of(self._case.effect_key)) is not None
+
+    async def _forget_ticket(self) -> None:
+        """Use the ticket of the failure no more; a comment on it that is in doubt is none on another."""
+        if self.record.effect is not None:
+            await self._save_effect(None)
+        await self._save_ticket(None)
 
     def _known_as(self, **facts: Any) -> KnownTicket:
         return KnownTicket(system=self._system.name, **facts)
@@ -376,7 +396,11 @@ class _Pass:
     async def _tell_outcome(self, outcome: str) -> None:
         """Tell the ticket how it ended; then it is no longer needed here."""
         if self._system.finds and self.record.ticket is not None:
-            await self._comment(self.record.ticket, outcome, f"{self._case.effect_key}/outcome")
+            try:
+                await self._comment(self.record.ticket, outcome, f"{self._case.effect_key}/outcome")
+            except TicketMissingError:
+                # Unless the whole system is not where it was: then this raises, and it is tried again.
+                await self._system.find(self.record.label)
         await self._change(lambda _: None)
 
     # --- what is recorded ---

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from maestro_hive.engine.context import current_step
 from maestro_hive.engine.errors import GovernanceViolation
+from maestro_hive.engine.failures import plain_text
 from maestro_hive.engine.limits import Limit
 from maestro_hive.engine.policy_paths import arguments_of, places_asked, targets_of
 from maestro_hive.engine.policy_rules import DEFAULT_ROLE, Decision, PolicyEnforcer
@@ -31,8 +32,8 @@ _ACTIONS = {
     "delete": r"delete|remove|unlink|\brm(dir|tree)?\b",
     "read": r"\bread|fetch|\b(get|cat|head|tail)\b",
 }
-#: The kind of violation that it is if a person did not approve a call.
-_REFUSED = "approval_refused"
+#: The kinds of violations that it is if a person did not approve a call, and if the enforcer failed.
+_REFUSED, _FAILED = "approval_refused", "enforcer_failed"
 #: What separates the words of a name: non-alphabetic characters, or the start of a capitalised word.
 _BETWEEN_WORDS = r"[^A-Za-z]+|(?<=[a-z])(?=[A-Z])"
 
@@ -96,14 +97,17 @@ class Approver(Protocol):
 
 
 class _Asked(NamedTuple):
-    """A target of a call, and what the enforcer decided about it."""
+    """A target of a call, and what the enforcer decided about it, or how it failed to."""
 
     target: str | None
-    verdict: Verdict
-
-    @property
-    def needs_approval(self) -> bool:
-        return isinstance(self.verdict, Decision) and self.verdict.effect == "ask"
+    allowed: bool = False
+    kind: str | None = None
+    message: str = ""
+    latency_ms: Any = 0
+    #: The rule of a policy file, and whether a person has to approve.
+    rule: str | None = None
+    needs_approval: bool = False
+    failure: Exception | None = None
 
 
 class PolicyCheck:
@@ -133,20 +137,27 @@ class PolicyCheck:
         call = await self._call(step)
         waiting: list[_Asked] = []
         for target in call.targets:
-            verdict = self._enforcer.check(
-                agent=call.agent, tool_name=call.tool, target_path=target, action=call.action
-            )
-            asked = _Asked(target, verdict)
+            asked = self._decided(call, target)
             if asked.needs_approval:
                 waiting.append(asked)
                 continue
-            allowed = getattr(verdict, "allowed", None) is True
-            await self._write(step, call, asked, allowed=allowed)
-            if not allowed:
-                known = hasattr(verdict, "allowed")
-                raise _violation(call, asked, "" if known else _no_verdict(verdict))
+            await self._write(step, call, asked, allowed=asked.allowed)
+            if not asked.allowed:
+                raise _violation(call, asked) from asked.failure
         if waiting:
             await self._ask(step, call, waiting)
+
+    def _decided(self, call: _Call, target: str | None) -> _Asked:
+        """Ask the enforcer about a target; one that fails, or whose verdict cannot be read, forbids."""
+        try:
+            verdict = self._enforcer.check(
+                agent=call.agent, tool_name=call.tool, target_path=target, action=call.action
+            )
+            return _read_verdict(call, target, verdict)
+        except Exception as error:  # noqa: BLE001 - the user's own enforcer
+            name = type(self._enforcer).__name__
+            text = f"{call}: the enforcer {name} failed: {plain_text(error)}"
+            return _Asked(target, kind=_FAILED, message=text, failure=error)
 
     async def _ask(self, step: StepExecution, call: _Call, waiting: Sequence[_Asked]) -> None:
         """Ask a person about all of it at once; raise if the answer is no."""
@@ -154,15 +165,13 @@ class PolicyCheck:
             await self._write(step, call, waiting[0], allowed=False)
             text = "; only a step of a Hive can ask for it"
             raise _violation(call, waiting[0], text)
-        first = waiting[0].verdict
-        assert isinstance(first, Decision)
         about: dict[str, Json] = {
             "tool": call.tool,
             "action": call.action,
             "persona": call.agent.agent_id,
             "role": call.agent.role,
             "paths": [each.target for each in waiting if each.target is not None],
-            "rule": first.rule,
+            "rule": waiting[0].rule,
         }
         approval = await self._approver.ask(step, about)
         for each in waiting:
@@ -184,7 +193,6 @@ class PolicyCheck:
         log = self._audit_log
         if log is None:
             return
-        verdict = asked.verdict
         facts: dict[str, Any] = {
             "timestamp": step.spec.clock.now().isoformat(),
             "persona_id": call.agent.agent_id,
@@ -192,15 +200,15 @@ class PolicyCheck:
             "tool": call.tool,
             "path": asked.target,
             "allowed": allowed,
-            "violation_type": None if allowed else kind_of(verdict),
-            "message": message_of(verdict),
-            "latency_ms": getattr(verdict, "latency_ms", 0),
+            "violation_type": None if allowed else asked.kind,
+            "message": asked.message,
+            "latency_ms": asked.latency_ms,
             "action": call.action,
             "step": step.name,
             "run_id": step.record.run_id,
         }
-        if isinstance(verdict, Decision):
-            facts["rule"] = verdict.rule
+        if asked.rule is not None:
+            facts["rule"] = asked.rule
         if approval is not None:
             facts["violation_type"] = None if allowed else _REFUSED
             facts["approved_by" if allowed else "refused_by"] = approval.by
@@ -232,25 +240,38 @@ class _Call(NamedTuple):
     agent: AgentContext
     targets: Sequence[str | None]
 
+    def __str__(self) -> str:
+        return f"{self.agent.agent_id} ({self.agent.role}) may not use {self.tool}"
+
+
+def _read_verdict(call: _Call, target: str | None, verdict: Verdict) -> _Asked:
+    decision = verdict if isinstance(verdict, Decision) else None
+    message = message_of(verdict)
+    if not hasattr(verdict, "allowed"):
+        message = (
+            f"{message or call}: the enforcer answered {verdict!r:.60}, which has no `allowed`"
+        )
+    return _Asked(
+        target,
+        allowed=getattr(verdict, "allowed", None) is True,
+        kind=kind_of(verdict),
+        message=message,
+        latency_ms=getattr(verdict, "latency_ms", 0),
+        rule=None if decision is None else decision.rule,
+        needs_approval=decision is not None and decision.effect == "ask",
+    )
+
 
 def _violation(
     call: _Call, asked: _Asked, more: str = "", kind: str | None = None
 ) -> GovernanceViolation:
-    text = (
-        message_of(asked.verdict)
-        or f"{call.agent.agent_id} ({call.agent.role}) may not use {call.tool}"
-    )
     return GovernanceViolation(
-        f"{text}{more}",
-        kind or kind_of(asked.verdict) or "policy_violation",
+        f"{asked.message or call}{more}",
+        kind or asked.kind or "policy_violation",
         path=asked.target,
         tool_name=call.tool,
         agent_id=call.agent.agent_id,
     )
-
-
-def _no_verdict(answer: object) -> str:
-    return f": the enforcer answered {answer!r:.60}, which has no `allowed`"
 
 
 def kind_of(verdict: Verdict) -> str | None:

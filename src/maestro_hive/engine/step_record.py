@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from maestro_hive.engine.accounts import UNSIZED, StepAround, most_usd
 from maestro_hive.engine.budget_queue import behind_others
 from maestro_hive.engine.context import records_around
-from maestro_hive.engine.failures import set_failure
+from maestro_hive.engine.failures import error_facts, set_failure
 from maestro_hive.engine.healing.arguments import ChangedArguments
 from maestro_hive.engine.open_run import RUNNING
 from maestro_hive.engine.plan import effect_key
@@ -337,6 +337,13 @@ class RunStep(StepRepairs):
         else:
             first, settle = self._settlement(entry)
             await self.run.record(entry, sync=True, first=first, budget=settle)
+
+    async def refuse(self, error: Exception) -> None:
+        """Record that a policy forbids it; who executes it again asks the policy again."""
+        facts = {"name": self.plan.name, "error": error_facts(error), "refused": True}
+        known, identity = codec.dump_canonical(facts), self.plan.identity
+        entry = NewEntry(EntryKind.STEP_FAILED, facts=known, identity=identity)
+        await self.run.record(entry, sync=True)
 
     async def ask(self, failure: AttemptEnd) -> None:
         """Record that a person has to say whether the last attempt had its effect; once."""

@@ -73,23 +73,38 @@ class UnknownRunError(MaestroError):
 
 
 class AlreadyAnsweredError(ConfigurationError):
-    """A question of a run has its answer, ``value`` by ``by``, and takes no other."""
+    """A question of a run has its answer, ``value`` by ``by``, and takes no other.
+
+    ``said``: of an escalation, which is what ``question`` names then, the answer in words.
+    """
 
     def __init__(
-        self, run_id: str, name: str, question: str | None, value: Any, by: str | None
+        self,
+        run_id: str,
+        name: str,
+        question: str | None,
+        value: Any,
+        by: str | None,
+        said: str | None = None,
     ) -> None:
-        which = f"question {question} was answered" if question else "an early one waits for it"
-        text = repr(value)
-        shown = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
-        super().__init__(
-            f"run {run_id!r} has its answer to {name!r} already: {which}"
-            f"{f' by {by}' if by else ''}, with {shown}; this one is not taken"
-        )
+        if said is None:
+            which = f"question {question} was answered" if question else "an early one waits for it"
+            who = f" by {by}" if by else ""
+            text = f"run {run_id!r} has its answer to {name!r} already: {which}{who}"
+            text = f"{text}, with {_shortened(repr(value))}"
+        else:
+            what = f"escalation {question} of run {run_id!r}"
+            text = f"{what} has its answer already: {_shortened(said)}"
+        super().__init__(f"{text}; this one is not taken")
         self.run_id = run_id
         self.name = name
         self.question = question
         self.value = value
         self.by = by
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 class RunMismatchError(ConfigurationError):

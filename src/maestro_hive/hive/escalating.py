@@ -47,8 +47,13 @@ class Reply(NamedTuple):
 
     @classmethod
     def read(cls, data: bytes | None, by: str | None = None) -> Reply:
+        """Return what a recorded answer says."""
+        return cls.of(codec.parse(data or b"null", "the answer", depth=codec.DOCUMENT_DEPTH), by)
+
+    @classmethod
+    def of(cls, given: Json, by: str | None = None) -> Reply:
         """Return what an answer says."""
-        match codec.parse(data or b"null", "the answer", depth=codec.DOCUMENT_DEPTH):
+        match given:
             case {"feedback": str(text)}:
                 return cls(FEEDBACK, text, by)
             case {"result": tree}:
@@ -59,17 +64,28 @@ class Reply(NamedTuple):
                 raise CorruptionError(f"the answer to an escalation is {other!r:.100}")
 
     @property
-    def outcome(self) -> str:
-        """How an escalation ended by it, for those who read the ticket."""
+    def in_words(self) -> str:
+        """What was said, and by whom."""
         who = self.by or "A person"
         match self.kind:
             case "feedback":
-                return f"{who} answered: {self.value}\n\nThe step is attempted again with that."
+                return f"{who} answered: {self.value}"
             case "result":
+                return f"{who} gave the result {codec.dump(self.value).decode()}"
+            case _:
+                return f"{who} gave up{f': {self.value}' if self.value else ''}"
+
+    @property
+    def outcome(self) -> str:
+        """How an escalation ended by it, for those who read the ticket."""
+        match self.kind:
+            case "feedback":
+                return f"{self.in_words}\n\nThe step is attempted again with that."
+            case "result":
+                who = self.by or "A person"
                 return f"{who} gave the result of the step, and its run goes on with that."
             case _:
-                why = f": {self.value}" if self.value else ""
-                return f"{who} gave up{why}. The workflow got the error of the step."
+                return f"{self.in_words}. The workflow got the error of the step."
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine import outbox
 from maestro_hive.engine.outbox import ESCALATIONS, StoredEscalation, found_escalation
+from maestro_hive.engine.tickets import TicketMissingError
 from maestro_hive.hive.errors import AlreadyAnsweredError, UnknownRunError
 from maestro_hive.hive.escalating import FEEDBACK, GIVE_UP, RESULT, Reply
 from maestro_hive.hive.inbox import Answer, Inbox, Messages, check_text
@@ -229,11 +230,10 @@ def _check_open(
     run_id, identity = str(record.run_id), bytes.fromhex(record.question)
     waiting, ended = messages.to(identity), state.answers.get(identity)
     if waiting is not None:
-        raise AlreadyAnsweredError(run_id, record.step, record.id, waiting.value, waiting.by)
+        raise _answered(record, Reply.of(waiting.value, waiting.by))
     if ended is not None and facts_of(ended).get("how") == "answered":
         by = facts_of(ended).get("by")
-        reply = Reply.read(store.load(ended), by)
-        raise AlreadyAnsweredError(run_id, record.step, record.id, {reply.kind: reply.value}, by)
+        raise _answered(record, Reply.read(store.load(ended), by))
     if state.ended is not None:
         raise ConfigurationError(
             f"run {run_id!r} has ended ({run_status(state)}), and takes no answer"
@@ -243,6 +243,12 @@ def _check_open(
             f"run {run_id!r} does not wait for escalation {record.id} any more: it was retried, or its"
             " workflow cancelled the step"
         )
+
+
+def _answered(record: StoredEscalation, reply: Reply) -> AlreadyAnsweredError:
+    given = {reply.kind: reply.value}
+    run_id, said = str(record.run_id), reply.in_words
+    return AlreadyAnsweredError(run_id, record.step, record.id, given, reply.by, said)
 
 
 # --- answers on tickets ---------------------------------------------------------------------------
@@ -257,6 +263,10 @@ async def sync_one(delivery: Delivery, record: StoredEscalation) -> bool:
             return await _sync(delivery, record)
     except RunLeasedError:
         return False  # another process does
+    except TicketMissingError as error:
+        gone = f"ticket {record.ticket} is gone: {error}; answer it by maestro answer {record.id}"
+        await _note_problem(delivery, record, gone)
+        return False
     except Exception as error:  # noqa: BLE001 - the user's own client
         logger.warning("ticket %s of escalation %s: %s", record.ticket, record.id, error)
         return False
@@ -290,13 +300,19 @@ async def _sync(delivery: Delivery, record: StoredEscalation) -> bool:
             problem = f"the comment on {key} is not taken: {error}"
         else:
             return True
+    await _note_problem(delivery, record, problem)
+    return False
+
+
+async def _note_problem(delivery: Delivery, record: StoredEscalation, problem: str) -> None:
+    """Record why an escalation still waits; it is logged once."""
     if problem != record.problem:
         logger.warning("escalation %s still waits: %s", record.id, problem)
-        noted = problem
         await delivery.in_store(
-            lambda: outbox.update(store, record.id, lambda each: replace(each, problem=noted))
+            lambda: outbox.update(
+                delivery.store, record.id, lambda each: replace(each, problem=problem)
+            )
         )
-    return False
 
 
 def _answers(

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.policy import Enforcer
     from maestro_hive.engine.tickets import TicketSystem
     from maestro_hive.hive.answers import Question
+    from maestro_hive.hive.attending import Asked
     from maestro_hive.hive.escalations import EscalationView
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.runs import Input, RunInfo
@@ -293,6 +294,18 @@ class Hive(Enqueuing):
     def questions(self, run_id: str) -> list[Question]:
         """Return the questions that a run waits for, with what they are about."""
         return answers.questions(self._open(), run_id)
+
+    async def attend(
+        self, run_id: str, tell: Callable[[Asked], object], *, leave: bool = False
+    ) -> None:
+        """Tell what a run of this process, and its children, ask people; until this is cancelled.
+
+        Each question, approval and escalation is told once. With ``leave`` the run is suspended when
+        it does nothing but wait for people, and who awaits it gets ``RunReleased``.
+        """
+        from maestro_hive.hive.attending import attend  # noqa: PLC0415 - slow to import
+
+        await attend(self._open(), run_id, tell, leave=leave)
 
     def escalations(self, run_id: str | None = None) -> list[EscalationView]:
         """Return the failures that wait for a person: of steps with ``escalate=True``, and of executors."""

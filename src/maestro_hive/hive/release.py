@@ -12,9 +12,12 @@ from maestro_hive.hive.inbox import Inbox
 from maestro_hive.kernel.errors import MaestroError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from maestro_hive.hive.active_run import ActiveRun
+
+#: What is due later than that is not due soon.
+_LONG_SECONDS = 60.0
 
 #: The records of a family of runs: as long as they are the same, nothing happened in it.
 _Marks = tuple[tuple[str, int], ...]
@@ -30,6 +33,29 @@ def only_waits(run: ActiveRun) -> bool:
     if any(run.is_settled(call.identity) for call in run.waits):
         return False  # its answer is recorded, or is being recorded
     return not run.history.has_own_timer and all(map(only_waits, run.children))
+
+
+def waits_for_people(run: ActiveRun) -> bool:
+    """Return whether all that a run and its children wait for are answers of people."""
+    asked = all(
+        call.identity in each.run.state.questions for each in family_of(run) for call in each.waits
+    )
+    return asked and only_waits(run)
+
+
+def is_left_to_people(run: ActiveRun | None) -> bool:
+    """Return whether nothing happens in a run before a person answers, or for long."""
+    if run is None or not waits_for_people(run):
+        return False
+    due = seconds_to_due(run)
+    return due is None or due > _LONG_SECONDS
+
+
+def family_of(run: ActiveRun) -> Iterator[ActiveRun]:
+    """Yield a run and its children, to any depth."""
+    yield run
+    for child in list(run.children):
+        yield from family_of(child)
 
 
 def seconds_to_due(run: ActiveRun) -> float | None:
@@ -63,8 +89,9 @@ def release(run: ActiveRun) -> None:
 class IdleRuns:
     """Since when which of a worker's runs do nothing but wait."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, is_idle: Callable[[ActiveRun], bool] = only_waits) -> None:
         self._seconds = seconds
+        self._is_idle = is_idle
         # Weakly: one that is released is gone.
         self._since: WeakKeyDictionary[ActiveRun, tuple[_Marks, float]] = WeakKeyDictionary()
 
@@ -73,7 +100,7 @@ class IdleRuns:
         now, before = time.monotonic(), self._since
         self._since = WeakKeyDictionary()
         for run in runs:
-            if not only_waits(run):
+            if not self._is_idle(run):
                 continue
             marks = _marks(run)
             known, since = before.get(run, (marks, now))

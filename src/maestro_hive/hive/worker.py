@@ -26,7 +26,13 @@ from maestro_hive.hive.dispatching import (
     register_signal,
 )
 from maestro_hive.hive.inbox import Inbox
-from maestro_hive.hive.release import IdleRuns, has_message, only_waits, release
+from maestro_hive.hive.release import (
+    IdleRuns,
+    has_message,
+    is_left_to_people,
+    only_waits,
+    release,
+)
 from maestro_hive.hive.runner import HowStarted
 from maestro_hive.hive.suspects import Suspect, WaitingSuspects, has_outcome
 from maestro_hive.kernel import files
@@ -399,9 +405,13 @@ class Worker:
     # --- suspects ---
 
     def _is_empty(self, store: Store) -> bool:
-        """Return whether this process executes nothing, so that a suspect would be alone."""
+        """Return whether this process executes nothing, so that a suspect would be alone.
+
+        A run that waits for a person has nothing to lose by the death of its process.
+        """
+        mine = [active_here(store, name) for name in self._active]
         others = [each for each in all_shared(store, ActiveTask) if not each.done.done()]
-        return not self._active and not others
+        return all(each is not None and is_left_to_people(each.active) for each in [*mine, *others])
 
     async def _take_suspect(self, store: Store, names: list[str]) -> bool:
         """Take a run whose process died, if it is alone then, or has waited for long."""
@@ -436,7 +446,7 @@ class Worker:
         run = None if task is None else task.active
         if run is not None and has_outcome(run):
             store.clear_deaths(suspect.run_id)
-        elif suspect.run_id in self._active and suspect.is_alone():
+        elif suspect.run_id in self._active and suspect.is_alone() and not is_left_to_people(run):
             return
         self._suspect = None
 

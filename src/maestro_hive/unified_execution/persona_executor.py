@@ -20,7 +20,12 @@ from maestro_hive.engine.config import ErrorCategory, ExecutionConfig, frozen_co
 from maestro_hive.engine.context import round_number
 from maestro_hive.engine.continued_step import check_may_continue, needs_retry
 from maestro_hive.engine.definitions import Tasks
-from maestro_hive.engine.errors import TokenBudgetExceeded, UnrecoverableError, parts_of
+from maestro_hive.engine.errors import (
+    GovernanceViolation,
+    TokenBudgetExceeded,
+    UnrecoverableError,
+    parts_of,
+)
 from maestro_hive.engine.execution_log import STEPS, ExecutionLog, names
 from maestro_hive.engine.healing.stage import judge_completed
 from maestro_hive.engine.memory_step import MemoryPersona, MemoryStep
@@ -346,6 +351,10 @@ class PersonaExecutor:
             return step.completed_result(await step.run_round(guard))
         except SkippedError as skipped:
             return skipped.result
+        except GovernanceViolation as error:  # of the policy; one of the task's is a failed attempt
+            if isinstance(step.record, RunStep):
+                await step.record.refuse(error)
+            raise
         except (TokenBudgetExceeded, ExceptionGroup) as error:
             if not all(isinstance(part, TokenBudgetExceeded) for part in parts_of(error)):
                 raise

@@ -54,6 +54,10 @@ class TicketRefusedError(MaestroError):
         self.permanent = permanent
 
 
+class TicketMissingError(TicketRefusedError):
+    """What the request is about is not there: a ticket that was deleted, or a wrong address."""
+
+
 class TicketUnknownError(MaestroError):
     """No response was received for a request that was sent: it may or may not have taken effect."""
 
@@ -61,7 +65,8 @@ class TicketUnknownError(MaestroError):
 class TicketSystem(Protocol):
     """A system with tickets that people answer.
 
-    Every method but the last two can raise TicketRefusedError and TicketUnknownError.
+    Every method but the last two can raise TicketRefusedError and TicketUnknownError; those that are
+    given a key raise TicketMissingError if there is no such ticket any more.
     """
 
     #: Which system it is: "jira", "github", "webhook", "slack" or "command".

@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
 
 from maestro_hive.engine.tickets import Ticket, TicketRefusedError, TicketUnknownError
-from maestro_hive.engine.tickets.one_way import OneWay, comment_message, escalation_message
+from maestro_hive.engine.tickets.one_way import OneWay, escalation_message
 
 if TYPE_CHECKING:
     from maestro_hive.engine.escalation import EscalationCase
@@ -48,12 +48,6 @@ class CommandTickets(OneWay):
             )
         address = lines[1].strip() if len(lines) > 1 else ""
         return Ticket(key=lines[0].strip(), address=address or None)
-
-    async def comment(self, key: str, text: str) -> str:
-        """Give a comment to the command; return the id that it prints, or the effect key."""
-        message = comment_message(key, text)
-        lines = await self._output(message)
-        return (lines[0].strip() if lines else "") or str(message["effect_key"])
 
     async def _output(self, message: dict[str, Any]) -> list[str]:
         """Execute the command; return the lines that it printed.

@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
 
-from maestro_hive.engine.tickets import TicketRefusedError, TicketUnknownError
+from maestro_hive.engine.tickets import TicketMissingError, TicketRefusedError, TicketUnknownError
 from maestro_hive.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -196,6 +196,8 @@ class Server:
         message = f"{self.name} ({self.host()}) answered with status {status}{said}"
         if status in _TRY_LATER:
             return TicketRefusedError(message, retry_after=retry_after(response))
+        if status in {404, 410}:
+            return TicketMissingError(message, permanent=True)
         if 400 <= status < 500:
             return TicketRefusedError(message, permanent=True)
         if status in {301, 302, 307, 308}:

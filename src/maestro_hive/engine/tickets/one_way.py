@@ -1,8 +1,7 @@
-"""What systems share that take messages and cannot be asked: webhooks and commands."""
+"""What systems share that are told of failures and cannot be asked: webhooks, commands, callers' own."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine.tickets import Comment, Ticket, TicketRefusedError, label_of
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class OneWay:
-    """Takes tickets and comments, and has no way to find them: delivery is at least once."""
+    """Takes tickets, and has no way to find them or to add to them: delivery is at least once."""
 
     name: str
     finds = False
@@ -23,6 +22,10 @@ class OneWay:
     async def find(self, label: str, since: datetime | None = None) -> Ticket | None:
         """Raise: there is nothing to search."""
         raise self._not_possible("searched")
+
+    async def comment(self, key: str, text: str) -> str:
+        """Raise: nothing can be added to what was sent."""
+        raise self._not_possible("added to")
 
     async def comments(self, key: str) -> list[Comment]:
         """Raise: comments cannot be read."""
@@ -60,9 +63,3 @@ def escalation_message(case: EscalationCase) -> dict[str, Any]:
         "labels": list(case.labels),
         "failure_report": case.failure_report.to_dict(),
     }
-
-
-def comment_message(key: str, text: str) -> dict[str, Any]:
-    """Return a comment as JSON for a webhook or a command; equal comments have equal effect keys."""
-    digest = hashlib.sha256(f"{key}\n{text}".encode("utf-8", "replace")).hexdigest()
-    return {"event": "comment", "effect_key": f"comment-{digest[:32]}", "key": key, "text": text}

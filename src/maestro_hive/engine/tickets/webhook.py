@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from maestro_hive.engine.tickets import Ticket
-from maestro_hive.engine.tickets.one_way import OneWay, comment_message, escalation_message
+from maestro_hive.engine.tickets.one_way import OneWay, escalation_message
 from maestro_hive.engine.tickets.texts import clean, fitting
 
 if TYPE_CHECKING:
@@ -52,19 +52,13 @@ class WebhookTickets(OneWay):
             address=address if isinstance(address, str) else None,
         )
 
-    async def comment(self, key: str, text: str) -> str:
-        """Send a comment; return the id that the receiver gave it, or its effect key."""
-        message = comment_message(key, text)
-        answer = (await self._post(message)).document()
-        return _text(answer.get("id")) or str(message["effect_key"])
-
     async def _post(self, message: dict[str, Any]) -> Response:
         headers = {"Idempotency-Key": quote(str(message["effect_key"]), safe=_IN_KEYS)}
         return await _post(self._server, message, headers)
 
 
 class SlackTickets(OneWay):
-    """Posts failures and comments to a chat, by an incoming webhook that takes Slack's format."""
+    """Posts failures to a chat, by an incoming webhook that takes Slack's format."""
 
     name = "slack"
 
@@ -75,11 +69,6 @@ class SlackTickets(OneWay):
         """Post a failure; its key is the effect key, since a message has none."""
         await _post(self._server, {"text": _chat_text(f"*{case.summary}*\n{case.description}")})
         return Ticket(key=case.effect_key)
-
-    async def comment(self, key: str, text: str) -> str:
-        """Post a comment; return its effect key."""
-        await _post(self._server, {"text": _chat_text(f"{key}: {text}")})
-        return str(comment_message(key, text)["effect_key"])
 
 
 def signature(secret: Secret, body: bytes) -> dict[str, str]:

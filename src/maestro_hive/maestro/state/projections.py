@@ -567,6 +567,11 @@ def _outcome(state: RunState, entry: Entry) -> None:
     state.outcomes[_identity(entry)] = entry
 
 
+def _step_failed(state: RunState, entry: Entry) -> None:
+    if not facts_of(entry).get("refused"):  # by the policy of an executor, which is asked each time
+        _outcome(state, entry)
+
+
 # --- fields and tasks -----------------------------------------------------------------------------
 
 
@@ -634,7 +639,7 @@ _HANDLERS: dict[int, Callable[[RunState, Entry], None]] = {
     EntryKind.WAIT_ENDED: _wait_ended,
     EntryKind.CHILD_STARTED: lambda state, entry: state.children.update({_identity(entry): entry}),
     EntryKind.CHILD_ENDED: _outcome,
-    EntryKind.STEP_FAILED: _outcome,
+    EntryKind.STEP_FAILED: _step_failed,
     EntryKind.STEP_CANCELLED: _outcome,
     EntryKind.VALUE_RECORDED: lambda state, entry: state.values.update({_identity(entry): entry}),
     EntryKind.CANCEL_REQUESTED: lambda state, entry: setattr(state, "cancel_requested", entry),

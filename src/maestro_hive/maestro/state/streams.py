@@ -100,6 +100,11 @@ class StreamReader:
             self._step = find_step(self.state, self._wanted)
         return self._step
 
+    def is_writing(self, label: str) -> bool:
+        """Return whether an attempt of a step may write more, as of what was read."""
+        step = find_step(self.state, label)
+        return self.state.ended is None and step is not None and step.open_attempt > 0
+
     def _read_entries(self) -> None:
         new = self._reader.entries(self.run.id, self.state.seq)
         if new:
