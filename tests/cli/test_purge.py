@@ -27,7 +27,7 @@ from tests.cli.processes import (
     maestro,
     maestro_process,
 )
-from tests.cli.sample_runs import active_run, ends, workflow
+from tests.cli.sample_runs import active_run, add, ends, workflow
 from tests.python_processes import run_python
 
 if TYPE_CHECKING:
@@ -399,7 +399,7 @@ def test_a_run_that_changed_during_the_question_is_not_purged(folder: Path) -> N
     workflow(folder, "over", "failed", ends("failed"))
     workflow(folder, "again", "failed", ends("failed"))
     keys = KeysAfter("y\r")
-    keys.happens = lambda: workflow(folder, "again", "running")
+    keys.happens = lambda: add(folder, "again", status="running")
     seen = in_terminal_process(
         "purge", "--status", "failed", "--store", folder, typed={"[y/N]": keys}
     )
