@@ -108,7 +108,7 @@ class TeamRunner:
     async def resume(self, run_id: str) -> dict[str, Json]:
         """Resume a team run as it was started."""
         document, folder = self.arguments(run_id)
-        check_personas(_plan_of(document).graph, folder)
+        check_personas(plan_of(document).graph, folder)
         result: dict[str, Json] = await self._hive.resume(run_id)
         return result
 
@@ -160,7 +160,7 @@ class TeamRunner:
 
     async def _execute(self, document: dict[str, Json], folder: Path) -> dict[str, Json]:
         run_id = active_run("the workflow", WORKFLOW).run_id
-        plan = await in_thread(partial(_plan_of, document))
+        plan = await in_thread(partial(plan_of, document))
         own = self._state_folder / "runs" / run_id
         survivors = Survivors(own / "processes", run_id)
         await in_thread(survivors.end)
@@ -268,7 +268,8 @@ def _amount(budget: Budget | None) -> dict[str, float] | None:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _plan_of(document: dict[str, Json]) -> Plan:
+def plan_of(document: dict[str, Json]) -> Plan:
+    """Return the plan of a recorded graph."""
     checked = check_graph(json.dumps(document).encode(), "json")
     if checked.plan is None:
         raise GraphError("the graph of the run", checked.errors, checked.more_errors)
