@@ -91,24 +91,24 @@ class Workplace:
 
         A persona that needs something first has a result that asks for it, and is not verified.
         """
-        progress = ProgressFile(self.progress_folder / f"{given['id']}.json")
-        await in_thread(partial(progress.offer, current().progress.get(CHECKPOINT)))
         value = None
         if "python" in given["persona"]:
             value = await self._python(given, results, limits)
-        elif (asked := await self._command(given, limits, progress)) is not None:
+        elif (asked := await self._command(given, limits)) is not None:
             return {"asks": asked}
         check = given.get("verification")
         if check is not None:
             await self._verify(given["id"], check)
-        digests = await in_thread(partial(_digests, self.folder, given["files"]))
-        await in_thread(progress.remove)
+        paths = given["files"]
+        digests = await in_thread(partial(_digests, self.folder, paths)) if paths else {}
+        if "command" in given["persona"]:
+            self._progress_of(given).remove()
         return {"files": digests} if value is None else {"files": digests, "value": value}
 
-    async def _command(
-        self, given: dict[str, Json], limits: Limits, progress: ProgressFile
-    ) -> str | None:
+    async def _command(self, given: dict[str, Json], limits: Limits) -> str | None:
         """Execute a persona's command; its exit code is its word. Return what it asks for, if anything."""
+        progress = self._progress_of(given)
+        progress.offer(current().progress.get(CHECKPOINT))
         for _ in range(limits.max_handovers + 1):
             work = self._run_command(given, progress)
             try:
@@ -125,6 +125,9 @@ class Workplace:
                 case _:
                     raise CommandFailedError(f"the persona's command {ended}{_shown(ended)}")
         raise _too_many(limits)
+
+    def _progress_of(self, given: dict[str, Json]) -> ProgressFile:
+        return ProgressFile(self.progress_folder / f"{given['id']}.json")
 
     async def _python(
         self, given: dict[str, Json], results: dict[str, Json], limits: Limits

@@ -210,6 +210,7 @@ class _Steps:
 
         options = {
             "persona": persona.name,
+            "breaker": persona.name,
             "timeout": seconds + checking + _MARGIN_SECONDS,
             "max_attempts": _retry(task, persona, self._graph, "max_attempts"),
             "rounds": _retry(task, persona, self._graph, "rounds"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine.recorded_errors import failure_of
@@ -94,7 +95,8 @@ class WorkerSlots:
         """Note that a worker has ended an attempt. Another task gets it after a moment."""
         self._busy.pop(task, None)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(_REST_SECONDS, self._rested, task, number)
+        # In a context of its own: it is no timer of the workflow's, which outcomes would wait for.
+        timer = loop.call_later(_REST_SECONDS, self._rested, task, number, context=Context())
         self._resting[task] = _Resting(number, timer)
 
     def settled(self, task: str, started: Collection[str]) -> None:
