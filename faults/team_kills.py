@@ -22,9 +22,12 @@ from faults.child_processes import ChildProcesses
 from faults.registry import Outcome, Plan, row
 from maestro_hive import Hive
 from maestro_hive.engine.config import ExecutionConfig, Level1Config, Level2Config
+from maestro_hive.kernel.errors import MaestroError
 from maestro_hive.maestro.state import events
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.runner import TeamRunner
+from maestro_hive.team.state import ExecutionState, TaskStatus
+from maestro_hive.team.state_file import PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -159,6 +162,8 @@ def attack_team(
             _kill(engine, seen, rng, attack.step_seconds, left)
             engine.end()
         seen.result = _result(children.start("engine", folder / "killed", run=seen.run, **given))
+    everything = {task.id for task in make_graph(attack.seed, attack.step_seconds).tasks}
+    _check_state_file(seen, everything)
     if left_alive := processes_of(seen.run):
         seen.problems.append(f"alive after the last engine: {left_alive}")
     return seen
@@ -194,6 +199,20 @@ def _kill(
     started = _ledger(seen)
     seen.cut_off += len(set(started[before:]) - completed)
     seen.completed.append((completed, len(started)))
+    _check_state_file(seen, completed)
+
+
+def _check_state_file(seen: Seen, completed: set[str]) -> None:
+    """Note it if the state file is not valid, or says that more is complete than is recorded."""
+    try:
+        state = ExecutionState.load(seen.folder / "killed" / "work" / PATH)
+    except (MaestroError, ValueError) as error:
+        seen.problems.append(f"the state file is not valid: {error}")
+        return
+    tasks = {} if state is None else state.tasks
+    found = {each for each, task in tasks.items() if task.status is TaskStatus.COMPLETE}
+    if not found <= completed:
+        seen.problems.append(f"the state file is ahead of the journal: {found - completed}")
 
 
 def _wait_until(condition: Callable[[], object], what: str) -> None:
@@ -244,7 +263,10 @@ def is_alive(pid: int) -> bool:
 
 def guards_of(engine: int) -> list[int]:
     """Return the processes that read the pipes which an engine writes to."""
-    pipes = {str(each.readlink()) for each in Path(f"/proc/{engine}/fd").iterdir()}
+    pipes = set()
+    for file in Path(f"/proc/{engine}/fd").iterdir():
+        with suppress(OSError):  # it was closed meanwhile
+            pipes.add(str(file.readlink()))
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from faults.team_kills import is_alive
 from maestro_hive.cli import command
 from tests.cli.processes import answer, complaint, maestro, start_maestro
-from tests.team.conftest import SHELL, is_alive, task
+from tests.team.conftest import SHELL, task
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,10 +11,13 @@ import pytest
 from maestro_hive import Hive
 from maestro_hive.team.graph import Graph, check_graph
 from maestro_hive.team.runner import TeamRunner
+from maestro_hive.team.state import ExecutionState
+from maestro_hive.team.state_file import PATH
 from tests.hive.conftest import quick_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 #: A persona that does what the description of its task says, in a shell.
 SHELL = {"command": ["sh", "-c", 'eval "$(sed -n 3p)"']}
@@ -40,15 +42,6 @@ def graph(*tasks: dict[str, Any], **more: Any) -> Graph:
     return checked.graph
 
 
-def is_alive(pid: int) -> bool:
-    """Return whether a process executes; one that nobody has waited for does not."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in "ZX"
-
-
 class Team:
     """Executes graphs in a folder."""
 
@@ -69,6 +62,12 @@ class Team:
         """Return the lines of a file in the folder."""
         path = self.folder / name
         return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def statuses(team: Team) -> dict[str, str]:
+    """Return the statuses of tasks in the state file."""
+    state = ExecutionState.load(team.folder / PATH)
+    return {} if state is None else {name: each.status.value for name, each in state.tasks.items()}
 
 
 @pytest.fixture

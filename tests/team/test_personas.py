@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from faults.team_kills import is_alive
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.progress import as_checkpoint
 from maestro_hive.team.prompts import prompt_of
 from maestro_hive.team.state import Checkpoint
 from maestro_hive.testing import ManualClock
-from tests.team.conftest import graph, is_alive, task
+from tests.team.conftest import graph, statuses, task
 
 if TYPE_CHECKING:
     from tests.team.conftest import Team
@@ -136,10 +137,16 @@ def test_a_blocked_task_waits_for_an_answer_and_goes_on_with_it(team: Team) -> N
                 await asyncio.sleep(0.01)  # it is another hive, as in another process
                 asked = team.hive.questions("r") if team.hive.runs() else []
         assert (asked[0].name, asked[0].about) == ("A", "which number?")
+        shown: dict[str, str] = {}
+        async with asyncio.timeout(60):
+            while shown != {"A": "blocked"}:
+                await asyncio.sleep(0.01)
+                shown = statuses(team)
         team.hive.answer("r", "A", "42")
         return await running
 
     assert asyncio.run(main())["tasks"] == {"A": {"files": {}}}
+    assert statuses(team) == {"A": "complete"}
 
 
 def test_a_python_persona_gets_results_and_may_be_handed_over(

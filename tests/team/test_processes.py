@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from faults.team_kills import guards_of, is_alive
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.team.errors import CommandFailedError
 from maestro_hive.team.processes import SHELL, Ended, Survivors, execute
 from tests.python_processes import PythonProcess
-from tests.team.conftest import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,18 +84,6 @@ def test_a_group_dies_with_an_engine_that_is_killed(
             ended_later.append(number_in(tmp_path / "child"))
         engine.kill()
     wait_until(lambda: not is_alive(pid))
-
-
-def guards_of(engine: int) -> list[int]:
-    """Return the processes that read the pipes which an engine writes to."""
-    pipes = {str(each.readlink()) for each in Path(f"/proc/{engine}/fd").iterdir()}
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            is_guard = "groups" in (process / "cmdline").read_text()
-            if is_guard and str((process / "fd/0").readlink()) in pipes:
-                found.append(int(process.name))
-    return found
 
 
 @pytest.mark.parametrize("leader", ["stays", "ends"])

@@ -12,7 +12,9 @@ from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.team.errors import GraphFailedError
 from maestro_hive.team.scheduler import Slot, WorkerSlots
-from tests.team.conftest import graph, task
+from maestro_hive.team.state import ExecutionState
+from maestro_hive.team.state_file import PATH
+from tests.team.conftest import graph, statuses, task
 
 if TYPE_CHECKING:
     from maestro_hive.engine.step import StepExecution
@@ -147,10 +149,16 @@ def test_what_does_not_depend_on_a_failed_task_is_executed(team: Team) -> None:
     with pytest.raises(RunFailedError, match="failed: BAD; 1 of 3 tasks were not started"):
         team.run(made)
     assert team.lines() == ["OTHER"]
+    assert statuses(team) == {"BAD": "failed", "AFTER": "blocked", "OTHER": "complete"}
     (team.folder / "mended").touch()
     team.hive.retry("r", "BAD")
     team.run(made)
     assert team.lines() == ["OTHER", "BAD", "AFTER"]
+    state = ExecutionState.load(team.folder / PATH)
+    assert state is not None
+    assert {each.status.value for each in state.tasks.values()} == {"complete"}
+    assert state.tasks["OTHER"].completed_at < state.tasks["BAD"].completed_at  # type: ignore[operator]
+    assert sum(each.tasks_completed for each in state.workers.values()) == 2  # in this life
 
 
 def test_a_run_is_resumed_with_another_number_of_workers(team: Team) -> None:

@@ -31,6 +31,7 @@ from maestro_hive.team.personas import (
 )
 from maestro_hive.team.processes import Survivors
 from maestro_hive.team.scheduler import Execution, WorkerSlots, gate_name, urgency_of
+from maestro_hive.team.state_file import StateFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,7 +160,8 @@ class TeamRunner:
         return task_graph
 
     async def _execute(self, document: dict[str, Json], folder: Path) -> dict[str, Json]:
-        run_id = active_run("the workflow", WORKFLOW).run_id
+        active = active_run("the workflow", WORKFLOW)
+        run_id = active.run_id
         plan = await in_thread(partial(plan_of, document))
         own = self._state_folder / "runs" / run_id
         survivors = Survivors(own / "processes", run_id)
@@ -175,7 +177,14 @@ class TeamRunner:
         )
         steps = _Steps(plan.graph, place, slots)
         execution = Execution(plan, steps.run_task, steps.run_gate, slots)
-        await execution.run()
+        steps.asking = execution.asking
+        file = StateFile(folder, plan, active.run.state, execution, slots)
+        slots.on_change = file.changed
+        file.write()
+        try:
+            await execution.run()
+        finally:
+            file.write()
         return {
             "feature": plan.graph.feature,
             "tasks": {each: execution.results[each] for each in plan.ids},
@@ -191,6 +200,8 @@ class _Steps:
         self._tasks = {task.id: task for task in graph.tasks}
         self._place = place
         self._slots = slots
+        #: The tasks that wait for an answer.
+        self.asking: set[str] = set()
 
     async def run_task(self, task_id: str, results: dict[str, Json]) -> Json:
         """Execute a task, unless it is completed; raise its error if it failed for good."""
@@ -222,7 +233,10 @@ class _Steps:
             result = await step(given, results)
             if "asks" not in result:
                 return result
+            self.asking.add(task.id)
+            self._slots.on_change()
             answer = await wait_for(task.id, None, str, result["asks"])
+            self.asking.discard(task.id)
             given = with_answer(given, result["asks"], answer)
 
     async def run_gate(self, level: Level, gate: Gate, results: dict[str, Json]) -> bool:

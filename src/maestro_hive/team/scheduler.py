@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import Counter
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from maestro_hive.team.errors import GraphFailedError
 from maestro_hive.team.graph import Frontier
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from maestro_hive.engine.step import StepExecution
     from maestro_hive.maestro.state.strict_json import Json
@@ -75,25 +76,43 @@ class WorkerSlots:
 
     def __init__(self, workers: int, urgency: Mapping[str, tuple[float, int]]) -> None:
         self._urgency = urgency
-        self._free = list(range(1, workers + 1))
+        self.numbers = range(1, workers + 1)
+        #: What is called when an attempt starts or ends.
+        self.on_change: Callable[[], None] = lambda: None
+        self._free = list(self.numbers)
         self._waiting: list[tuple[tuple[float, int], int, asyncio.Future[int]]] = []
         self._count = 0
         self._busy: dict[str, int] = {}
+        self._last: dict[str, int] = {}
         self._resting: dict[str, _Resting] = {}
 
     async def enter(self, step: StepExecution) -> Slot:
         """Return when a worker is free for this attempt."""
         number = await self._acquire(step.name)
-        self._busy[step.name] = number
+        self._busy[step.name] = self._last[step.name] = number
+        self.on_change()
         return Slot(self, step.name, number)
 
     def worker_of(self, task: str) -> int:
         """Return the number of the worker that executes a task, from 1; 0 if none does."""
         return self._busy.get(task, 0)
 
+    def last_worker_of(self, task: str) -> int:
+        """Return the number of the worker that executed a task last; 0 if none did, here."""
+        return self._last.get(task, 0)
+
+    def busy(self) -> dict[int, str]:
+        """Return what workers execute, by their numbers."""
+        return {number: task for task, number in self._busy.items()}
+
+    def completed_by(self, tasks: Iterable[str]) -> Counter[int]:
+        """Return how many of these tasks each worker has executed here."""
+        return Counter(self._last[each] for each in tasks if each in self._last)
+
     def leave(self, task: str, number: int) -> None:
         """Note that a worker has ended an attempt. Another task gets it after a moment."""
         self._busy.pop(task, None)
+        self.on_change()
         loop = asyncio.get_running_loop()
         # In a context of its own: it is no timer of the workflow's, which outcomes would wait for.
         timer = loop.call_later(_REST_SECONDS, self._rested, task, number, context=Context())
@@ -175,11 +194,17 @@ class Execution:
         self.results: dict[str, Json] = {}
         self.gates: dict[str, bool] = {}
         self.failures: dict[str, Exception] = {}
+        #: The tasks that wait for an answer.
+        self.asking: set[str] = set()
         self._active = 0
         self._gating: set[int] = set()
         #: What has ended, and how that is noted.
         self._ended: list[tuple[str, Callable[[], None]]] = []
         self._wake = asyncio.Event()
+
+    def blocked(self) -> dict[str, str]:
+        """Return the tasks that cannot start, each with the failed task that is the reason."""
+        return self._frontier.blocked()
 
     async def run(self) -> None:
         """Execute all that can be; raise ``GraphFailedError`` if something failed."""
@@ -194,6 +219,7 @@ class Execution:
                 started = self._start(group)
                 for name, _ in ended:
                     self._slots.settled(name, started)
+                self._slots.on_change()
         if self.failures:
             raise self._failed() from ExceptionGroup(
                 "tasks and gates that failed", list(self.failures.values())
