@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from maestro_hive.admin.breakers import open_breaker, reset_breaker
+from maestro_hive.admin.folder import writing
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.team.errors import GraphFailedError
 from maestro_hive.team.scheduler import Slot, WorkerSlots
 from maestro_hive.team.state import ExecutionState
 from maestro_hive.team.state_file import PATH
-from tests.team.conftest import graph, statuses, task
+from tests.team.conftest import SHELL, graph, statuses, task
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from maestro_hive.engine.step import StepExecution
+    from maestro_hive.maestro.state.store import Store
     from tests.team.conftest import Team
 
 SAY = 'echo "$MAESTRO_TASK_ID" >> log'
@@ -209,3 +216,44 @@ def test_a_graph_whose_personas_cannot_be_called_starts_nothing(team: Team) -> N
     for name in ("B: the program 'no-such", "C: the function no_such", "D: this version"):
         assert name in str(refused.value)
     assert team.lines() == []
+
+
+def test_tasks_behind_an_open_breaker_wait_and_spend_no_attempt(team: Team) -> None:
+    wait = "while ! test -f go; do sleep 0.02; done"
+    flaky: dict[str, Any] = {"persona": "flaky", "estimate_minutes": 5}
+    made = graph(
+        task("ONE", f"echo ONE >> log; {wait}", **{**flaky, "estimate_minutes": 99}),
+        task("TWO", SAY, **flaky),
+        task("AFTER", SAY, "TWO", **flaky),
+        task("OTHER", SAY),
+        personas={"flaky": SHELL},
+        retry=1,
+    )
+    runner = team.hive_runner(workers=1)
+
+    async def main() -> None:
+        running = asyncio.create_task(runner.run(made, run_id="r", folder=team.folder))
+        await until(lambda: team.lines() == ["ONE"])
+        with open_store_of(team) as store:
+            open_breaker(store, "flaky", 3600, create=True)  # TWO has its permit, and waits
+            (team.folder / "go").touch()
+            await until(lambda: team.lines() == ["ONE", "OTHER"])
+            assert statuses(team)["TWO"] != "failed"
+            assert not running.done()
+            reset_breaker(store, "flaky")
+        await running
+
+    asyncio.run(main())
+    assert team.lines() == ["ONE", "OTHER", "TWO", "AFTER"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        is_so = False
+        while not is_so:
+            await asyncio.sleep(0.01)
+            is_so = condition()
+
+
+def open_store_of(team: Team) -> AbstractContextManager[Store]:
+    return writing(Path(team.hive.config.state.state_dir))

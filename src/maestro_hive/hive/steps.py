@@ -538,6 +538,7 @@ class StepCalls:
             escalation=None,
             rng=rng,
             log=context.step_log,
+            waits_for_breaker=options.waits_for_breaker,
         )
         return PreparedStep(spec, policy)
 

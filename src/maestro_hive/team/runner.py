@@ -257,7 +257,9 @@ class _Steps:
         """Return a step. Its identity is its input, wherever in the graph it stands."""
         given = {each: value for each, value in options.items() if value is not None}
         checked = Options().changed({**given, "key": _key}, StepOptions, f"of {name!r}")
-        return StepFunction(body, name, replace(checked, stages=(self._slots,)))
+        return StepFunction(
+            body, name, replace(checked, stages=(self._slots,), waits_for_breaker=True)
+        )
 
 
 def _key(*given: Json) -> str:
