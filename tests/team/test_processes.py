@@ -186,3 +186,29 @@ def test_a_folder_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None
                 write=print,
             )
         )
+
+
+def test_an_output_that_cannot_be_stored_fails_the_command_after_its_end(tmp_path: Path) -> None:
+    def full(_: str) -> None:
+        raise OSError("no space left")
+
+    work = execute(
+        [SHELL, "-c", "seq 100000; touch ended"],
+        folder=tmp_path,
+        environment=dict(os.environ),
+        survivors=Survivors(tmp_path / "processes", "r"),
+        write=full,
+    )
+    with pytest.raises(OSError, match="no space left"):
+        asyncio.run(work)
+    assert (tmp_path / "ended").exists()
+    assert not list((tmp_path / "processes").iterdir())
+
+
+def test_an_exit_code_that_other_code_took_is_no_success(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(CommandFailedError, match="how the command ended is not known"):
+            called(tmp_path, SHELL, "-c", "exit 1")
+    finally:
+        signal.signal(signal.SIGCHLD, before)

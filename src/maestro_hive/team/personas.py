@@ -234,11 +234,12 @@ class Workplace:
 
 
 async def _in_time(work: Any, seconds: float, who: str) -> Any:
+    limit = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds):
+        async with limit:
             return await work
-    except TimeoutError as error:
-        if error.args:
+    except TimeoutError:
+        if not limit.expired():
             raise  # its own
         raise TimeoutError(f"{who} took longer than {seconds:g} s, and was ended") from None
 

@@ -171,7 +171,11 @@ class _Group:
         assert stdout is not None
         reading = threads.run(partial(self._output.read, stdout.fileno()))
         # Without reaping it: until then no other group can get its number.
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        is_known = True
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            is_known = False
         self.signal(signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
             reading.result(_OUTPUT_SECONDS)
@@ -182,6 +186,12 @@ class _Group:
         survivors.remove(self.pid)
         if reading.done():
             stdout.close()
+        self._output.end()
+        if not is_known:
+            raise CommandFailedError(
+                "how the command ended is not known: other code in this process waits for all of its"
+                " children, or ignores SIGCHLD"
+            )
         return Ended(code=code, tail=self._output.tail)
 
 
@@ -194,6 +204,8 @@ class _Output:
         self._line = ""
         self._last: deque[str] = deque()
         self._length = 0
+        self._error: Exception | None = None
+        self._is_over = False
 
     @property
     def tail(self) -> str:
@@ -226,7 +238,21 @@ class _Output:
             self._length += len(piece)
             while self._length - len(self._last[0]) > _TAIL_CHARACTERS:
                 self._length -= len(self._last.popleft())
+            self._pass_piece_on(piece)
+
+    def _pass_piece_on(self, piece: str) -> None:
+        if self._error is not None or self._is_over:
+            return  # it is read all the same, or the command would stop
+        try:
             self._write(piece)
+        except Exception as error:  # noqa: BLE001 - raised by ``end``, when the command has ended
+            self._error = error
+
+    def end(self) -> None:
+        """Pass nothing on any more; raise if something could not be."""
+        self._is_over = True
+        if self._error is not None:
+            raise self._error
 
 
 # --- the guard ------------------------------------------------------------------------------------
