@@ -35,6 +35,7 @@ MODULES = {
     19: "limits",
     20: "worker_kills",
     21: "waiting_runs",
+    22: "team_kills",
 }
 
 #: Further failures of a row are counted, and not shown.

@@ -35,6 +35,7 @@ EXECUTED = (
     "docs/howto/budgets.md",
     "docs/security.md",
     "docs/howto/task-graphs.md",
+    "docs/howto/run-a-task-graph.md",
     "docs/howto/policy.md",
 )
 

@@ -205,15 +205,12 @@ def test_a_dry_run_of_a_graph_with_errors_ends_with_1(graph: Path) -> None:
     assert dry_run().returncode == command.FAILED
 
 
-def test_without_dry_run_graphs_are_not_executed_yet(graph: Path) -> None:
-    done = maestro("run", "graph.json")
-    assert "runs no task graphs from files yet; --dry-run shows what would run" in complaint(
-        done, command.WRONG_USE
-    )
-
-
 @pytest.mark.parametrize(
-    "option", [("--dry-run",), ("--only", "A"), ("--workers", "2"), ("--strict",)]
+    "option",
+    [
+        *(("--dry-run",), ("--only", "A"), ("--workers", "2"), ("--strict",)),
+        *(("--force",), ("--budget", "5"), ("--persona", "true")),
+    ],
 )
 def test_options_of_graphs_are_refused_for_workflows(option: tuple[str, ...], graph: Path) -> None:
     wrong = complaint(maestro("run", "shop:build", *option), command.WRONG_USE)

@@ -223,8 +223,7 @@ def test_with_json_only_the_object_is_on_stdout(shop: Path) -> None:
 
 WRONG = {
     ("build",): "'build' names no workflow; name one as package.module:workflow",
-    ("shop.yaml",): "shop.yaml is a file, and this version runs no task graphs from files",
-    ("shop",): "shop is a folder, and this version runs no task graphs",
+    ("shop",): "shop is a folder, and no task graph; name a file, or a workflow as",
     ("shop/checkout.py",): "a workflow of it is named by its module: shop.checkout:WORKFLOW",
     ("shop/checkout:build",): "'shop/checkout:build' names no workflow",
     ("nowhere.to:build",): "there is no module 'nowhere.to' in",
@@ -256,7 +255,6 @@ WRONG = {
 def test_what_cannot_be_run_is_wrong_use_and_says_what_can(
     shop: Path, words: tuple[str, ...]
 ) -> None:
-    (shop / "shop.yaml").touch()
     (shop / "imports_nothing.py").write_text("import gone")
     (shop / "raises.py").write_text("1 / 0")
     (shop / "raised.py").touch()

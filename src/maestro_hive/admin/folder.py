@@ -277,6 +277,7 @@ _STATE_FILES = (
     *("journal.readers", "journal.marks", "audit.jsonl", ".*.tmp"),
     *("holders", "holders/*.json", "damaged", "damaged/journal.db-wal.*", "damaged/.*.tmp"),
     *("runs/*/execution_state.json", "runs/*/execution_state.json.damaged-*", "runs/*/.*.tmp"),
+    *("runs/*/processes", "runs/*/processes/*", "runs/*/progress"),
     *("checkpoints/*.json", "checkpoints/*.json.damaged-*", "checkpoints/.*.tmp"),
     *(f"checkpoints/{pattern}" for pattern in _CHECKPOINT_FILES),
 )

@@ -54,7 +54,7 @@ class Verb(NamedTuple):
 
 SECTIONS: dict[str, tuple[Verb, ...]] = {
     "Runs": (
-        Verb("run", "running", "Run a workflow of a module, or resume it."),
+        Verb("run", "running", "Run a task graph, or a workflow of a module; or resume it."),
         Verb("runs", "show", "List runs, newest first, with their status."),
         Verb("show", "show", "Show a run and its steps, or one step in detail."),
         Verb("watch", "watch", "Watch the runs, or one run, as they go on."),
@@ -72,6 +72,9 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
     "Task graphs": (
         Verb("graph", "graphs", "Check a task graph; show its levels and its critical path."),
         Verb("init", "graphs", "Write an example task graph to start from."),
+        Verb("status", "teams", "Show the tasks of a run of a task graph."),
+        Verb("resume", "teams", "Resume a run of a task graph."),
+        Verb("stop", "teams", "Stop the process that executes a run of a task graph."),
     ),
     "Workers": (
         Verb("worker", "workers", "Execute enqueued runs with the workflows of a module."),

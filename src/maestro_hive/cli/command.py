@@ -303,7 +303,7 @@ _STORE, _STORE_OF_HIVE = (
     )
     for text in (
         f"The state folder.  [default: {_DEFAULT_STORE}]",
-        "Go on only if this is the state folder of the module's Hive.",
+        "The state folder. That of a module's Hive is its own: go on only if it is this one.",
     )
 )
 _VERBOSE = click.Option(

@@ -22,6 +22,7 @@ from maestro_hive.hive.dispatching import belongs_to_workers
 from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.run_view import to_dict
 from maestro_hive.maestro.state.views import OVER, question_id, value_of
+from maestro_hive.team.runner import WORKFLOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,6 +223,8 @@ def retry_command(call: Call, run: str, step: str | None) -> None:
         by_worker = belongs_to_workers(store, record.name)
     what = f"step {step} of run {record.name}" if step else f"run {record.name}"
     when = "a worker takes it" if by_worker else "its program is started"
+    if record.workflow == WORKFLOW:
+        when = f"it is resumed: {call.command_line('resume', record.name)}"
     output.line(f"{what} is retried when {when}")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from maestro_hive.cli.command import Call
-    from maestro_hive.team.graph import Checked, Level, Plan, Problem, Schedule
+    from maestro_hive.team.graph import Checked, Graph, Level, Plan, Problem, Schedule
     from maestro_hive.team.graph_files import MissingProgram
 
 DEFAULT_WORKERS = 4
@@ -136,6 +136,21 @@ def show_dry_run(
             _show_missing(missing)
             output.note("dry run: nothing was executed or written")
     return FAILED if checked.errors else None
+
+
+def graph_to_run(call: Call, path: Path, only: Sequence[str], *, strict: bool) -> Graph | None:
+    """Return the graph of a file that shall be executed; None if it has errors, which were shown."""
+    checked = graph_files.check_file(path, strict=strict)
+    plan = _selected(checked, path, only)
+    if plan is not None:
+        for each in checked.warnings:
+            output.note(f"warning: {each}")
+        return plan.graph
+    if call.wants_json:
+        click.echo(output.to_json(_members(path, checked, None, None), indent=2))
+    else:
+        _show_problems(path, checked)
+    return None
 
 
 def _selected(checked: Checked, path: Path, only: Sequence[str]) -> Plan | None:

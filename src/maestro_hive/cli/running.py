@@ -1,4 +1,4 @@
-"""``maestro run``: start or resume a workflow of a module, or show what a task graph would do."""
+"""``maestro run``: start or resume a workflow of a module, or a task graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import click
 
 from maestro_hive.admin.folder import choose_folder
-from maestro_hive.cli import graphs, output
+from maestro_hive.cli import graphs, output, teams
 from maestro_hive.cli.command import (
     INTERRUPTED,
     PERSON_NEEDED,
@@ -84,6 +84,19 @@ class TakesArguments(Helpful):
     multiple=True,
     help="Of a task graph: this task and what it depends on; may be given several times.",
 )
+@click.option(
+    "--force", is_flag=True, help="Of a task graph: execute all of it again, as a new run."
+)
+@click.option(
+    "--budget",
+    metavar="AMOUNT",
+    help="Of a task graph: what the run may spend: tokens, or money as in '$2.50'.",
+)
+@click.option(
+    "--persona",
+    metavar="COMMAND",
+    help="Of a task graph: what executes tasks without a persona; {prompt} becomes one argument.",
+)
 @graphs.workers_option
 @graphs.strict_option
 def run_command(
@@ -94,10 +107,13 @@ def run_command(
     no_wait: bool,
     dry_run: bool,
     only: tuple[str, ...],
+    force: bool,
+    budget: str | None,
+    persona: str | None,
     workers: int | None,
     strict: bool,
 ) -> int | None:
-    """Run a workflow of a module, or resume it.
+    """Run a task graph, or a workflow of a module; or resume it.
 
     MODULE is imported, from the current folder too, and nothing else is; it must not run workflows
     itself when it is imported. Each ARG is a text that is read as the type of its parameter, as JSON
@@ -113,10 +129,15 @@ def run_command(
     all it does is wait for people, and the same command resumes it. The exit code is 75 then, and also
     if a person has to decide about a step, or about its budget, before it can go on.
 
-    GRAPH is a file with a task graph. This version shows what would run (--dry-run): levels, what each
-    worker would do and how long it would take, conflicts, and programs that are not on PATH.
+    GRAPH is a file with a task graph, whose tasks are executed in the current folder. A graph is a
+    program: read it first. The run is named by the feature. The same command resumes it; if the graph
+    has changed since, what is unchanged is not executed again. With --dry-run nothing is executed: it
+    shows levels, what each worker would do, conflicts, and programs that are not on PATH. The exit
+    code is 1 if a task or a gate failed; 'maestro retry RUN' and 'maestro resume RUN' then go on.
 
     Examples:
+        maestro run task-graph.json --workers 8                  execute a task graph
+        maestro run task-graph.json --only CART --force          one task and what it depends on, again
         maestro run shop.checkout:build "cart page"              a text
         maestro run shop.checkout:build feature=cart size=3      by name
         maestro run shop.checkout:build cart --run-id build-42   start it, or resume it
@@ -130,16 +151,22 @@ def run_command(
             raise click.UsageError(f"A task graph takes no arguments, and {words[0]!r} is one.")
         if no_wait:
             raise click.UsageError("--no-wait is for workflows, not for task graphs.")
-        if not dry_run:
-            raise ConfigurationError(
-                f"{target} is a file, and this version runs no task graphs from files yet;"
-                " --dry-run shows what would run"
-            )
-        return graphs.show_dry_run(call, Path(target), workers, only, strict=strict)
-    if dry_run or only or workers is not None or strict:
+        if dry_run:
+            return graphs.show_dry_run(call, Path(target), workers, only, strict=strict)
+        given = teams.GraphOptions(
+            run_id=run_id,
+            workers=workers,
+            only=only,
+            force=force,
+            strict=strict,
+            budget=budget,
+            persona=persona,
+        )
+        return teams.run_graph(call, Path(target), given)
+    if dry_run or only or workers is not None or strict or force or budget or persona:
         raise click.UsageError(
-            "--dry-run, --only, --workers and --strict are for task graphs, and"
-            f" {target!r} is not an existing file."
+            "--dry-run, --only, --workers, --strict, --force, --budget and --persona are for task"
+            f" graphs, and {target!r} is not an existing file."
         )
     with contextlib.redirect_stdout(sys.stderr) if call.wants_json else contextlib.nullcontext():
         found = _find(target)
@@ -313,8 +340,8 @@ def _refuse(target: str) -> NoReturn:
         )
     if path.exists():
         raise ConfigurationError(
-            f"{target} is {'a folder' if path.is_dir() else 'no regular file'}, and this version runs"
-            " no task graphs; name a workflow as package.module:workflow"
+            f"{target} is {'a folder' if path.is_dir() else 'no regular file'}, and no task graph; name"
+            " a file, or a workflow as package.module:workflow"
         )
     raise ConfigurationError(
         f"{target!r} names no workflow; name one as package.module:workflow, such as"

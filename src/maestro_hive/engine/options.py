@@ -24,6 +24,7 @@ from maestro_hive.maestro.state.budgets import MICROS
 if TYPE_CHECKING:
     from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.engine.prices import Prices
+    from maestro_hive.engine.step_spec import Stage
 
 Ambiguous: TypeAlias = Literal["rerun", "ask", "fail"]
 Key: TypeAlias = str | Callable[..., str]
@@ -239,6 +240,10 @@ class Options:
     retry: bool = _option(False, settings.flag)
     #: Seconds from the start of the first attempt after which no other one starts.
     max_elapsed_seconds: float | None = _option(None, settings.optional(settings.number(0)))
+    #: Whether the step waits while its breaker is open; otherwise its run is suspended.
+    waits_for_breaker: bool = _option(False, settings.flag)
+    #: What each attempt passes besides the stages that follow from the other options.
+    stages: tuple[Stage, ...] = _option((), lambda _, value: value)
 
     def changed(self, given: dict[str, Any], allowed: type[Any], what: str = "the option") -> Self:
         """Return these options with some replaced, all checked; ``allowed`` is a ``TypedDict``."""

@@ -74,6 +74,8 @@ ResultT = TypeVar("ResultT")
 
 #: How often a breaker may change between being read and the record of a start.
 _ADMISSIONS = 100
+#: How often an open breaker is looked at by what waits for it, in seconds.
+_SHORTEST_LOOK, _LONGEST_LOOK = 0.05, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,8 @@ class RoundPolicy:
     escalates: bool = False
     #: Whether the breaker counts every failed round, and not only what is about the other side.
     counts_all: bool = False
+    #: Whether a round waits while the breaker is open.
+    waits_for_breaker: bool = False
     log: ExecutionLog | None = None
 
 
@@ -197,12 +201,18 @@ class Rounds:
             await Wait.start(self._clock, left).finished(self._clock)
 
     async def _permit(self) -> Permit:
-        try:
-            return await self._off_loop(self.policy.breaker.acquire)
-        except CircuitBreakerOpen as refused:
-            if self.failed:
-                refused.context.update(self._so_far())
-            raise
+        while True:
+            try:
+                return await self._off_loop(self.policy.breaker.acquire)
+            except CircuitBreakerOpen as refused:
+                if not self.policy.waits_for_breaker:
+                    if self.failed:
+                        refused.context.update(self._so_far())
+                    raise
+            # Not for all of it: it may be reset, or its probe may succeed.
+            left = self.policy.breaker.remaining_seconds()
+            pause = min(max(left, _SHORTEST_LOOK), _LONGEST_LOOK)
+            await Wait.start(self._clock, pause).finished(self._clock)
 
     def _so_far(self) -> dict[str, Any]:
         return {

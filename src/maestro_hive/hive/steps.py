@@ -150,12 +150,12 @@ class RunContext:
         by_policy = policy_stages(self.enforcer, self.store, options.persona, options.role)
         rate, most = options.rate, options.max_concurrency
         if rate is None and most is None:
-            return by_policy
+            return (*by_policy, *options.stages)
         found = self._limits.get((name, rate, most))
         if found is None:
             found = Limit(self.store, name, rate=rate, max_concurrency=most)
             self._limits[name, rate, most] = found
-        return (*by_policy, found)
+        return (*by_policy, found, *options.stages)
 
     def checks(self, options: Options, approver: Approver) -> tuple[PolicyCheck, ...]:
         """Return what a step is checked by before its first attempt."""
@@ -538,6 +538,7 @@ class StepCalls:
             escalation=None,
             rng=rng,
             log=context.step_log,
+            waits_for_breaker=options.waits_for_breaker,
         )
         return PreparedStep(spec, policy)
 

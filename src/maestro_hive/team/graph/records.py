@@ -142,7 +142,7 @@ class Verification(Record):
     #: It is executed by a shell: two thirds of those in use have ``&&``, ``|`` or ``;``.
     command: str
     timeout_seconds: float | None = None
-    #: A text that the output must contain as well.
+    #: What a person expects of the output, in words; it is shown, and never compared.
     expected: str | None = None
 
 

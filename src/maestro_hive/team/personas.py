@@ -1,0 +1,376 @@
+"""Who does the work of a task: a command or a Python function; and the command that decides.
+
+Everything here is called inside of a step: what fails is retried by the engine, and the output of a
+failed verification is in its error, which is the feedback for the next attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import os
+import shutil
+import sys
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from maestro_hive.engine.context import current
+from maestro_hive.engine.values import in_thread
+from maestro_hive.kernel.clock import SystemClock
+from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.process import threads
+from maestro_hive.team.errors import CommandFailedError, GateFailedError, VerificationFailedError
+from maestro_hive.team.processes import SHELL, Ended, Survivors, execute
+from maestro_hive.team.progress import CHECKPOINT, ContextFull, ProgressFile, as_checkpoint
+from maestro_hive.team.prompts import prompt_of, with_feedback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from maestro_hive.maestro.state.strict_json import Json
+    from maestro_hive.team.graph import Gate, Graph, Persona, Task
+
+#: How many seconds a persona and a verification, or a gate, have if the graph does not say.
+TASK_SECONDS = 3600.0
+CHECK_SECONDS = 600.0
+#: How often a fresh worker goes on from a checkpoint, if the graph does not say.
+MAX_HANDOVERS = 10
+#: What the system takes as one argument or variable at most is 128 KiB, with its end.
+_MOST_ARGUMENT_BYTES = 128 * 1024 - 64
+#: Larger files are not read for their digest.
+_MOST_FILE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a Python persona is called with; ``maestro_hive.current()`` has the rest."""
+
+    #: The task's id and title.
+    id: str
+    title: str
+    #: What it is told, without the feedback.
+    prompt: str
+    #: What failed before, a sentence for each attempt.
+    feedback: tuple[str, ...]
+    #: The files that it may write.
+    files: tuple[str, ...]
+    #: What the tasks that it depends on returned, by id; None of those that are commands.
+    results: Mapping[str, Any]
+    #: The folder it works in.
+    folder: Path
+
+
+class Limits(NamedTuple):
+    """How long a persona may work, and how often a fresh one may go on from its checkpoint."""
+
+    seconds: float = TASK_SECONDS
+    max_handovers: int = MAX_HANDOVERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """Where the tasks of one run work, and who they are executed by."""
+
+    run_id: str
+    #: The folder they share.
+    folder: Path
+    survivors: Survivors
+    #: Where commands save their progress.
+    progress_folder: Path
+    #: Which worker executes a task now.
+    worker_of: Callable[[str], int]
+    functions: dict[str, Callable[[Assignment], Any]] = field(default_factory=dict)
+
+    async def work(self, given: dict[str, Json], results: dict[str, Json], limits: Limits) -> Json:
+        """Do a task, verify it, and return its result: the digests of its files, and a value.
+
+        A persona that needs something first has a result that asks for it, and is not verified.
+        """
+        value = None
+        if "python" in given["persona"]:
+            value = await self._python(given, results, limits)
+        elif (asked := await self._command(given, limits)) is not None:
+            return {"asks": asked}
+        check = given.get("verification")
+        if check is not None:
+            await self._verify(given["id"], check)
+        paths = given["files"]
+        digests = await in_thread(partial(_digests, self.folder, paths)) if paths else {}
+        if "command" in given["persona"]:
+            self._progress_of(given).remove()
+        return {"files": digests} if value is None else {"files": digests, "value": value}
+
+    async def _command(self, given: dict[str, Json], limits: Limits) -> str | None:
+        """Execute a persona's command; its exit code is its word. Return what it asks for, if anything."""
+        progress = self._progress_of(given)
+        progress.offer(current().progress.get(CHECKPOINT))
+        for _ in range(limits.max_handovers + 1):
+            work = self._run_command(given, progress)
+            try:
+                ended = await _in_time(work, limits.seconds, "the persona")
+            finally:
+                is_saved = self._save(given["id"], progress.taken())
+            match ended.code:
+                case 0:
+                    return None
+                case 2 if is_saved:  # other programs end so because they were called wrongly
+                    current().write("the context is full: a fresh worker goes on\n")
+                case 3 | 4:
+                    return ended.tail.rpartition("\n")[2] or "it did not say what it needs"
+                case _:
+                    raise CommandFailedError(f"the persona's command {ended}{_shown(ended)}")
+        raise _too_many(limits)
+
+    def _progress_of(self, given: dict[str, Json]) -> ProgressFile:
+        return ProgressFile(self.progress_folder / f"{given['id']}.json")
+
+    async def _python(
+        self, given: dict[str, Json], results: dict[str, Json], limits: Limits
+    ) -> Any:
+        """Call a Python persona, and again as often as its context is full."""
+        for _ in range(limits.max_handovers + 1):
+            try:
+                return await _in_time(self._call(given, results), limits.seconds, "the persona")
+            except ContextFull as full:
+                self._save(given["id"], full.fields)
+        raise _too_many(limits)
+
+    def _save(self, task: str, saved: Json) -> bool:
+        """Record a checkpoint, durably; return whether there is one."""
+        if saved is None:
+            return False
+        worker, now = str(self.worker_of(task)), SystemClock().now()
+        current().save_progress(
+            **{CHECKPOINT: as_checkpoint(saved, task=task, worker=worker, now=now)}
+        )
+        return True
+
+    async def check_gate(self, given: dict[str, Json], seconds: float) -> bool:
+        """Return whether a gate has passed; one that is required and has not raises."""
+        ended = await _in_time(self._shell(given["command"], given["gate"]), seconds, "the gate")
+        if ended.code and given["required"]:
+            raise GateFailedError(f"gate {given['gate']!r} {ended}{_shown(ended)}")
+        return not ended.code
+
+    async def _verify(self, task: str, check: dict[str, Json]) -> None:
+        seconds = check.get("timeout_seconds") or CHECK_SECONDS
+        ended = await _in_time(self._shell(check["command"], task), seconds, "the verification")
+        if ended.code:
+            expected = f"\nexpected: {check['expected']}" if check.get("expected") else ""
+            raise VerificationFailedError(
+                f"the verification {ended}: {check['command']}{expected}{_shown(ended)}",
+                "TEST_FAILURE",
+            )
+
+    async def _shell(self, command: str, name: str) -> Ended:
+        write = current().write
+        write(f"$ {command}\n")
+        return await execute(
+            [SHELL, "-c", command],
+            folder=self.folder,
+            environment=self._environment(name),
+            survivors=self.survivors,
+            write=write,
+        )
+
+    async def _run_command(self, given: dict[str, Json], progress: ProgressFile) -> Ended:
+        context = current()
+        prompt = with_feedback(given["prompt"], context.feedback).replace("\0", "")
+        arguments = [each.replace("{prompt}", prompt) for each in given["persona"]["command"]]
+        longest = max(len(each.encode("utf-8", "replace")) for each in arguments)
+        if longest > _MOST_ARGUMENT_BYTES:
+            raise ConfigurationError(
+                f"the prompt of {given['id']} has {longest:,} bytes, more than an argument of a command"
+                " may have; leave {prompt} out: the command gets it on its standard input, too"
+            )
+        return await execute(
+            arguments,
+            folder=self.folder,
+            environment={
+                **self._environment(given["id"]),
+                "MAESTRO_PROGRESS": str(progress.path),
+            },
+            survivors=self.survivors,
+            text=prompt,
+            write=context.write,
+        )
+
+    async def _call(self, given: dict[str, Json], results: dict[str, Json]) -> Any:
+        call = Assignment(
+            id=given["id"],
+            title=given["title"],
+            prompt=given["prompt"],
+            feedback=tuple(current().feedback),
+            files=tuple(given["files"]),
+            results={each: result.get("value") for each, result in results.items()},
+            folder=self.folder,
+        )
+        function = self.functions[given["persona"]["python"]]
+        if inspect.iscoroutinefunction(function):
+            return await function(call)
+        work = partial(copy_context().run, function, call)
+        return await asyncio.wrap_future(threads.run(work))
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """Return what a command finds in its environment."""
+        context = current()
+        feedback = "\n\n".join(context.feedback).replace("\0", "")
+        while len(feedback.encode("utf-8", "replace")) > _MOST_ARGUMENT_BYTES:
+            feedback = feedback[len(feedback) // 2 :]  # the last attempts are the ones that count
+        return {
+            **os.environ,
+            "MAESTRO_RUN_ID": self.run_id,
+            "MAESTRO_TASK_ID": name,
+            "MAESTRO_WORKER_ID": str(self.worker_of(context.task_name)),
+            "MAESTRO_ATTEMPT": str(context.attempt),
+            "MAESTRO_EFFECT_KEY": context.effect_key,
+            "MAESTRO_FEEDBACK": feedback,
+        }
+
+
+async def _in_time(work: Any, seconds: float, who: str) -> Any:
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise  # its own
+        raise TimeoutError(f"{who} took longer than {seconds:g} s, and was ended") from None
+
+
+def _too_many(limits: Limits) -> CommandFailedError:
+    return CommandFailedError(
+        f"the context was full {limits.max_handovers + 1} times, and the limit of fresh workers is"
+        f" {limits.max_handovers}; divide the task, or set max_handovers"
+    )
+
+
+def _shown(ended: Ended) -> str:
+    return f"\n{ended.tail}" if ended.tail else ", and printed nothing"
+
+
+def _digests(folder: Path, paths: list[str]) -> dict[str, str]:
+    """Return the SHA-256 of those files that exist."""
+    found = {}
+    for each in paths:
+        path = folder / each
+        try:
+            if path.is_file() and path.stat().st_size <= _MOST_FILE_BYTES:
+                found[each] = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError:
+            continue
+    return found
+
+
+# --- what is recorded as the input of a task, and of a gate ---------------------------------------
+
+
+def task_input(graph: Graph, task: Task) -> dict[str, Json]:
+    """Return what a task is executed with: when this changes, it is executed again."""
+    persona = graph.persona_of(task)
+    assert persona is not None, "check_personas has refused the graph"
+    does = (
+        {"python": persona.python} if persona.python else {"command": list(persona.command or ())}
+    )
+    given: dict[str, Json] = {
+        "id": task.id,
+        "title": task.title,
+        "prompt": prompt_of(task),
+        "persona": does,
+        "files": list(task.files.owned),
+    }
+    if task.verification is not None:
+        check = task.verification
+        given["verification"] = {
+            "command": check.command,
+            "timeout_seconds": check.timeout_seconds,
+            "expected": check.expected,
+        }
+    return given
+
+
+def with_answer(given: dict[str, Json], asked: str, answer: str) -> dict[str, Json]:
+    """Return what a task is executed with after it has asked for something, and got an answer."""
+    return {**given, "prompt": f"{given['prompt']}\nYou asked: {asked}\nThe answer: {answer}\n"}
+
+
+def gate_input(gate: Gate, results: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what a gate is executed with, after what the tasks of its level have made."""
+    return {
+        "gate": gate.name,
+        "command": gate.command,
+        "required": gate.required,
+        "after": dict(results),
+    }
+
+
+# --- before anything starts -----------------------------------------------------------------------
+
+
+def check_personas(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment], Any]]:
+    """Return the functions of Python personas, by name; raise if a task could not be executed.
+
+    All that is wrong is named at once, before anything has started.
+    """
+    functions: dict[str, Callable[[Assignment], Any]] = {}
+    wrong: dict[str, list[str]] = {}
+    for task in graph.tasks:
+        persona = graph.persona_of(task)
+        try:
+            _check_persona(persona, folder, functions)
+        except ConfigurationError as error:
+            wrong.setdefault(str(error), []).append(task.id)
+    if wrong:
+        lines = "\n".join(f"  {', '.join(ids[:8])}: {text}" for text, ids in wrong.items())
+        raise ConfigurationError(f"nothing was started: tasks cannot be executed:\n{lines}")
+    return functions
+
+
+def _check_persona(
+    persona: Persona | None, folder: Path, functions: dict[str, Callable[[Assignment], Any]]
+) -> None:
+    if persona is None:
+        raise ConfigurationError(
+            'no persona; give the graph one, as "persona": {"command": "…"}, or use --persona'
+        )
+    if persona.agent is not None:
+        raise ConfigurationError(
+            f"this version does not know how to call the agent {persona.agent!r}; write its command,"
+            f' as {{"command": "{persona.agent} … {{prompt}}"}}'
+        )
+    if persona.python is not None:
+        if persona.python not in functions:
+            functions[persona.python] = load_function(persona.python, folder)
+        return
+    program = (persona.command or ("",))[0]
+    if "/" in program and (folder / program).is_file():
+        return
+    if shutil.which(program) is None:
+        raise ConfigurationError(f"the program {program!r} is not on PATH")
+
+
+def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:
+    """Return a function by ``package.module:name``; also of modules in the folder of the run."""
+    module_name, _, path = name.partition(":")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        found: Any = import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"the function {name} was not found: {error}") from error
+    except Exception as error:
+        raise ConfigurationError(
+            f"the module of {name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(found):
+        raise ConfigurationError(f"{name} is a {type(found).__name__}, and no function")
+    function: Callable[[Assignment], Any] = found
+    return function

@@ -1,0 +1,450 @@
+"""Commands as process groups that never outlive the process that executes the run.
+
+Each command is the leader of a group of its own. It is started behind a gate: a shell that waits for a
+line on its standard input and then becomes the command. Before that line is written the group is known
+in two places, so that whatever is killed and whenever, it is ended:
+
+- to the guard, one small process for each engine. It reads a pipe that the engine has open, and
+  kills all groups that are left when the pipe closes, as it does when the engine is killed;
+- in a file of the run, by boot id, process id and start time. The next start of the run ends what is
+  left, if the guard was killed as well.
+
+An engine that dies before it has written the line closes the pipe, and the command is never executed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from codecs import getincrementaldecoder
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from maestro_hive.kernel.clock import SystemClock
+from maestro_hive.kernel.errors import StorageError
+from maestro_hive.kernel.files import make_private_folder, reason_of
+from maestro_hive.kernel.process import PerProcess, threads
+from maestro_hive.team.errors import CommandFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+SHELL = "/bin/sh"
+#: Waits for a line, byte by byte as shells read pipes, and becomes the command: what follows the
+#: line on its standard input is the command's.
+_BEHIND_GATE = 'read -r _ && exec "$@"'
+#: How many seconds a group has between SIGTERM and SIGKILL.
+GRACE_SECONDS = 2.0
+#: How much of the end of an output is given in errors, and how long one chunk of it is at most.
+_TAIL_CHARACTERS = 1_500
+_CHUNK_CHARACTERS = 8_000
+#: For how many seconds the end of an output is waited for that a process outside of the group holds.
+_OUTPUT_SECONDS = 2.0
+#: For how many seconds the end of survivors is waited for after SIGKILL.
+_SURVIVOR_SECONDS = 10.0
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a command ended: its exit code, minus the number of a signal, and the end of its output."""
+
+    code: int
+    tail: str
+
+    def __str__(self) -> str:
+        if self.code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was ended by {signal.Signals(-self.code).name}"
+        return f"ended with exit code {self.code}"
+
+
+async def execute(
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    survivors: Survivors,
+    text: str = "",
+    write: Callable[[str], None],
+) -> Ended:
+    """Execute a command with a text on its standard input; whoever cancels this ends its group.
+
+    Each line of its output is given to ``write``, in a thread. What the command leaves in its group
+    when it ends is killed.
+    """
+    group = _Group(arguments, folder, environment, write)
+    try:
+        survivors.add(group.pid)
+        _guard().add(group.pid)
+    except BaseException:
+        group.never_release()
+        survivors.remove(group.pid)
+        raise
+    attended = asyncio.wrap_future(threads.run(partial(group.attend, survivors)))
+    group.release(text)
+    try:
+        return await asyncio.shield(attended)
+    except asyncio.CancelledError:
+        await _end(group, attended)
+        raise
+
+
+async def _end(group: _Group, attended: asyncio.Future[Ended]) -> None:
+    """End a group, politely first; return when it has ended."""
+    attended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    group.signal(signal.SIGTERM)
+    try:
+        await asyncio.wait({attended}, timeout=GRACE_SECONDS)
+    finally:
+        group.signal(signal.SIGKILL)
+    await asyncio.wait({attended}, timeout=GRACE_SECONDS)
+
+
+class _Group:
+    """A command behind its gate, the leader of a process group; then the command."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        write: Callable[[str], None],
+    ) -> None:
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - a graph is a program
+                [SHELL, "-c", _BEHIND_GATE, "sh", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=dict(environment),
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise CommandFailedError(
+                f"{arguments[0]} could not be started in {folder}: {reason_of(error)}"
+            ) from error
+        self.pid = self._process.pid
+        self._output = _Output(write)
+        self._lock = threading.Lock()
+        self._is_reaped = False
+
+    def release(self, text: str) -> None:
+        """Let it become the command, and give it the text, in a thread."""
+        threads.run(partial(self._give, text))
+
+    def never_release(self) -> None:
+        """End it before it becomes the command."""
+        self.signal(signal.SIGKILL)
+        with self._process:
+            pass
+
+    def _give(self, text: str) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended, or reads no more
+            left = memoryview(b"\n" + text.encode("utf-8", "replace"))
+            while left:
+                left = left[stdin.write(left) :]
+        with contextlib.suppress(BrokenPipeError):
+            stdin.close()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all of the group; not after its end, when its number may be another's."""
+        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
+            if not self._is_reaped:
+                os.killpg(self.pid, number)
+
+    def attend(self, survivors: Survivors) -> Ended:
+        """Read the output to its end, end what is left of the group, and return how it ended."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        reading = threads.run(partial(self._output.read, stdout.fileno()))
+        # Without reaping it: until then no other group can get its number.
+        is_known = True
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            is_known = False
+        self.signal(signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            reading.result(_OUTPUT_SECONDS)
+        with self._lock:
+            self._is_reaped = True
+        _guard().remove(self.pid)
+        code = self._process.wait()
+        survivors.remove(self.pid)
+        if reading.done():
+            stdout.close()
+        self._output.end()
+        if not is_known:
+            raise CommandFailedError(
+                "how the command ended is not known: other code in this process waits for all of its"
+                " children, or ignores SIGCHLD"
+            )
+        return Ended(code=code, tail=self._output.tail)
+
+
+class _Output:
+    """Passes an output on line by line, and remembers its end."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._line = ""
+        self._last: deque[str] = deque()
+        self._length = 0
+        self._error: Exception | None = None
+        self._is_over = False
+
+    @property
+    def tail(self) -> str:
+        """The end of what was written."""
+        text = "".join(self._last).strip()
+        if len(text) <= _TAIL_CHARACTERS:
+            return text
+        return f"…{text[-_TAIL_CHARACTERS:]}"
+
+    def read(self, fd: int) -> None:
+        """Read to the end. A pipe that is full stops the command, not the engine."""
+        while data := os.read(fd, 1 << 16):
+            self._take(self._decoder.decode(data))
+        self._take(self._decoder.decode(b"", final=True))
+        self._pass_on(self._line)
+
+    def _take(self, text: str) -> None:
+        lines = (self._line + text).splitlines(keepends=True)
+        self._line = lines.pop() if lines and not lines[-1].endswith("\n") else ""
+        if len(self._line) >= _CHUNK_CHARACTERS:
+            lines.append(self._line)
+            self._line = ""
+        for line in lines:
+            self._pass_on(line)
+
+    def _pass_on(self, line: str) -> None:
+        for start in range(0, len(line), _CHUNK_CHARACTERS):
+            piece = line[start : start + _CHUNK_CHARACTERS]
+            self._last.append(piece)
+            self._length += len(piece)
+            while self._length - len(self._last[0]) > _TAIL_CHARACTERS:
+                self._length -= len(self._last.popleft())
+            self._pass_piece_on(piece)
+
+    def _pass_piece_on(self, piece: str) -> None:
+        if self._error is not None or self._is_over:
+            return  # it is read all the same, or the command would stop
+        try:
+            self._write(piece)
+        except Exception as error:  # noqa: BLE001 - raised by ``end``, when the command has ended
+            self._error = error
+
+    def end(self) -> None:
+        """Pass nothing on any more; raise if something could not be."""
+        self._is_over = True
+        if self._error is not None:
+            raise self._error
+
+
+# --- the guard ------------------------------------------------------------------------------------
+
+#: Reads ``+ PID`` and ``- PID`` until its input closes, and kills the groups that are left. In the
+#: background of a shell that ends at once, so that nobody has to wait for it; a shell gives what is
+#: in the background another standard input, unless it is named.
+_GUARD = """
+trap '' INT TERM HUP
+exec 3<&0
+(
+    groups=' '
+    while read -r change group; do
+        case $change in
+        +) groups="$groups$group " ;;
+        -) groups="${groups%% $group *} ${groups#* $group }" ;;
+        esac
+    done
+    for group in $groups; do kill -s KILL -- "-$group"; done
+) <&3 3<&- &
+"""
+
+
+class _Guard:
+    """Kills the groups of this process when this process dies."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: set[int] = set()
+        self._pipe = -1
+
+    def add(self, pid: int) -> None:
+        """Have a group killed, if this process dies before ``remove``."""
+        with self._lock:
+            self._groups.add(pid)
+            self._say(f"+ {pid}\n")
+
+    def remove(self, pid: int) -> None:
+        """Note that a group has ended."""
+        with self._lock:
+            self._groups.discard(pid)
+            self._say(f"- {pid}\n")
+
+    def close_inherited(self) -> None:
+        """Close the pipe in a forked child: it must close when the parent dies."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+
+    def _say(self, line: str) -> None:
+        try:
+            if self._pipe >= 0:
+                os.write(self._pipe, line.encode())
+                return
+        except BrokenPipeError:  # it was killed
+            os.close(self._pipe)
+        self._pipe = self._started()
+        os.write(self._pipe, "".join(f"+ {each}\n" for each in self._groups).encode())
+
+    def _started(self) -> int:
+        reading, writing = os.pipe()
+        try:
+            subprocess.run(  # noqa: S603 - no text of others is in it
+                [SHELL, "-c", _GUARD],
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+                check=True,
+            )
+        except BaseException:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        return writing
+
+
+_guard = PerProcess(_Guard, inherited=_Guard.close_inherited)
+
+
+# --- those that outlived both ---------------------------------------------------------------------
+
+
+class _Status(NamedTuple):
+    """What the system says of a process."""
+
+    group: int
+    start: str
+    is_dead: bool
+
+
+class Survivors:
+    """The groups of a run that have not ended, in a folder: a file for each, made before it starts."""
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self._folder = folder
+        self._mark = f"MAESTRO_RUN_ID={run_id}".encode()
+        self._boot = SystemClock().boot_id()
+
+    def add(self, pid: int) -> None:
+        """Record a group that is about to start. A power cut ends it, so nothing is synced."""
+        status = _status(pid)
+        text = f"{self._boot} {status.start if status is not None else '?'}\n"
+        try:
+            make_private_folder(self._folder)
+            path = self._folder / str(pid)
+            path.touch(mode=0o600)
+            path.write_text(text, encoding="ascii")
+        except OSError as error:
+            raise StorageError(
+                f"process {pid} could not be recorded in {self._folder}: {reason_of(error)}"
+            ) from error
+
+    def remove(self, pid: int) -> None:
+        """Note that a group has ended."""
+        with contextlib.suppress(OSError):  # what is left is looked at, at the next start
+            (self._folder / str(pid)).unlink(missing_ok=True)
+
+    def end(self) -> int:
+        """Kill the groups that an earlier life has left, wait for their end; return how many."""
+        left = [path for path in self._recorded() if self._members(path)]
+        deadline = time.monotonic() + _SURVIVOR_SECONDS
+        for path in left:
+            while members := self._members(path):
+                if time.monotonic() > deadline:
+                    raise StorageError(
+                        f"process {members[0]} of an earlier start of this run does not end; end it,"
+                        " and resume the run"
+                    )
+                for pid in members:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.005)
+        for path in self._recorded():
+            path.unlink(missing_ok=True)
+        return len(left)
+
+    def _recorded(self) -> list[Path]:
+        if not self._folder.is_dir():
+            return []
+        return sorted(each for each in self._folder.iterdir() if each.name.isdecimal())
+
+    def _members(self, path: Path) -> list[int]:
+        """Return the processes of a recorded group that are alive."""
+        boot, _, start = path.read_text("ascii", "replace").strip().partition(" ")
+        group = int(path.name)
+        if boot != self._boot:
+            return []
+        leader = _status(group)
+        if leader is not None and leader.start != start:
+            return []  # the number is another's
+        if leader is not None and not leader.is_dead and not _PROC.is_dir():
+            return [group]
+        # Its leader may have ended before them. Then the number may be another group's by now, so
+        # they must have the environment that they were started with.
+        return [each for each in _group_members(group) if self._is_ours(each)]
+
+    def _is_ours(self, pid: int) -> bool:
+        with contextlib.suppress(OSError):
+            return self._mark in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return False
+
+
+def _status(pid: int) -> _Status | None:
+    """Return what the system says of a process; None if there is none."""
+    if not _PROC.is_dir():
+        return _status_by_ps(pid)
+    try:
+        text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    words = text.rpartition(")")[2].split()
+    return _Status(group=int(words[2]), start=words[19], is_dead=words[0] in "ZX")
+
+
+def _status_by_ps(pid: int) -> _Status | None:
+    found = subprocess.run(  # noqa: S603 - a number
+        ["/bin/ps", "-o", "pgid=,stat=,lstart=", "-p", str(pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    words = found.stdout.split()
+    if len(words) < 3:
+        return None
+    return _Status(group=int(words[0]), start="-".join(words[2:]), is_dead=words[1].startswith("Z"))
+
+
+def _group_members(group: int) -> Iterator[int]:
+    for each in _PROC.iterdir():
+        if each.name.isdecimal():
+            status = _status(int(each.name))
+            if status is not None and status.group == group and not status.is_dead:
+                yield int(each.name)

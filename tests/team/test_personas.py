@@ -1,0 +1,208 @@
+"""What personas get and say: prompt, environment, feedback, progress, exit codes and output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from faults.team_kills import is_alive
+from maestro_hive.hive.errors import RunFailedError
+from maestro_hive.team.graph import check_graph
+from maestro_hive.team.progress import as_checkpoint
+from maestro_hive.team.prompts import prompt_of
+from maestro_hive.team.state import Checkpoint
+from maestro_hive.testing import ManualClock
+from tests.team.conftest import graph, statuses, task
+
+if TYPE_CHECKING:
+    from tests.team.conftest import Team
+
+
+def streamed(team: Team, step: str) -> str:
+    async def read() -> str:
+        chunks = [each async for each in team.hive.stream("r", step, follow=False)]
+        return "".join(str(each.data) for each in chunks if not each.restarted)
+
+    return asyncio.run(read())
+
+
+def test_a_command_gets_its_prompt_as_one_argument_and_on_its_input(team: Team) -> None:
+    hostile = "$(touch hacked); `touch hacked` \"quoted\" 'too' --flag\nsecond line"
+    command = ["sh", "-c", 'printf %s "$1" > argument; cat > input', "sh", "{prompt}"]
+    team.run(graph(task("A", prompt=hostile), persona={"command": command}))
+    assert (team.folder / "argument").read_text() == f"{hostile}\n"
+    assert (team.folder / "input").read_text() == f"{hostile}\n"
+    assert not (team.folder / "hacked").exists()
+
+
+def test_a_command_finds_who_it_is_in_its_environment(team: Team) -> None:
+    team.run(graph(task("A", "env | grep ^MAESTRO_ > env")), workers=1)
+    found = dict(line.split("=", 1) for line in team.lines("env"))
+    keys = ("RUN_ID", "TASK_ID", "WORKER_ID", "ATTEMPT", "FEEDBACK")
+    assert [found[f"MAESTRO_{key}"] for key in keys] == ["r", "A", "1", "1", ""]
+    assert len(found["MAESTRO_EFFECT_KEY"]) > 10
+    assert found["MAESTRO_PROGRESS"].endswith("A.json")
+
+
+def test_the_output_of_a_failed_verification_is_the_feedback_of_the_next_attempt(
+    team: Team,
+) -> None:
+    check = "grep -q right answer || { echo the answer is wrong; exit 7; }"
+    does = 'echo "$MAESTRO_FEEDBACK" >> feedback; case $MAESTRO_FEEDBACK in *wrong*) echo right;; esac > answer'
+    made = graph(
+        task("A", does, verification={"command": check, "expected": "the right answer"}), retry=3
+    )
+    team.run(made)
+    told = (team.folder / "feedback").read_text()
+    assert told.startswith("\n")  # nothing, at first
+    for words in ("exit code 7", "the answer is wrong", "expected: the right answer"):
+        assert words in told
+    log = f"$ {check}\nthe answer is wrong\n$ {check}\n"
+    assert streamed(team, "A") == log
+
+
+def test_both_levels_of_retries_are_used(team: Team) -> None:
+    made = graph(task("A", "echo $MAESTRO_ATTEMPT >> log; exit 1"))
+    with pytest.raises(RunFailedError):
+        team.run(made)
+    config = team.hive.config
+    attempts = config.level1.max_attempts * config.level2.max_attempts
+    assert team.lines() == [str(number + 1) for number in range(attempts)]
+
+
+def test_the_output_of_a_command_is_the_log_of_its_attempt_line_by_line(team: Team) -> None:
+    team.run(graph(task("A", "echo one; echo two >&2; printf 'caf\\303\\251'")))
+
+    async def read() -> list[str]:
+        return [str(each.data) async for each in team.hive.stream("r", "A", follow=False)]
+
+    assert asyncio.run(read())[-3:] == ["one\n", "two\n", "café"]
+
+
+def test_a_persona_that_takes_too_long_is_ended_with_its_group(team: Team) -> None:
+    does = "sleep 100 & echo $! > pid; wait"
+    with pytest.raises(RunFailedError, match="failed: A"):
+        team.run(graph(task("A", does, timeout_seconds=0.2), retry=1))
+    pid = team.lines("pid")[0]
+    assert not is_alive(int(pid))
+
+
+def test_a_full_context_is_handed_over_without_an_attempt(team: Team) -> None:
+    does = (
+        'cat "$MAESTRO_PROGRESS" >> seen 2>&1; echo $MAESTRO_ATTEMPT >> log;'
+        ' test $(grep -c . log) -ge 3 && exit 0; echo "{\\"current_step\\": $(grep -c . log),'
+        ' \\"note\\": 1}" > "$MAESTRO_PROGRESS"; exit 2'
+    )
+    team.run(graph(task("A", does), retry=1))
+    assert team.lines() == ["1", "1", "1"]
+    assert '"current_step": 2' in (team.folder / "seen").read_text()
+
+
+def test_exit_code_2_without_progress_is_a_failure(team: Team) -> None:
+    with pytest.raises(RunFailedError, match="failed: A"):
+        team.run(graph(task("A", "exit 2"), retry=1))
+
+
+def test_a_context_that_is_full_too_often_is_a_failure(team: Team) -> None:
+    does = 'echo x >> log; cp log "$MAESTRO_PROGRESS"; exit 2'
+    with pytest.raises(RunFailedError, match="failed: A"):
+        team.run(graph(task("A", does), retry={"max_attempts": 1, "max_handovers": 2}))
+    assert len(team.lines()) == 3
+
+
+def test_progress_of_a_failed_attempt_is_given_to_the_next(team: Team) -> None:
+    does = (
+        'test -s "$MAESTRO_PROGRESS" && cp "$MAESTRO_PROGRESS" seen && exit 0;'
+        ' echo half > "$MAESTRO_PROGRESS"; exit 1'
+    )
+    team.run(graph(task("A", does), retry=2))
+    assert (team.folder / "seen").read_text() == "half\n"
+
+
+def test_a_blocked_task_waits_for_an_answer_and_goes_on_with_it(team: Team) -> None:
+    # The answer is at the end of the prompt that the command gets the second time.
+    command = ["sh", "-c", "cat > prompt; grep -q 42 prompt || { echo which number?; exit 3; }"]
+    made = graph(task("A"), persona={"command": command}, retry=1)
+    runner = team.hive_runner()
+
+    async def main() -> Any:
+        running = asyncio.create_task(runner.run(made, run_id="r", folder=team.folder))
+        asked: list[Any] = []
+        async with asyncio.timeout(60):
+            while not asked:
+                await asyncio.sleep(0.01)  # it is another hive, as in another process
+                asked = team.hive.questions("r") if team.hive.runs() else []
+        assert (asked[0].name, asked[0].about) == ("A", "which number?")
+        shown: dict[str, str] = {}
+        async with asyncio.timeout(60):
+            while shown != {"A": "blocked"}:
+                await asyncio.sleep(0.01)
+                shown = statuses(team)
+        team.hive.answer("r", "A", "42")
+        return await running
+
+    assert asyncio.run(main())["tasks"] == {"A": {"files": {}}}
+    assert statuses(team) == {"A": "complete"}
+
+
+def test_a_python_persona_gets_results_and_may_be_handed_over(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (team.folder / "persona_module.py").write_text(
+        "from maestro_hive import current\n"
+        "from maestro_hive.team.progress import ContextFull\n"
+        "def plan(task):\n"
+        "    return {'parts': [task.id, task.title, list(task.files)]}\n"
+        "async def build(task):\n"
+        "    saved = current().progress.get('checkpoint')\n"
+        "    if saved is None:\n"
+        "        raise ContextFull(current_step=4)\n"
+        "    (task.folder / 'out').write_text('built')\n"
+        "    return [task.results['PLAN']['parts'], saved['current_step'], current().attempt]\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    made = graph(
+        task("PLAN", persona={"python": "persona_module:plan"}, files=["x.py"]),
+        task("BUILD", after="PLAN", persona={"python": "persona_module:build"}, files=["out"]),
+        retry=1,
+    )
+    result = team.run(made)["tasks"]
+    assert result["BUILD"]["value"] == [["PLAN", "PLAN", ["x.py"]], 4, 1]
+    assert list(result["BUILD"]["files"]) == ["out"]
+    monkeypatch.delitem(sys.modules, "persona_module")
+
+
+def test_a_prompt_names_what_the_task_says() -> None:
+    document = {
+        "feature": "f",
+        "tasks": [
+            {
+                "id": "A",
+                "title": "Title",
+                "description": "Description",
+                "context": "Context",
+                "files": {"create": ["a.py"], "move": [{"from": "b", "to": "c"}], "read": ["d"]},
+                "steps": [{"step": 1, "action": "implement", "file": "a.py", "run": "make"}],
+                "acceptance_criteria": ["it works"],
+                "verification": {"command": "make test", "expected": "all pass"},
+            }
+        ],
+    }
+    made = check_graph(json.dumps(document).encode()).graph
+    assert made is not None
+    text = prompt_of(made.tasks[0])
+    for words in (
+        *("A: Title\n\nDescription\n\nContext", "Create: a.py", "Rename: b to c", "Read: d"),
+        *("1. implement; a.py; run: make", "- it works", "make test\nExpected: all pass"),
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize("saved", ["text", ["a"], {"current_step": "no", "state_data": {"b": 1}}])
+def test_whatever_a_worker_saves_becomes_a_valid_checkpoint(saved: Any) -> None:
+    made = as_checkpoint(saved, task="A", worker="1", now=ManualClock().now())
+    assert Checkpoint.from_dict(made).task_id == "A"

@@ -1,0 +1,214 @@
+"""Process groups do not outlive their engine: it is killed, and so is its guard."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from faults.team_kills import guards_of, is_alive
+from maestro_hive.kernel.clock import SystemClock
+from maestro_hive.team.errors import CommandFailedError
+from maestro_hive.team.processes import SHELL, Ended, Survivors, execute
+from tests.python_processes import PythonProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SECONDS = 60.0
+
+_ENGINE = textwrap.dedent("""
+    import asyncio, os, sys
+    from pathlib import Path
+    from maestro_hive.team.processes import SHELL, Survivors, execute
+
+    folder = Path(sys.argv[1])
+
+    async def main():
+        asyncio.get_running_loop().call_later(0.1, forked)
+        await execute(
+            [SHELL, "-c", sys.argv[2]],
+            folder=folder,
+            environment={**os.environ, "MAESTRO_RUN_ID": "r"},
+            survivors=Survivors(folder / "processes", "r"),
+            write=print,
+        )
+
+    def forked():
+        if len(sys.argv) > 3 and not os.fork():  # a child that outlives the engine
+            (folder / "child").write_text(str(os.getpid()))
+            os.execvp("sleep", ["sleep", "60"])
+
+    asyncio.run(main())
+""")
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def number_in(path: Path) -> int:
+    wait_until(lambda: path.exists() and path.read_text().strip())
+    return int(path.read_text())
+
+
+@pytest.fixture
+def ended_later() -> Iterator[list[int]]:
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("forks", [(), ("forks",)])
+def test_a_group_dies_with_an_engine_that_is_killed(
+    tmp_path: Path, ended_later: list[int], forks: tuple[str, ...]
+) -> None:
+    does = "trap '' TERM HUP; sleep 100 & echo $! > pid; wait"
+    with PythonProcess(_ENGINE, tmp_path, does, *forks) as engine:
+        pid = number_in(tmp_path / "pid")
+        ended_later.append(pid)
+        if forks:
+            ended_later.append(number_in(tmp_path / "child"))
+        engine.kill()
+    wait_until(lambda: not is_alive(pid))
+
+
+@pytest.mark.parametrize("leader", ["stays", "ends"])
+def test_the_next_start_ends_what_outlived_engine_and_guard(
+    tmp_path: Path, ended_later: list[int], leader: str
+) -> None:
+    does = "sleep 100 & echo $! > pid; wait"
+    with PythonProcess(_ENGINE, tmp_path, does) as engine:
+        pid = number_in(tmp_path / "pid")
+        ended_later.append(pid)
+        wait_until(lambda: guards_of(engine.pid))
+        for guard in guards_of(engine.pid):
+            os.kill(guard, signal.SIGKILL)
+        engine.kill()
+    (record,) = (tmp_path / "processes").iterdir()
+    if leader == "ends":
+        os.kill(int(record.name), signal.SIGKILL)
+        wait_until(lambda: not is_alive(int(record.name)))
+    assert is_alive(pid)
+    assert Survivors(tmp_path / "processes", "r").end() == 1
+    assert not is_alive(pid)
+    assert not list((tmp_path / "processes").iterdir())
+
+
+def start_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_a_number_that_is_another_process_now_is_left_alone(tmp_path: Path) -> None:
+    survivors = Survivors(tmp_path, "r")
+    other = subprocess.Popen(
+        ["sleep", "100"], start_new_session=True, env={**os.environ, "MAESTRO_RUN_ID": "r"}
+    )
+    try:
+        for text in (f"{SystemClock().boot_id()} 1\n", f"another-boot {start_of(other.pid)}\n", ""):
+            (tmp_path / str(other.pid)).write_text(text)
+            assert survivors.end() == 0
+            assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_an_engine_that_dies_before_the_gate_opens_executes_nothing(tmp_path: Path) -> None:
+    behind = subprocess.Popen(
+        [SHELL, "-c", 'read -r _ && exec "$@"', "sh", "touch", "executed"],
+        stdin=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    assert behind.stdin is not None
+    behind.stdin.close()
+    assert behind.wait(_SECONDS) != 0
+    assert not (tmp_path / "executed").exists()
+
+
+def called(folder: Path, *arguments: str, text: str = "") -> tuple[Ended, list[str]]:
+    written: list[str] = []
+    survivors = Survivors(folder / "processes", "r")
+    work = execute(
+        arguments,
+        folder=folder,
+        environment=dict(os.environ),
+        survivors=survivors,
+        text=text,
+        write=written.append,
+    )
+    return asyncio.run(work), written
+
+
+def test_a_command_gets_a_long_text_and_gives_long_lines_in_pieces(tmp_path: Path) -> None:
+    text = "é" * 300_000
+    ended, written = called(tmp_path, "cat", text=text)
+    assert ended.code == 0
+    assert "".join(written) == text
+    assert max(map(len, written)) <= 8_000
+    assert ended.tail == f"…{'é' * 1_500}"
+
+
+def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
+    ended, _ = called(tmp_path, SHELL, "-c", "sleep 100 & echo $! > pid", text="not read")
+    assert ended.code == 0
+    pid = number_in(tmp_path / "pid")
+    wait_until(lambda: not is_alive(pid))
+    assert not list((tmp_path / "processes").iterdir())
+
+
+def test_a_command_that_a_signal_ended_says_so(tmp_path: Path) -> None:
+    ended, _ = called(tmp_path, SHELL, "-c", "kill -9 $$")
+    assert (ended.code, str(ended)) == (-9, "was ended by SIGKILL")
+
+
+def test_a_folder_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailedError, match="gone"):
+        asyncio.run(
+            execute(
+                ["true"],
+                folder=tmp_path / "gone",
+                environment={},
+                survivors=Survivors(tmp_path, "r"),
+                write=print,
+            )
+        )
+
+
+def test_an_output_that_cannot_be_stored_fails_the_command_after_its_end(tmp_path: Path) -> None:
+    def full(_: str) -> None:
+        raise OSError("no space left")
+
+    work = execute(
+        [SHELL, "-c", "seq 100000; touch ended"],
+        folder=tmp_path,
+        environment=dict(os.environ),
+        survivors=Survivors(tmp_path / "processes", "r"),
+        write=full,
+    )
+    with pytest.raises(OSError, match="no space left"):
+        asyncio.run(work)
+    assert (tmp_path / "ended").exists()
+    assert not list((tmp_path / "processes").iterdir())
+
+
+def test_an_exit_code_that_other_code_took_is_no_success(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(CommandFailedError, match="how the command ended is not known"):
+            called(tmp_path, SHELL, "-c", "exit 1")
+    finally:
+        signal.signal(signal.SIGCHLD, before)

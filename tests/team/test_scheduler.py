@@ -1,0 +1,259 @@
+"""What starts when: dependencies, workers, priority, gates and failures, in real runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from maestro_hive.admin.breakers import open_breaker, reset_breaker
+from maestro_hive.admin.folder import writing
+from maestro_hive.hive.errors import RunFailedError
+from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.team.errors import GraphFailedError
+from maestro_hive.team.scheduler import Slot, WorkerSlots
+from maestro_hive.team.state import ExecutionState
+from maestro_hive.team.state_file import PATH
+from tests.team.conftest import SHELL, graph, statuses, task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from maestro_hive.engine.step import StepExecution
+    from maestro_hive.maestro.state.store import Store
+    from tests.team.conftest import Team
+
+SAY = 'echo "$MAESTRO_TASK_ID" >> log'
+
+
+def test_a_task_starts_when_its_dependencies_are_complete(team: Team) -> None:
+    made = graph(
+        task("LAST", SAY, "LEFT RIGHT"),
+        task("LEFT", SAY, "FIRST"),
+        task("RIGHT", SAY, "FIRST"),
+        task("FIRST", SAY),
+    )
+    result = team.run(made)
+    lines = team.lines()
+    assert (lines[0], lines[-1], sorted(lines[1:3])) == ("FIRST", "LAST", ["LEFT", "RIGHT"])
+    assert list(result["tasks"]) == ["LAST", "LEFT", "RIGHT", "FIRST"]
+
+
+def test_no_more_tasks_run_at_once_than_there_are_workers(team: Team) -> None:
+    # Each one fails if it sees more than one other between its start and its end.
+    does = (
+        'echo "+" >> log; sleep 0.05; n=$(grep -c + log); m=$(grep -c - log);'
+        " test $((n - m)) -le 2 && echo - >> log"
+    )
+    made = graph(*(task(f"T{number}", does) for number in range(6)), retry=1)
+    team.run(made, workers=2)
+    assert len(team.lines()) == 12
+
+
+def test_the_longest_remaining_path_is_first(team: Team) -> None:
+    made = graph(
+        task("SHORT", SAY, estimate_minutes=5),
+        task("LONG", SAY, estimate_minutes=5),
+        task("AFTER", SAY, "LONG", estimate_minutes=50),
+    )
+    team.run(made, workers=1)
+    assert team.lines() == ["LONG", "AFTER", "SHORT"]
+
+
+def entering(slots: WorkerSlots, name: str) -> asyncio.Task[Slot]:
+    step = cast("StepExecution", SimpleNamespace(name=name))
+    return asyncio.ensure_future(slots.enter(step))
+
+
+def test_a_free_worker_takes_the_most_urgent_task_that_waits() -> None:
+    async def main() -> None:
+        slots = WorkerSlots(1, {"LOW": (-1.0, 0), "HIGH": (-9.0, 1)})
+        first = await entering(slots, "FIRST")
+        low, high, gone = (entering(slots, name) for name in ("LOW", "HIGH", "GONE"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        first.leave()
+        slots.settled("FIRST", [])
+        slot = await high
+        assert (slots.worker_of("HIGH"), low.done()) == (1, False)
+        slot.leave()  # and nobody says what follows from its end
+        await low
+
+    asyncio.run(main())
+
+
+def test_a_worker_waits_for_the_task_that_its_last_one_lets_start() -> None:
+    async def main() -> None:
+        slots = WorkerSlots(1, {"LOW": (-1.0, 0), "HIGH": (-9.0, 1)})
+        first = await entering(slots, "FIRST")
+        low = entering(slots, "LOW")
+        await asyncio.sleep(0)
+        first.leave()
+        slots.settled("FIRST", ["HIGH"])
+        await asyncio.sleep(0)
+        assert not low.done()
+        (await entering(slots, "HIGH")).leave()
+        await low
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_was_given_to_a_cancelled_attempt_takes_the_next() -> None:
+    async def main() -> None:
+        slots = WorkerSlots(1, {})
+        first = await entering(slots, "A")
+        waiting = entering(slots, "B")
+        await asyncio.sleep(0)
+        first.leave()
+        slots.settled("A", [])
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await entering(slots, "C")
+
+    asyncio.run(main())
+
+
+def gated(first: str, command: str, *, required: bool = True) -> Any:
+    gate = {"name": "check", "command": command, "required": required}
+    return graph(
+        task("ONE", first, level=1),
+        task("TWO", SAY, level=2),
+        levels={"1": {"name": "one", "tasks": ["ONE"], "gates": [gate]}},
+    )
+
+
+def test_nothing_after_a_required_gate_starts_before_it_has_passed(team: Team) -> None:
+    made = gated(SAY, "test -f mended && echo GATE >> log")
+    with pytest.raises(RunFailedError, match="gate:1:check") as failed:
+        team.run(made)
+    assert isinstance(failed.value.__cause__, GraphFailedError)
+    assert team.lines() == ["ONE"]
+    with pytest.raises(RunFailedError):  # until it is retried
+        team.run(made)
+    (team.folder / "mended").touch()
+    team.hive.retry("r")
+    assert team.run(made)["gates"] == {"gate:1:check": True}
+    assert team.lines() == ["ONE", "GATE", "TWO"]
+
+
+def test_a_gate_that_is_not_required_stops_nothing(team: Team) -> None:
+    assert team.run(gated(SAY, "false", required=False))["gates"] == {"gate:1:check": False}
+    assert sorted(team.lines()) == ["ONE", "TWO"]
+
+
+def test_what_does_not_depend_on_a_failed_task_is_executed(team: Team) -> None:
+    made = graph(
+        task("BAD", "test -f mended && echo BAD >> log"),
+        task("AFTER", SAY, "BAD"),
+        task("OTHER", SAY),
+        retry=2,
+    )
+    with pytest.raises(RunFailedError, match="failed: BAD; 1 of 3 tasks were not started"):
+        team.run(made)
+    assert team.lines() == ["OTHER"]
+    assert statuses(team) == {"BAD": "failed", "AFTER": "blocked", "OTHER": "complete"}
+    (team.folder / "mended").touch()
+    team.hive.retry("r", "BAD")
+    team.run(made)
+    assert team.lines() == ["OTHER", "BAD", "AFTER"]
+    state = ExecutionState.load(team.folder / PATH)
+    assert state is not None
+    assert {each.status.value for each in state.tasks.values()} == {"complete"}
+    assert state.tasks["OTHER"].completed_at < state.tasks["BAD"].completed_at  # type: ignore[operator]
+    assert sum(each.tasks_completed for each in state.workers.values()) == 2  # in this life
+
+
+def test_a_run_is_resumed_with_another_number_of_workers(team: Team) -> None:
+    tasks = [task(f"T{number}", SAY, estimate_minutes=9 - number) for number in range(6)]
+    made = graph(*tasks, task("LAST", "test -f mended", "T0 T1 T2 T3 T4 T5"), retry=1)
+    with pytest.raises(RunFailedError):
+        team.run(made, workers=6)
+    (team.folder / "mended").touch()
+    team.hive.retry("r")
+    team.run(made, workers=1)
+    assert sorted(team.lines()) == [f"T{number}" for number in range(6)]
+
+
+def test_a_changed_graph_goes_on_with_what_is_unchanged(team: Team) -> None:
+    first = graph(
+        task("A", "echo a > a; echo A >> log", files=["a"]),
+        task("B", SAY, "A"),
+        task("C", SAY),
+    )
+    team.run(first, "test")
+    changed = graph(
+        task("C", "echo new C >> log"),
+        task("A", "echo a > a; echo A again >> log", files=["a"]),
+        task("B", SAY, "A"),
+        task("D", SAY, "B"),
+    )
+    runner = team.hive_runner()
+    chosen = runner.choose(changed, team.folder)
+    assert tuple(chosen) == ("test-2", False, "test")
+    runner.fork(chosen, changed)
+    team.run(changed, "test-2")
+    # A made the same file as before, so what depends on it is not executed again.
+    assert sorted(team.lines()[3:]) == ["A again", "D", "new C"]
+    assert runner.choose(changed, team.folder) == ("test-2", True, None)
+    assert runner.choose(changed, team.folder / "elsewhere") == ("test-3", False, None)
+    assert runner.choose(changed, team.folder, force=True) == ("test-3", False, None)
+
+
+def test_a_graph_whose_personas_cannot_be_called_starts_nothing(team: Team) -> None:
+    made = graph(
+        task("A", SAY),
+        task("B", persona={"command": "no-such-program-here {prompt}"}),
+        task("C", persona={"python": "no_such_module:work"}),
+        task("D", persona={"agent": "claude"}),
+    )
+    with pytest.raises(ConfigurationError) as refused:
+        team.run(made)
+    for name in ("B: the program 'no-such", "C: the function no_such", "D: this version"):
+        assert name in str(refused.value)
+    assert team.lines() == []
+
+
+def test_tasks_behind_an_open_breaker_wait_and_spend_no_attempt(team: Team) -> None:
+    wait = "while ! test -f go; do sleep 0.02; done"
+    flaky: dict[str, Any] = {"persona": "flaky", "estimate_minutes": 5}
+    made = graph(
+        task("ONE", f"echo ONE >> log; {wait}", **{**flaky, "estimate_minutes": 99}),
+        task("TWO", SAY, **flaky),
+        task("AFTER", SAY, "TWO", **flaky),
+        task("OTHER", SAY),
+        personas={"flaky": SHELL},
+        retry=1,
+    )
+    runner = team.hive_runner(workers=1)
+
+    async def main() -> None:
+        running = asyncio.create_task(runner.run(made, run_id="r", folder=team.folder))
+        await until(lambda: team.lines() == ["ONE"])
+        with open_store_of(team) as store:
+            open_breaker(store, "flaky", 3600, create=True)  # TWO has its permit, and waits
+            (team.folder / "go").touch()
+            await until(lambda: team.lines() == ["ONE", "OTHER"])
+            assert statuses(team)["TWO"] != "failed"
+            assert not running.done()
+            reset_breaker(store, "flaky")
+        await running
+
+    asyncio.run(main())
+    assert team.lines() == ["ONE", "OTHER", "TWO", "AFTER"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        is_so = False
+        while not is_so:
+            await asyncio.sleep(0.01)
+            is_so = condition()
+
+
+def open_store_of(team: Team) -> AbstractContextManager[Store]:
+    return writing(Path(team.hive.config.state.state_dir))
