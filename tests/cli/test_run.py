@@ -226,6 +226,7 @@ WRONG = {
     ("shop",): "shop is a folder, and no task graph; name a file, or a workflow as",
     ("shop/checkout.py",): "a workflow of it is named by its module: shop.checkout:WORKFLOW",
     ("shop/checkout:build",): "'shop/checkout:build' names no workflow",
+    ("raises.py:build",): "'raises.py' is no module; that of the file is 'raises'",
     ("nowhere.to:build",): "there is no module 'nowhere.to' in",
     ("shop.nowhere:build",): "there is no module 'shop.nowhere' in",
     ("imports_nothing:build",): "cannot be imported: ModuleNotFoundError: No module named 'gone'",

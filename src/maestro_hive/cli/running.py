@@ -351,6 +351,10 @@ def _refuse(target: str) -> NoReturn:
 
 def imported(name: str) -> ModuleType:
     """Import a module, as ``python -m`` finds it: also in the current folder."""
+    if name.endswith(".py"):
+        raise ConfigurationError(
+            f"{name!r} is no module; that of the file is {name.removesuffix('.py')!r}"
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
