@@ -35,6 +35,7 @@ EXECUTED = (
     "docs/howto/budgets.md",
     "docs/security.md",
     "docs/howto/task-graphs.md",
+    "docs/howto/agents.md",
     "docs/howto/policy.md",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,6 +239,12 @@ def test_a_recorded_session_comes_back() -> None:
     assert Session.from_json(json.loads(json.dumps(session.to_json()))) == session
 
 
+def test_a_session_that_was_told_absurd_numbers_comes_back_as_well() -> None:
+    absurd = Totals(10**15, 10**15, 10**15, 10**15, 10**15)
+    session = Session(id="ses_1", counted=absurd.plus(absurd))
+    assert Session.from_json(session.to_json()) == session
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -261,6 +268,12 @@ def test_an_agent_with_a_limit_of_money_gets_it_in_digits() -> None:
     assert [name for name in AGENTS if adapter(name).has_budget] == ["claude"]
     for name in set(AGENTS) - {"claude"}:
         assert adapter(name).command(call(budget_usd=2.0)) == adapter(name).command(call())
+
+
+@pytest.mark.parametrize("amount", [0.0, -1.0, 0.0000001])
+def test_a_budget_of_nothing_starts_nothing(amount: float) -> None:
+    with pytest.raises(ConfigurationError, match="nothing is left to spend"):
+        adapter("claude").command(call(budget_usd=amount))
 
 
 def test_an_agent_with_structured_output_gets_the_schema() -> None:
@@ -305,6 +318,16 @@ def test_a_version_that_was_not_tried_is_a_warning(printed: str) -> None:
     warning = adapter("claude").version_warning(printed)
     assert warning is not None
     assert "tried: 2.1.197, 2.1.326" in warning
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_page_about_agents_says_what_the_adapters_do(name: str) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/howto/agents.md").read_text("utf-8")
+    known = adapter(name)
+    assert f"| `{name}` | `{known.install}` | {', '.join(known.tried)} |" in page
+    for permissions in Permissions:
+        given = set(adapter(name).command(call(permissions=permissions)).argv)
+        assert all(flag in page for flag in given & {*MORE_RIGHTS, *SOME_RIGHTS})
 
 
 @pytest.mark.parametrize("name", AGENTS)

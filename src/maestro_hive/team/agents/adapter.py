@@ -23,6 +23,7 @@ LONG_FEEDBACK = 8_000
 _SHOWN_FEEDBACK = 2_000
 #: A longer schema is no argument of a command.
 _MOST_SCHEMA = 100_000
+_LEAST_USD = 0.000001
 #: What these stand for at the start of a prompt is a command to the agent itself.
 _COMMANDS = ("/", "!", "@", "#", "-")
 _SESSIONS = uuid.UUID("6f6fb7ac-2c36-5a3f-9a53-0d0c0a5b8d0e")
@@ -71,6 +72,10 @@ class Adapter(ABC):
         """Return what is to be started for a call."""
         if not call.folder.startswith("/"):
             raise ConfigurationError(f"{call.folder!r} is no absolute path of a folder")
+        if call.budget_usd is not None and call.budget_usd < _LEAST_USD:
+            raise ConfigurationError(
+                f"{call.budget_usd} US dollars are no budget of a call: nothing is left to spend"
+            )
         if call.schema is not None and len(json.dumps(dict(call.schema))) > _MOST_SCHEMA:
             raise ConfigurationError(
                 f"the schema of the result has more than {_MOST_SCHEMA:,} characters; shorten it"

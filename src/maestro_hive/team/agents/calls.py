@@ -43,8 +43,9 @@ class Totals(NamedTuple):
     usd: int = 0
 
     def plus(self, other: Totals) -> Totals:
-        """Return the sum of both."""
-        return Totals(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        """Return the sum of both; a larger one than any that is right stays the largest."""
+        pairs = zip(self, other, strict=True)
+        return Totals(*(min(mine + theirs, MOST_TOKENS) for mine, theirs in pairs))
 
     def beyond(self, other: Totals) -> Totals:
         """Return by how much this is more than another, part by part; never less than nothing."""

@@ -29,7 +29,7 @@ class Codex(Adapter):
 
     name = "codex"
     install = "npm install -g @openai/codex"
-    tried = ("0.166.0", "0.169.0")
+    tried = ("0.169.0",)
     takes_session = False
     has_schema = True
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from maestro_hive.team.agents.calls import Session, Totals, is_session_id
 from maestro_hive.team.agents.events import (
+    Acted,
     Denied,
     Event,
     Outcome,
@@ -71,8 +72,8 @@ class Reader(ABC):
                 self.denied.append(each.tool)
             if isinstance(each, Waiting):
                 self._waits = each
-            elif isinstance(each, Said):
-                self._waits = None
+            elif isinstance(each, Said | Acted | Used):
+                self._waits = None  # a model has answered since
             events.append(each)
         return events
 
@@ -114,9 +115,11 @@ class Reader(ABC):
     def failed(self, message: object, status: object = None, *, retry_after: object = None) -> None:
         """Remember why the call failed."""
         text = message if isinstance(message, str) else json.dumps(message)[:_PROSE]
-        if retry_after is None and self._waits is not None:
-            retry_after = self._waits.seconds
-        self.failure = failure_of(text, status, retry_after=retry_after)
+        found = failure_of(text, status, retry_after=retry_after)
+        waits = self._waits
+        if found.retry_after is None and waits is not None and waits.kind is found.kind:
+            found = replace(found, retry_after=waits.seconds)
+        self.failure = found
 
     # --- the end ----------------------------------------------------------------------------------
 
