@@ -153,8 +153,9 @@ class Trial:
             reader = known.reader(call)
             assert process.stdout is not None
             for line in process.stdout:
-                self._take(reader.read(line))
+                self._take(reader.feed(line))
         outcome = reader.end(process.returncode, (self.folder / "stderr").read_text())
+        self._take(list(outcome.events))
         self.session = outcome.session or self.session
         self.outcomes.append(outcome)
         return outcome

@@ -614,6 +614,41 @@ def test_aider_that_tried_again_with_success_has_not_failed() -> None:
     assert kind(read("aider", lines[:4], code=-9)[1]) is FailureKind.RATE_LIMITED
 
 
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_an_output_in_pieces_is_read_as_in_lines(size: int) -> None:
+    lines = codex(100, 60, 20, "a\u2028b\x85c\rd")
+    output = "\n".join(json.dumps(each, ensure_ascii=False) for each in lines)
+    reader = adapter("codex").reader(Call(prompt="p", folder="/call"))
+    events: list[Event] = []
+    for start in range(0, len(output), size):
+        events += reader.feed(output[start : start + size])
+    assert Said(text="a\u2028b\x85c\rd") in events
+    assert reader.end(0).text == "a\u2028b\x85c\rd"
+
+
+def test_a_last_line_without_an_end_is_read_at_the_end() -> None:
+    reader = adapter("codex").reader(Call(prompt="p", folder="/call"))
+    for each in codex(100, 60, 20)[:-1]:
+        reader.feed(json.dumps(each) + "\n")
+    reader.feed(json.dumps(codex(100, 60, 20)[-1]))
+    outcome = reader.end(0)
+    assert outcome.failure is None
+    assert outcome.session is not None
+    assert outcome.session.counted == Totals(38, 20, 60, 2)
+    assert used(outcome.events) == Totals(38, 20, 60, 2)
+
+
+def test_a_line_without_an_end_takes_no_more_memory_than_the_longest_event() -> None:
+    reader = adapter("codex").reader(Call(prompt="p", folder="/call"))
+    for _ in range(100):
+        assert reader.feed("x" * 1_000_000) == []
+    assert reader._length <= 33_000_000
+    assert reader.feed("\n" + json.dumps(codex(1, 1, 1)[0]) + "\n")
+
+
 # --- what is common -------------------------------------------------------------------------------
 
 

@@ -97,6 +97,8 @@ class Outcome:
     session: Session | None = None
     #: The tools that it was not permitted to use.
     denied: tuple[str, ...] = ()
+    #: What a last line without an end has said, as the other events.
+    events: tuple[Event, ...] = ()
 
     @property
     def try_again_now(self) -> bool:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: How many characters of lines that are no events are remembered, for the message of a failure.
 _PROSE = 4_000
+#: A line that is longer than this is no event.
+_LONGEST_LINE = 32_000_000
 
 
 class Reader(ABC):
@@ -55,8 +57,26 @@ class Reader(ABC):
         #: The tools that it was not permitted to use.
         self.denied: list[str] = []
         self._prose = ""
+        self._pieces: list[str] = []
+        self._length = 0
         #: The line that is being read.
         self.line = ""
+
+    def feed(self, piece: str) -> list[Event]:
+        """Return what a piece of the output says, which may be a part of a line, or several.
+
+        Only a line feed ends a line: in an event other separators are text.
+        """
+        events: list[Event] = []
+        *ended, rest = piece.split("\n")
+        for part in ended:
+            events += self.read("".join([*self._pieces, part]))
+            self._pieces.clear()
+            self._length = 0
+        if rest and self._length <= _LONGEST_LINE:  # of a longer one the rest is left out
+            self._pieces.append(rest)
+            self._length += len(rest)
+        return events
 
     def read(self, line: str) -> list[Event]:
         """Return what a line of the output says."""
@@ -124,7 +144,11 @@ class Reader(ABC):
     # --- the end ----------------------------------------------------------------------------------
 
     def end(self, code: int, errors: str = "") -> Outcome:
-        """Return how the call ended, by the exit code and what was written to standard error."""
+        """Return how the call ended, by the exit code and what was written to standard error.
+
+        What that was may have been read as well, in its place.
+        """
+        last = self.feed("\n")  # of a line without an end
         failure = self.failure or self._failure_at_end(code, errors.strip())
         if failure is None and self._call.schema is not None and self.structured is None:
             said = quoted(self.text) or "nothing"
@@ -138,6 +162,7 @@ class Reader(ABC):
             structured=None if failure else self.structured,
             session=self._next_session(failure),
             denied=tuple(dict.fromkeys(self.denied)),
+            events=tuple(last),
         )
 
     def _failure_at_end(self, code: int, errors: str) -> Failure | None:
