@@ -90,6 +90,11 @@ class Trial:
             (self.home / ".gemini/settings.json").write_text(json.dumps(settings))
 
     @property
+    def args(self) -> tuple[str, ...]:
+        """Further arguments, which a graph would give."""
+        return ("--auth-type=openai",) if self.agent == "qwen" else ()
+
+    @property
     def home(self) -> Path:
         return self.folder / "home"
 
@@ -122,13 +127,12 @@ class Trial:
     def call(self, prompt: str, *, until: Callable[[], bool] | None = None, **more: Any) -> Outcome:
         """Call the agent; ``until`` it is killed, after an event."""
         known = adapter(self.agent)
-        args = ("--auth-type=openai",) if self.agent == "qwen" else ()
         call = Call(
             prompt=prompt,
             folder=str(self.folder / "call"),
             model=MODELS[self.agent],
             session=self.session,
-            args=args,
+            args=self.args,
             **{"permissions": Permissions.EDIT, **more},
         )
         command = known.command(call)
@@ -297,11 +301,63 @@ def session_used_twice(trial: Trial) -> None:
     trial.call("hello")
 
 
+def in_a_team(trial: Trial) -> dict[str, Any]:
+    """Do a task of a graph; the engine is killed in the middle of a request, and resumed."""
+    persona = {
+        "agent": trial.agent,
+        "model": MODELS[trial.agent],
+        "permissions": "edit",
+        "args": trial.args,
+    }
+    tasks = [{"id": "A", "title": "Write the file", "verification": "grep written *.txt"}]
+    graph = trial.folder / "graph.json"
+    graph.write_text(json.dumps({"feature": "f", "persona": persona, "tasks": tasks}))
+
+    asked = trial.server.hang_at = 1 if trial.agent == "aider" else 2
+    trial.server.replies = [trial.writes(input=51, cached=1, written=2, output=9)]
+    with subprocess.Popen(_maestro("run", graph), **_streams(trial)) as engine:
+        while len(trial.server.conversation()) < asked and engine.poll() is None:
+            trial.server.stopping.wait(0.02)
+        trial.server.stopping.wait(1)  # what the agent knows is on its disk, or would be too late
+        engine.kill()
+    trial.server.hang_at = 0
+    numbers: dict[str, Any] = {"input": 61, "cached": 2, "written": 3, "output": 8}
+    is_done = trial.agent != "aider"  # it was killed in its only request
+    trial.server.replies = [
+        Reply(text="resumed", **numbers) if is_done else trial.writes(**numbers)
+    ]
+    done = subprocess.run(_maestro("resume"), **_streams(trial), check=False)
+    status = subprocess.run(_maestro("status", "--json"), **_streams(trial), check=True)
+    return {
+        "code": done.returncode,
+        "printed": done.stdout,
+        "run": json.loads(status.stdout)["run"],
+        "served": dict(trial.server.used),
+        "remembers": "made.txt" in json.dumps(trial.server.conversation()[-1:]),
+    }
+
+
+def _maestro(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "maestro_hive", *map(str, words)]
+
+
+def _streams(trial: Trial) -> dict[str, Any]:
+    state = str(trial.folder / "state")
+    return {
+        "cwd": trial.work,
+        "env": {**trial.environment(), "MAESTRO_STATE_DIR": state},
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+        "text": True,
+    }
+
+
 TRIALS = {
     each.__name__: each
     for each in (
         *(answer, killed, unanswered, limited, refused, full, structured, own),
-        session_used_twice,
+        *(session_used_twice, in_a_team),
     )
 }
 
@@ -311,8 +367,8 @@ def main() -> None:
     raise_loopback()
     with ModelApis(tools=agent != "aider") as server:
         trial = Trial(agent=agent, folder=Path(folder), server=server)
-        TRIALS[name](trial)
-        sys.stdout.write(json.dumps(trial.report()))
+        report = TRIALS[name](trial) or trial.report()
+        sys.stdout.write(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -179,3 +179,19 @@ def test_a_session_that_exists_is_found_and_resumed(
     report = trial(agent, "session_used_twice")
     assert report["failures"] == [None, "session exists", None], report["messages"]
     assert reported(report) == served(report, agent)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_run_that_was_killed_is_resumed_and_the_agent_in_its_session(
+    agent: str, trial: Callable[[str, str], Report]
+) -> None:
+    report = trial(agent, "in_a_team")
+    assert report["code"] == 0, report["printed"]
+    assert [each["status"] for each in report["run"]["tasks"]] == ["complete"]
+    if agent != "aider":  # it was killed in its only request
+        assert report["remembers"]
+    counted = served(report, agent)
+    tokens = sum(counted.values()) - counted["cached"]
+    if agent == "gemini":  # it reports a call at its end: what a killed one used is unknown
+        tokens = 61 + 8
+    assert report["run"]["tokens"] == tokens
