@@ -13,7 +13,7 @@ PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format formatted lint types imports docs bench bench-peers bench-walk
-.PHONY: faults-quick faults lock clean venv
+.PHONY: faults-quick faults lock agents clean venv
 
 help:  ## list the targets
 	@echo 'maestro-hive: durable execution for teams of AI agents'
@@ -106,6 +106,9 @@ lock: venv  ## pin the dependencies that pyproject.toml names (ARGS=--upgrade: t
 	@$(LOCK) --output-file requirements/runtime.txt $(ARGS)
 	@$(LOCK) --extra bench --output-file requirements/bench.txt $(ARGS)
 	@git --no-pager diff --stat -- requirements
+
+agents: venv  ## install the agents, as far as they can be, for the tests with them (build/agents)
+	@$(BIN)/python requirements/agents.py
 
 clean:  ## remove everything that make created, .venv too
 	@rm -rf .venv .venv-bench build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -21,7 +21,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
 if TYPE_CHECKING:
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 ELSEWHERE = "http://127.0.0.2:9/elsewhere"
 
 Answer: TypeAlias = tuple[int, Any]
+
+
+class Body(NamedTuple):
+    """An answer that is not JSON, with its content type."""
+
+    kind: str
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +80,12 @@ class LoopbackServer:
         raise NotImplementedError
 
     def execute(self, operation: str, request: Request) -> Answer:
-        """Execute a request; return the status and the JSON of the answer."""
+        """Execute a request; return the status and the JSON of the answer, or a ``Body``."""
         raise NotImplementedError
+
+    def refusal(self, operation: str, status: int) -> Any:
+        """Return the JSON of an answer with a status that is a fault."""
+        return {"errorMessages": [f"a fault: {status}"]}
 
     def count(self, operation: str) -> int:
         """Return how often an operation was asked for."""
@@ -171,17 +182,21 @@ class _Handler(BaseHTTPRequestHandler):
             with owner.lock:
                 answer = owner.execute(operation, request)
         self._note_read()
-        self._answer(what, answer)
+        self._answer(operation, what, answer)
 
     do_GET = do_POST = _respond  # noqa: N815 - the names that the standard library calls
 
-    def _answer(self, what: str, answer: Answer | None) -> None:
+    def _answer(self, operation: str, what: str, answer: Answer | None) -> None:
         kind, _, detail = what.partition("@")
         match kind:
             case "" | "slow":
                 assert answer is not None
                 self.server.owner.stopping.wait(0.5 if kind else 0)
-                self._send(answer[0], json.dumps(answer[1]).encode())
+                status, content = answer
+                if isinstance(content, Body):
+                    self._send(status, content.content, kind=content.kind)
+                else:
+                    self._send(status, json.dumps(content).encode())
             case "drop":
                 self.close_connection = True
             case "hang":
@@ -200,19 +215,20 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(302, b"", headers={"Location": ELSEWHERE})
             case _:
                 headers = {"Retry-After": detail} if detail else {}
-                said = json.dumps({"errorMessages": [f"a fault: {kind}"]}).encode()
-                self._send(int(kind), said, headers=headers)
+                said = self.server.owner.refusal(operation, int(kind))
+                self._send(int(kind), json.dumps(said).encode(), headers=headers)
 
     def _send(
         self,
         status: int,
         body: bytes,
         *,
+        kind: str = "application/json",
         length: int | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body) if length is None else length))
         for name, value in (headers or {}).items():
             self.send_header(name, value)

@@ -36,6 +36,7 @@ EXECUTED = (
     "docs/security.md",
     "docs/howto/task-graphs.md",
     "docs/howto/run-a-task-graph.md",
+    "docs/howto/agents.md",
     "docs/howto/policy.md",
 )
 

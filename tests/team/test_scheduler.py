@@ -204,7 +204,10 @@ def test_a_changed_graph_goes_on_with_what_is_unchanged(team: Team) -> None:
     assert runner.choose(changed, team.folder, force=True) == ("test-3", False, None)
 
 
-def test_a_graph_whose_personas_cannot_be_called_starts_nothing(team: Team) -> None:
+def test_a_graph_whose_personas_cannot_be_called_starts_nothing(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(team.folder))  # the agent may be installed here
     made = graph(
         task("A", SAY),
         task("B", persona={"command": "no-such-program-here {prompt}"}),
@@ -213,7 +216,7 @@ def test_a_graph_whose_personas_cannot_be_called_starts_nothing(team: Team) -> N
     )
     with pytest.raises(ConfigurationError) as refused:
         team.run(made)
-    for name in ("B: the program 'no-such", "C: the function no_such", "D: this version"):
+    for name in ("B: the program 'no-such", "C: the function no_such", "D: the agent 'claude'"):
         assert name in str(refused.value)
     assert team.lines() == []
 

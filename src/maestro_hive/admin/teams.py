@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from maestro_hive.team.graph import Plan
 
 COMPLETE, FAILED, PENDING, BLOCKED = "complete", "failed", "pending", "blocked"
-WAITING, STOPPED = "waiting", "stopped"
+WAITING, STOPPED, BANKRUPT = "waiting", "stopped", "bankrupt"
 #: For how many seconds the end of a process is waited for that was asked to stop.
 _STOP_SECONDS = 30.0
 
@@ -41,8 +41,8 @@ class TaskView:
     title: str
     level: int
     is_gate: bool
-    #: complete, failed, running, waiting for an answer, stopped, or another status of a step; pending,
-    #: or blocked by a failed one.
+    #: complete, failed, bankrupt, running, waiting for an answer, stopped, or another status of a step;
+    #: pending, or blocked by one that failed.
     status: str
     persona: str | None
     attempts: int
@@ -138,11 +138,18 @@ def _of_this_graph(
 
 
 def _task_views(plan: Plan, run: RunView, steps: dict[str, StepView]) -> Iterator[TaskView]:
-    status = {name: step.status for name, step in steps.items()}
+    done = ("success", "recovered")  # by a repair
+    status = {
+        name: COMPLETE if step.status in done else step.status for name, step in steps.items()
+    }
     if run.status != "cancelled":  # an attempt was: the run was stopped
         status = {name: STOPPED if each == "cancelled" else each for name, each in status.items()}
     status |= {each.name: WAITING for each in run.waits_for}
-    ended = {"success": TaskState.COMPLETE, "failed": TaskState.FAILED}
+    ended = {
+        COMPLETE: TaskState.COMPLETE,
+        FAILED: TaskState.FAILED,
+        BANKRUPT: TaskState.FAILED,
+    }
     states = {each: ended.get(status.get(each, ""), TaskState.PENDING) for each in plan.ids}
     blocked = Frontier(plan, states).blocked()
 
@@ -154,12 +161,12 @@ def _task_views(plan: Plan, run: RunView, steps: dict[str, StepView]) -> Iterato
             title=title,
             level=level,
             is_gate=persona is None,
-            status=COMPLETE if now == "success" else now,
+            status=now,
             persona=persona,
             attempts=0 if step is None else step.attempts,
             failures=0 if step is None else step.failures,
             took_seconds=None if step is None else step.took_seconds,
-            error=None if step is None or now in ("success", STOPPED) else step.last_error,
+            error=None if step is None or now in (COMPLETE, STOPPED) else step.last_error,
             blocked_by=blocked_by,
         )
 

@@ -266,10 +266,10 @@ def _report_failures(call: Call, view: TeamView) -> None:
     if blocked := view.with_status(teams.BLOCKED):
         reasons = [f"{each.id} (needs {each.blocked_by})" for each in blocked]
         output.line(f"not started: {output.listed(reasons, 8)}")
-    failed = view.with_status(teams.FAILED)
+    failed = view.with_status(teams.FAILED, teams.BANKRUPT)
     for each in failed:
         output.line()
-        output.line(f"failed: {each.id}, after {output.many(each.attempts, 'attempt')}")
+        output.line(f"{each.status}: {each.id}, after {output.many(each.attempts, 'attempt')}")
         output.line(_indented(output.shortened(each.error, _OUTPUT) or "no message"))
         output.line(f"  its output: {call.command_line('logs', view.run_id, each.id)}")
     if failed:

@@ -119,7 +119,8 @@ class Hive(Enqueuing):
         self._audit = _audit(audit_log, decides)
         self._cancel_grace = float(settings.number(0)("cancel_grace", cancel_grace))
         self._declared = declared_budgets(budget)
-        self._prices = read_prices(prices)
+        #: What models cost.
+        self.prices = read_prices(prices)
         self._store: Store | None = None
         self._runner: Runner | None = None
         self._is_closed = False
@@ -500,7 +501,7 @@ class Hive(Enqueuing):
                     healer=self._healing_engine,
                     healers=self._healers,
                     workspace=self._workspace,
-                    prices=self._prices,
+                    prices=self.prices,
                     audit_log=self._audit_log(store),
                     **self._helpers,  # type: ignore[arg-type]
                 )

@@ -1,4 +1,4 @@
-"""Who does the work of a task: a command or a Python function; and the command that decides.
+"""Who does the work of a task: a command, a Python function or an agent; and the command that decides.
 
 Everything here is called inside of a step: what fails is retried by the engine, and the output of a
 failed verification is in its error, which is the feedback for the next attempt.
@@ -23,7 +23,10 @@ from maestro_hive.engine.values import in_thread
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.process import threads
+from maestro_hive.team.agent_calls import AgentTask
+from maestro_hive.team.agents import AgentNotInstalledError, check_installed
 from maestro_hive.team.errors import CommandFailedError, GateFailedError, VerificationFailedError
+from maestro_hive.team.graph import Persona
 from maestro_hive.team.processes import SHELL, Ended, Survivors, execute
 from maestro_hive.team.progress import CHECKPOINT, ContextFull, ProgressFile, as_checkpoint
 from maestro_hive.team.prompts import prompt_of, with_feedback
@@ -32,8 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from maestro_hive.engine.prices import Prices
     from maestro_hive.maestro.state.strict_json import Json
-    from maestro_hive.team.graph import Gate, Graph, Persona, Task
+    from maestro_hive.team.agents import Command
+    from maestro_hive.team.graph import Gate, Graph, Task
 
 #: How many seconds a persona and a verification, or a gate, have if the graph does not say.
 TASK_SECONDS = 3600.0
@@ -66,10 +71,11 @@ class Assignment:
 
 
 class Limits(NamedTuple):
-    """How long a persona may work, and how often a fresh one may go on from its checkpoint."""
+    """How long a persona may work, how often a fresh one may go on, and what an agent may spend."""
 
     seconds: float = TASK_SECONDS
     max_handovers: int = MAX_HANDOVERS
+    budget_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +86,14 @@ class Workplace:
     #: The folder they share.
     folder: Path
     survivors: Survivors
-    #: Where commands save their progress.
+    #: Where commands save their progress, and where long texts for agents are.
     progress_folder: Path
+    calls_folder: Path
     #: Which worker executes a task now.
     worker_of: Callable[[str], int]
     functions: dict[str, Callable[[Assignment], Any]] = field(default_factory=dict)
+    #: What models cost, for agents that do not say it.
+    prices: Prices | None = None
 
     async def work(self, given: dict[str, Json], results: dict[str, Json], limits: Limits) -> Json:
         """Do a task, verify it, and return its result: the digests of its files, and a value.
@@ -94,6 +103,8 @@ class Workplace:
         value = None
         if "python" in given["persona"]:
             value = await self._python(given, results, limits)
+        elif "agent" in given["persona"]:
+            value = await self._agent(given, limits)
         elif (asked := await self._command(given, limits)) is not None:
             return {"asks": asked}
         check = given.get("verification")
@@ -103,6 +114,8 @@ class Workplace:
         digests = await in_thread(partial(_digests, self.folder, paths)) if paths else {}
         if "command" in given["persona"]:
             self._progress_of(given).remove()
+        if "agent" in given["persona"]:
+            shutil.rmtree(self.calls_folder / given["id"], ignore_errors=True)
         return {"files": digests} if value is None else {"files": digests, "value": value}
 
     async def _command(self, given: dict[str, Json], limits: Limits) -> str | None:
@@ -139,6 +152,33 @@ class Workplace:
             except ContextFull as full:
                 self._save(given["id"], full.fields)
         raise _too_many(limits)
+
+    async def _agent(self, given: dict[str, Json], limits: Limits) -> str:
+        """Call an agent, and again in a fresh session as often as its context is full."""
+        work = AgentTask(
+            agent_persona(given["persona"]),
+            prompt=given["prompt"],
+            folder=self.calls_folder / given["id"],
+            execute=partial(self._run_agent, given["id"]),
+            budget_usd=limits.budget_usd,
+            prices=self.prices,
+        )
+        for _ in range(limits.max_handovers + 1):
+            said: str | None = await _in_time(work.call(), limits.seconds, "the agent")
+            if said is not None:
+                return said
+            current().write("the context is full: a fresh session goes on\n")
+        raise _too_many(limits)
+
+    async def _run_agent(self, task: str, command: Command, write: Callable[[str], None]) -> Ended:
+        return await execute(
+            command.argv,
+            folder=self.folder,
+            environment={**self._environment(task), **command.environment},
+            survivors=self.survivors,
+            text=command.stdin,
+            write=write,
+        )
 
     def _save(self, task: str, saved: Json) -> bool:
         """Record a checkpoint, durably; return whether there is one."""
@@ -275,14 +315,11 @@ def task_input(graph: Graph, task: Task) -> dict[str, Json]:
     """Return what a task is executed with: when this changes, it is executed again."""
     persona = graph.persona_of(task)
     assert persona is not None, "check_personas has refused the graph"
-    does = (
-        {"python": persona.python} if persona.python else {"command": list(persona.command or ())}
-    )
     given: dict[str, Json] = {
         "id": task.id,
         "title": task.title,
         "prompt": prompt_of(task),
-        "persona": does,
+        "persona": _persona_input(persona),
         "files": list(task.files.owned),
     }
     if task.verification is not None:
@@ -293,6 +330,24 @@ def task_input(graph: Graph, task: Task) -> dict[str, Json]:
             "expected": check.expected,
         }
     return given
+
+
+def _persona_input(persona: Persona) -> dict[str, Json]:
+    if persona.python is not None:
+        return {"python": persona.python}
+    if persona.agent is None:
+        return {"command": list(persona.command or ())}
+    return {
+        "agent": persona.agent,
+        "model": persona.model,
+        "args": list(persona.args),
+        "permissions": persona.permissions,
+    }
+
+
+def agent_persona(given: dict[str, Json]) -> Persona:
+    """Return the persona of an agent from what is recorded of it."""
+    return Persona(name=given["agent"], **{**given, "args": tuple(given["args"])})
 
 
 def with_answer(given: dict[str, Json], asked: str, answer: str) -> dict[str, Json]:
@@ -340,10 +395,14 @@ def _check_persona(
             'no persona; give the graph one, as "persona": {"command": "…"}, or use --persona'
         )
     if persona.agent is not None:
-        raise ConfigurationError(
-            f"this version does not know how to call the agent {persona.agent!r}; write its command,"
-            f' as {{"command": "{persona.agent} … {{prompt}}"}}'
-        )
+        try:
+            check_installed([persona.agent], shutil.which)
+        except AgentNotInstalledError as error:
+            how = error.missing[persona.agent]
+            raise ConfigurationError(
+                f"the agent {persona.agent!r} is not installed, or not on PATH; install it: {how}"
+            ) from error
+        return
     if persona.python is not None:
         if persona.python not in functions:
             functions[persona.python] = load_function(persona.python, folder)

@@ -172,8 +172,10 @@ class TeamRunner:
             folder=folder,
             survivors=survivors,
             progress_folder=own / "progress",
+            calls_folder=(own / "calls").absolute(),
             worker_of=slots.worker_of,
             functions=check_personas(plan.graph, folder),
+            prices=self._hive.prices,
         )
         steps = _Steps(plan.graph, place, slots)
         execution = Execution(plan, steps.run_task, steps.run_gate, slots)
@@ -214,7 +216,12 @@ class _Steps:
         checking = (check.timeout_seconds or CHECK_SECONDS) if check is not None else 0.0
 
         handovers = _retry(task, persona, self._graph, "max_handovers")
-        limits = Limits(seconds, MAX_HANDOVERS if handovers is None else handovers)
+        budget = task.budget or persona.budget
+        limits = Limits(
+            seconds,
+            MAX_HANDOVERS if handovers is None else handovers,
+            None if budget is None else budget.usd,
+        )
 
         async def work(given: dict[str, Any], results: dict[str, Any]) -> Any:
             return await self._place.work(given, results, limits)
@@ -225,7 +232,7 @@ class _Steps:
             "timeout": seconds + checking + _MARGIN_SECONDS,
             "max_attempts": _retry(task, persona, self._graph, "max_attempts"),
             "rounds": _retry(task, persona, self._graph, "rounds"),
-            "budget": _amount(task.budget or persona.budget),
+            "budget": _amount(budget),
         }
         step = self._step(work, task.id, options)
         given = task_input(self._graph, task)

@@ -7,7 +7,15 @@ import shlex
 from typing import TYPE_CHECKING
 
 from maestro_hive.team.graph.problems import quoted
-from maestro_hive.team.graph.records import AGENTS, Budget, Gate, Persona, Retry, read_from
+from maestro_hive.team.graph.records import (
+    AGENTS,
+    PERMISSIONS,
+    Budget,
+    Gate,
+    Persona,
+    Retry,
+    read_from,
+)
 from maestro_hive.team.graph.values import ID, ID_ADVICE, Values
 
 if TYPE_CHECKING:
@@ -83,6 +91,13 @@ class Additions(Values):
             ),
             model=self.text(value, "model", at),
             args=self.texts(value, "args", at),
+            permissions=self._matching(
+                value,
+                "permissions",
+                at,
+                PERMISSIONS.__contains__,
+                f"one of {', '.join(PERMISSIONS)}",
+            ),
             timeout_seconds=self.seconds(value, at),
             budget=self.budget(value, at),
             retry=self.retry(value, at),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: The agents that a persona may name.
 AGENTS = ("claude", "codex", "gemini", "opencode", "qwen", "aider")
+#: What a persona may let its agent do: what its own settings say, change files, or everything.
+PERMISSIONS = ("own", "edit", "all")
 
 
 class TaskState(Enum):
@@ -192,6 +194,8 @@ class Persona(Record):
     model: str | None = None
     #: Further arguments for an agent.
     args: tuple[str, ...] = ()
+    #: What an agent may do without being asked, one of ``PERMISSIONS``; None: what its settings say.
+    permissions: str | None = None
     timeout_seconds: float | None = None
     budget: Budget | None = None
     retry: Retry | None = None

@@ -1,0 +1,201 @@
+"""Calls an agent for a task: in a session that is recorded first, its usage counted as it is read.
+
+It is called inside of a step. The next attempt, also after a kill, goes on in the recorded session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maestro_hive.engine.context import current, records_around
+from maestro_hive.kernel.errors import StorageError
+from maestro_hive.kernel.files import make_private_folder, reason_of
+from maestro_hive.team.agents import (
+    Acted,
+    Denied,
+    FailureKind,
+    Said,
+    Session,
+    SessionKnown,
+    Used,
+    Waiting,
+    adapter,
+    call_for,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from maestro_hive.engine.prices import Prices
+    from maestro_hive.maestro.state.strict_json import Json
+    from maestro_hive.team.agents import Command, Event, Outcome
+    from maestro_hive.team.graph import Persona
+    from maestro_hive.team.processes import Ended
+
+    #: Executes a command; what it prints is passed on in pieces, in a thread.
+    Execute = Callable[[Command, Callable[[str], None]], Awaitable[Ended]]
+
+#: Under which name the session is in the progress of a step.
+SESSION = "agent_session"
+#: How often one attempt calls again because only the session was wrong.
+_MOST_SESSION_ERRORS = 3
+#: How long a chunk of the log is at most.
+_CHUNK_CHARACTERS = 8_000
+
+
+class AgentTask:
+    """One attempt of an agent at a task; made inside of its step."""
+
+    def __init__(
+        self,
+        persona: Persona,
+        *,
+        prompt: str,
+        folder: Path,
+        execute: Execute,
+        budget_usd: float | None = None,
+        prices: Prices | None = None,
+    ) -> None:
+        assert persona.agent is not None
+        self._persona = persona
+        self._adapter = adapter(persona.agent)
+        self._prompt = prompt
+        #: Of its calls, for long texts.
+        self._folder = folder
+        self._execute = execute
+        #: What the step may spend, in all of its attempts.
+        self._budget_usd = budget_usd
+        self._prices = prices
+        self._context = current()
+        self._saved: Json = self._context.progress.get(SESSION)
+        self._session_errors = 0
+
+    async def call(self) -> str | None:
+        """Return what the agent says when it is done; None if its context is full.
+
+        Then the next call is made in a fresh session. What failed is raised, as the engine takes it.
+        """
+        while True:
+            is_fresh = self._saved is None
+            outcome, has_worked = await self._call()
+            failure = outcome.failure
+            if failure is None:
+                return _clean(outcome.text)
+            if outcome.try_again_now and self._session_errors < _MOST_SESSION_ERRORS:
+                self._session_errors += 1
+                continue
+            # A task that fits into no context would not fit into the next one.
+            if failure.kind is FailureKind.CONTEXT_FULL and (has_worked or not is_fresh):
+                return None
+            raise failure.error(self._adapter.name)
+
+    async def _call(self) -> tuple[Outcome, bool]:
+        """Make one call; return how it ended, and whether the agent has done anything."""
+        call = call_for(
+            self._persona,
+            prompt=self._prompt,
+            folder=str(self._folder),
+            session=self._session(),
+            budget_usd=self._left(),
+            feedback="\n\n".join(self._context.feedback),
+        )
+        command = self._adapter.command(call)
+        self._write_files(command)
+        self._save(command.session)
+        reader = self._adapter.reader(call, self._prices)
+        has_worked = False
+
+        def take(events: Iterable[Event]) -> None:
+            nonlocal has_worked
+            for each in events:
+                has_worked = has_worked or isinstance(each, Said | Acted | Used)
+                self._take(each)
+
+        ended = await self._until_error(command, lambda piece: take(reader.feed(piece)))
+        outcome = reader.end(ended.code)
+        take(outcome.events)
+        self._save(outcome.session)
+        return outcome, has_worked
+
+    async def _until_error(self, command: Command, take: Callable[[str], None]) -> Ended:
+        """Execute the command; end it when its output cannot be taken, as over a budget."""
+        loop, errors = asyncio.get_running_loop(), list[Exception]()
+
+        def write(piece: str) -> None:
+            if errors:
+                return
+            try:
+                take(piece)
+            except Exception as error:
+                errors.append(error)
+                loop.call_soon_threadsafe(work.cancel)
+                raise
+
+        work = asyncio.ensure_future(self._execute(command, write))
+        try:
+            return await work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not errors or (task is not None and task.cancelling()):
+                raise
+            raise errors[0] from None
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case SessionKnown():
+                self._save(event.session)
+            case Used():
+                try:
+                    self._context.spend(**event.spent())
+                finally:  # it was counted, also when that was too much
+                    if event.session is not None:
+                        self._save(event.session)
+            case Said():
+                self._log(event.text)
+            case Acted():
+                self._log(f"{event.tool}: {event.detail}" if event.detail else event.tool)
+            case Denied():
+                self._log(f"not permitted: {event.tool} {event.detail}")
+            case Waiting():
+                self._log(f"{self._adapter.name} waits: {event.message}")
+
+    def _log(self, text: str) -> None:
+        line = f"{_clean(text).rstrip()}\n"
+        for start in range(0, len(line), _CHUNK_CHARACTERS):
+            self._context.write(line[start : start + _CHUNK_CHARACTERS])
+
+    def _session(self) -> Session | None:
+        """Return the recorded session, or a new one, which no other run can have."""
+        if self._saved is not None:
+            return Session.from_json(self._saved)
+        return self._adapter.new_session(uuid.uuid4().hex)
+
+    def _save(self, session: Session | None) -> None:
+        """Record the session for the next call, durably."""
+        value = None if session is None else session.to_json()
+        if value != self._saved:
+            self._context.save_progress(**{SESSION: value})
+            self._saved = value
+
+    def _left(self) -> float | None:
+        """Return what the step may still spend."""
+        if self._budget_usd is None:
+            return None
+        _, spent = next(records_around()).spent_in_all()
+        return self._budget_usd - spent / 1e6
+
+    def _write_files(self, command: Command) -> None:
+        make_private_folder(self._folder)
+        for path, text in command.files.items():
+            try:
+                Path(path).write_text(text, encoding="utf-8", errors="replace")
+            except OSError as error:
+                raise StorageError(f"{path} was not written: {reason_of(error)}") from error
+
+
+def _clean(text: str) -> str:
+    """Return a text that can be encoded: the output of a program may have half a character."""
+    return text.encode("utf-8", "replace").decode("utf-8")
