@@ -521,7 +521,8 @@ class Worker:
     async def _release_idle(self) -> None:
         pause = min(1.0, self.settings.release_after / _IDLE_CHECKS)
         while True:
-            await asyncio.sleep(pause)
+            # What is taken meanwhile is not released before that time has passed.
+            await asyncio.sleep(pause if self._active else min(1.0, self.settings.release_after))
             with contextlib.suppress(MaestroError):  # a store that failed: its runs end by that
                 self._idle.release(self._runs())
 

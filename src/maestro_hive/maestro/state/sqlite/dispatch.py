@@ -6,6 +6,8 @@ scheduled row has a ``boot`` and a ``due``.
 
 from __future__ import annotations
 
+import os
+import time
 from bisect import bisect_right
 from heapq import merge
 from itertools import islice
@@ -25,6 +27,7 @@ from maestro_hive.maestro.state.records import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from pathlib import Path
 
     import apsw
 
@@ -159,12 +162,19 @@ _MAKE_READY = (
 )
 
 
+#: For how long an answer is used again at most, and how old a change of the log must be for that.
+_KNOWN_SECONDS = 1.0
+_SETTLED_NS = 100_000_000
+
+
 class DispatchReader:
     """The dispatch rows of one journal file."""
 
     clock: Clock
     format: int
     _queries: Queries
+    #: What ``seconds_to_next`` found last, while that may still be so.
+    _next_known: _Known | None = None
 
     def dispatch(self, name: str) -> Dispatch | None:
         """Return what a run waits for."""
@@ -214,7 +224,7 @@ class DispatchReader:
 
     def seconds_to_next(self) -> float | None:
         """Return in how many seconds something is due; 0 if it is now, None if nothing is."""
-        rows = self._dispatch_rows(_NEXT, (self.clock.boot_id(),))
+        rows = self._next_rows()
         if not rows:
             return None
         ready, due, *others = rows[0]
@@ -223,6 +233,19 @@ class DispatchReader:
         waits = [] if due is None else [due - self.clock.boot_seconds()]
         waits += [(at - self.clock.micros()) / 1e6 for at in others if at is not None]
         return max(0.0, min(waits)) if waits else None
+
+    def _next_rows(self) -> list[Row]:
+        """Return what is due next; without a query while the log has not changed.
+
+        An idle worker asks ten times a second, and a look at a file costs it a tenth of a query.
+        """
+        log, now = _log_of(self._queries.path), time.monotonic()
+        known = self._next_known
+        if known is not None and known.log == log and now < known.until:
+            return known.rows
+        rows = self._dispatch_rows(_NEXT, (self.clock.boot_id(),))
+        self._next_known = None if log is None else _Known(log, now + _KNOWN_SECONDS, rows)
+        return rows
 
     def check_dispatch(self) -> list[str]:
         """Return what is wrong with these rows."""
@@ -234,6 +257,36 @@ class DispatchReader:
         if self.format == 1 and self._queries.rows("PRAGMA user_version") == [(1,)]:
             return []
         return self._queries.rows(sql, bindings)
+
+
+class _Log(NamedTuple):
+    """What tells one state of a log from another."""
+
+    file: int
+    size: int
+    changed_ns: int
+
+
+class _Known(NamedTuple):
+    """What a query returned, of which state of the log, and until when that is used."""
+
+    log: _Log
+    until: float
+    rows: list[Row]
+
+
+def _log_of(journal: Path) -> _Log | None:
+    """Return the state of a journal's log; None if it may change and look the same.
+
+    The time of a file has steps of some milliseconds: two changes in one step look like one.
+    """
+    try:
+        found = os.stat(f"{journal}-wal")  # noqa: PTH116 - asked often, and a Path costs as much
+    except OSError:
+        return None
+    if abs(time.time_ns() - found.st_mtime_ns) < _SETTLED_NS:
+        return None
+    return _Log(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _read(row: Row) -> Dispatch:
