@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder
 from dataclasses import replace
 from itertools import groupby
@@ -78,7 +79,7 @@ def logs_command(
             time.sleep(_POLL_SECONDS)
 
 
-class _Printer:
+class _Printer(ABC):
     """Prints chunks; what a step wrote last is held back while it may be a part of a secret."""
 
     def __init__(self) -> None:
@@ -93,8 +94,9 @@ class _Printer:
             if text.held and not is_writing(step):
                 self._release(step)
 
+    @abstractmethod
     def _release(self, step: str) -> None:
-        raise NotImplementedError
+        """Print what is held back of a step."""
 
 
 class _Objects(_Printer):

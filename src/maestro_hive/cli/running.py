@@ -168,6 +168,13 @@ def run_command(
             "--dry-run, --only, --workers, --strict, --force, --budget and --persona are for task"
             f" graphs, and {target!r} is not an existing file."
         )
+    return _run_workflow(call, target, words, run_id, no_wait=no_wait)
+
+
+def _run_workflow(
+    call: Call, target: str, words: tuple[str, ...], run_id: str | None, *, no_wait: bool
+) -> int | None:
+    """Run a workflow of a module, and print its result; return the exit code, if not 0."""
     with contextlib.redirect_stdout(sys.stderr) if call.wants_json else contextlib.nullcontext():
         found = _find(target)
         folder = use_folder_of(call, found.hive)

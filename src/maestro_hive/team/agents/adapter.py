@@ -104,6 +104,15 @@ class Adapter(ABC):
         return {feedback_path(call): call.feedback}
 
 
+def model_and_session(call: Call) -> Iterator[str]:
+    """Yield the flags for both, as claude has them and those that follow its command line."""
+    if call.model:
+        yield f"--model={call.model}"
+    if call.session is not None:
+        flag = "--resume" if call.session.started else "--session-id"
+        yield f"{flag}={call.session.id}"
+
+
 def feedback_path(call: Call) -> str:
     """Return where long feedback is written."""
     return f"{call.folder}/feedback.txt"

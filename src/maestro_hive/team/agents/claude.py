@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from maestro_hive.team.agents.adapter import Adapter, feedback_path, plain_number
+from maestro_hive.team.agents.adapter import Adapter, feedback_path, model_and_session, plain_number
 from maestro_hive.team.agents.calls import Call, Permissions, Totals
 from maestro_hive.team.agents.events import Acted, Denied, Event, Said, Waiting
 from maestro_hive.team.agents.failures import Failure, FailureKind, kind_of, quoted
@@ -44,11 +44,7 @@ class Claude(Adapter):
         # Only with partial messages is the output of a message counted before the call ends.
         yield from ("-p", "--output-format=stream-json", "--verbose", "--include-partial-messages")
         yield from _PERMISSIONS[call.permissions]
-        if call.model:
-            yield f"--model={call.model}"
-        if call.session is not None:
-            flag = "--resume" if call.session.started else "--session-id"
-            yield f"{flag}={call.session.id}"
+        yield from model_and_session(call)
         if call.budget_usd is not None:
             yield f"--max-budget-usd={plain_number(call.budget_usd)}"
         if call.schema is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.team.agents.adapter import Adapter, feedback_path
+from maestro_hive.team.agents.adapter import Adapter, feedback_path, model_and_session
 from maestro_hive.team.agents.calls import Call, Permissions, Totals
 from maestro_hive.team.agents.events import Acted, Denied, Event, Said
 from maestro_hive.team.agents.metering import with_cached_inside
@@ -39,11 +39,7 @@ class Qwen(Adapter):
         yield from call.args
         yield "--output-format=stream-json"
         yield from _PERMISSIONS[call.permissions]
-        if call.model:
-            yield f"--model={call.model}"
-        if call.session is not None:
-            flag = "--resume" if call.session.started else "--session-id"
-            yield f"{flag}={call.session.id}"
+        yield from model_and_session(call)
         if call.schema is not None:
             yield f"--json-schema={json.dumps(dict(call.schema))}"
         if feedback_path(call) in files:
