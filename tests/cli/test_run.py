@@ -223,6 +223,7 @@ def test_with_json_only_the_object_is_on_stdout(shop: Path) -> None:
 
 WRONG = {
     ("build",): "'build' names no workflow; name one as package.module:workflow",
+    ("shop.json",): "there is no file 'shop.json'; 'maestro init' writes a task graph",
     ("shop",): "shop is a folder, and no task graph; name a file, or a workflow as",
     ("shop/checkout.py",): "a workflow of it is named by its module: shop.checkout:WORKFLOW",
     ("shop/checkout:build",): "'shop/checkout:build' names no workflow",

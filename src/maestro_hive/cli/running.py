@@ -350,6 +350,8 @@ def _refuse(target: str) -> NoReturn:
             f"{target} is {'a folder' if path.is_dir() else 'no regular file'}, and no task graph; name"
             " a file, or a workflow as package.module:workflow"
         )
+    if target.endswith((".json", ".toml")):
+        raise ConfigurationError(f"there is no file {target!r}; 'maestro init' writes a task graph")
     raise ConfigurationError(
         f"{target!r} names no workflow; name one as package.module:workflow, such as"
         " shop.checkout:build"
