@@ -25,16 +25,14 @@ help:  ## list the targets
 
 # --- try it -----------------------------------------------------------------------------------
 
-demo: venv  ## kill a run with kill -9, and resume it
-	@$(BIN)/python examples/demo.py $(ARGS)
+demo: venv  ## watch a team work, its engine killed with kill -9, and nothing done twice
+	@$(BIN)/maestro demo $(ARGS)
 
 # What measures the wall clock runs alone, after the others. Arguments may select tests of only one of
 # the two, and pytest ends with 5 where it selected none: that is an error if it is so for both.
-# Where Python may write no bytecode, it goes to build: otherwise every process compiles it again.
-ifneq ($(PYTHONDONTWRITEBYTECODE),)
+# Bytecode is written even where the environment says not to: otherwise every process that tests
+# start compiles it again. In a folder of its own it would be without that of .venv and of Python.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
-endif
 test: venv  ## run the tests
 	@$(BIN)/pytest tests .mahabharatha/tests $(PARALLEL) $(ARGS) -m 'not timing'; first=$$?; \
 	if [ $$first -ne 0 ] && [ $$first -ne 5 ]; then exit $$first; fi; \

@@ -46,6 +46,8 @@ groups for --only, which also takes the beginning of several, such as hive:
   hive-start    importing Hive; `maestro runs` with 200 and with 50,000 runs
   queue*        runs that workers take, 1 and 4 processes: rate, and latency from enqueue: DBOS
   hive-growth*  a list that grows by 4 KB a step: LangGraph, Burr, DBOS
+  team          a graph of 1,000 trivial tasks beside as many steps, by TeamRunner and `maestro run`;
+                its memory; `maestro status` of it; a graph of 10,000 tasks, planned
 
  below Hive:
   record        steps recorded one by one, 64 and 512 at once, behind a busy loop

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from benchmarks import figures_hive
 from benchmarks.contest import NotMeasuredError
 from benchmarks.figures_executing import executing, resuming, retrying
+from benchmarks.figures_team import team
 from benchmarks.peers import MISSING
 from benchmarks.row import Row, milliseconds, rate
 
@@ -165,6 +166,7 @@ def _start(results: Results) -> Iterator[Row]:
 _PARTS: tuple[Callable[[Results], Iterator[Row]], ...] = (
     _raw,
     *figures_hive.PARTS,
+    team,
     _recording,
     executing,
     resuming,

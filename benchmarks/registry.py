@@ -21,6 +21,7 @@ _MODULES = (
     "hive_start",
     "hive_queue",
     "dbos_queue",
+    "team",
     "recording",
     "executing",
     "peer_dbos",

@@ -20,11 +20,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from faults.imports import import_all
+from faults.imports import end_forked, import_all
 from maestro_hive.engine.config import ExecutionConfig, Level1Config, StateConfig
 from maestro_hive.maestro.state.projections import RunState, facts_of, fold
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution.persona_executor import PersonaExecutor
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -191,7 +192,9 @@ class ChildProcess:
 class ChildProcesses:
     """The process that starts the others; a context manager.
 
-    ``before`` are words in front of its command, and ``environment`` is added to its own.
+    ``before`` are words in front of its command, and ``environment`` is added to its own: it may be
+    what is read when a process starts, as LD_PRELOAD is. Without both it is forked from one that has
+    imported the package already.
     """
 
     def __init__(
@@ -201,14 +204,14 @@ class ChildProcesses:
         before: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        env = {**os.environ, **(environment or {})}
+        self._process: PythonProcess | subprocess.Popen[str]
+        if not before and not environment:
+            self._process = PythonProcess(_SERVE, module, env=env, cwd=ROOT)
+            return
         words = [*before, sys.executable, "-m", "faults.child_processes", module]
         self._process = subprocess.Popen(
-            words,
-            cwd=ROOT,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            words, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def start(self, workflow: str, folder: Path, **options: Any) -> ChildProcess:
@@ -245,15 +248,19 @@ class ChildProcesses:
 
 # --- inside the process --------------------------------------------------------------------------
 
+_SERVE = "import sys; from faults.child_processes import serve; serve(sys.argv[1])"
 
-def _serve(workflows: dict[str, Workflow]) -> None:
+
+def serve(module: str) -> None:
+    """Read commands and answer them, until there are no more."""
+    workflows: dict[str, Workflow] = importlib.import_module(module).WORKFLOWS
     children: set[int] = set()
     for line in sys.stdin:
         command = json.loads(line)
         if "start" in command:
             pid = os.fork()
             if pid == 0:
-                sys.exit(_execute(workflows[command["start"]], command))
+                end_forked(_execute(workflows[command["start"]], command))
             children.add(pid)
             answer: dict[str, int | None] = {"pid": pid}
         else:
@@ -295,4 +302,4 @@ def _wait(pid: int) -> int:
 
 if __name__ == "__main__":
     import_all()
-    _serve(importlib.import_module(sys.argv[1]).WORKFLOWS)
+    serve(sys.argv[1])

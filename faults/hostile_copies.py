@@ -1,6 +1,6 @@
 """Row 10, the copies: mutated runs with a valid SHA-256, through everything that reads a run.
 
-``python -m faults.hostile_copies --count 2000 --seed 3`` mutates the runs of the newest golden
+``python -m faults.hostile_copies --count 2000 --seed 3`` mutates the runs of the golden
 folder, which has everything that can be stored, as exports, checkpoints and ``execution_state.json``.
 Each mutant is offered to what users call (``maestro import``, ``maestro checkpoints restore``, a
 ``Hive`` on a folder that has lost its journal), and then the folder is read and resumed. Only our
@@ -54,7 +54,7 @@ _CHECKPOINT = "000099.00000099~never~hostile.json"
 _MOST_TEXT = 100_000
 #: For how long a resumed run may wait.
 _RESUME_SECONDS = 0.1
-GOLDEN = max(Path(make.__file__).parent.glob("folder-*.tar.xz"))
+GOLDEN = Path(make.__file__).with_name("folder.tar.xz")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -42,7 +42,7 @@ _PATIENCE = 60.0
 
 #: What a task does: says that it started, takes its time, and makes its file of those before it.
 _SCRIPT = """
-echo "$MAESTRO_TASK_ID" >> ledger
+echo "$MAESTRO_TASK_ID" >> ../ledger
 (sleep {seconds}; exit 0) & wait
 {{ echo "$MAESTRO_TASK_ID"; cat /dev/null {inputs} | cksum; }} > {output}
 """
@@ -223,7 +223,7 @@ def _wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 def _ledger(seen: Seen) -> list[str]:
-    path = seen.folder / "killed" / "work" / "ledger"
+    path = seen.folder / "killed" / "ledger"
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 

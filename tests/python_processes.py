@@ -1,7 +1,8 @@
 """Programs in processes of their own, forked from one that has imported maestro_hive.
 
 ``python -c`` spends its first 150 ms of CPU time on imports, a forked process none. It ends as any
-other: threads are joined, exit handlers are called, an exception is printed and sets the exit code.
+other: threads are joined, exit handlers are called, an exception is printed and sets the exit code;
+only the objects that are left are not freed, which would take 50 ms.
 Where the start itself or the modules imported are the point of a test, it starts a real one.
 """
 
@@ -17,13 +18,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from faults.imports import import_all
+from faults.imports import end_forked, import_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,6 +146,25 @@ class PythonProcess(_Forked):
         self.wait()
 
 
+class PythonWithOutput(_Forked):
+    """A process that executes Python code; what it prints goes into a file."""
+
+    def __init__(
+        self,
+        code: str,
+        *arguments: object,
+        output: int,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        """Start it; it has no input."""
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        try:
+            super().__init__(code, arguments, [nothing, output, output], env, cwd)
+        finally:
+            os.close(nothing)
+
+
 class PythonInTerminal(_Forked):
     """A process that executes Python code in a terminal of its own, that Ctrl+C comes from."""
 
@@ -158,6 +179,67 @@ class PythonInTerminal(_Forked):
         """Start it."""
         super().__init__(_IN_TERMINAL + code, arguments, [terminal] * 3, env, cwd)
 
+
+class ForkedCommand:
+    """An executable file: what starts it gets a process that is forked and executes this code.
+
+    For shells that start it by name. It connects to this process, with its streams and arguments.
+    """
+
+    def __init__(self, name: str, code: str) -> None:
+        """Write it."""
+        self._code = code
+        #: Short, because of the limit for the addresses of sockets.
+        self._place = tempfile.TemporaryDirectory(prefix="m")
+        self.folder = Path(self._place.name)
+        path, address = self.folder / name, self.folder / "socket"
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(address))
+        self._listening.listen()
+        path.write_text(f"#!{sys.executable} -IS\n{_CONNECT.format(str(address))}")
+        path.chmod(0o755)
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)  # ends its thread
+        self._thread.join()
+        self._listening.close()
+        self._place.cleanup()
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            with connection:
+                given, streams = _receive(connection)
+                assert given is not None
+                process = _Forked(
+                    self._code,
+                    tuple(given["arguments"]),
+                    streams,
+                    given["environment"],
+                    Path(given["folder"]),
+                )
+                for stream in streams:
+                    os.close(stream)
+                connection.sendall(b"%d" % process.wait())
+
+
+_CONNECT = """
+import json, os, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({!r})
+given = dict(arguments=sys.argv[1:], environment=dict(os.environ), folder=os.getcwd())
+line = (json.dumps(given) + "\\n").encode()
+connection.sendall(line[socket.send_fds(connection, [line], [0, 1, 2]):])
+sys.exit(int(connection.recv(16)))
+"""
 
 #: A new session, and streams that are those of a process that was started in the terminal.
 _IN_TERMINAL = """
@@ -250,8 +332,17 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int
     return (json.loads(line) if line else None), files
 
 
-@functools.cache
+_starting = threading.Lock()
+
+
 def _server() -> _Server:
+    """Return the process that forks, which the first of all threads starts."""
+    with _starting:
+        return _started_server()
+
+
+@functools.cache
+def _started_server() -> _Server:
     server = _Server()
     atexit.register(server.close)
     return server
@@ -310,7 +401,13 @@ def _execute(request: dict[str, Any]) -> None:
     sys.path[0] = ""
     sys.excepthook = _print_error
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    exec(compile(request["code"], _FILE, "exec"), main.__dict__)
+    try:
+        exec(compile(request["code"], _FILE, "exec"), main.__dict__)
+    except SystemExit as ended:
+        if type(ended.code) is not int:  # a text that is printed, or nothing
+            raise
+        end_forked(ended.code)
+    end_forked(0)
 
 
 def _print_error(

@@ -28,12 +28,12 @@ _RUN_ROOM = 2**32  # an entry's id is its run's id times this, and its place
 
 
 def _import(folder: Path) -> Figures:
-    bare = _median_seconds([sys.executable, "-c", "pass"], folder)
-    ours = _median_seconds([sys.executable, "-c", "from maestro_hive import Hive"], folder)
+    bare = median_seconds([sys.executable, "-c", "pass"], folder)
+    ours = median_seconds([sys.executable, "-c", "from maestro_hive import Hive"], folder)
     return {"seconds": ours - bare}
 
 
-def _median_seconds(command: list[str], folder: Path) -> float:
+def median_seconds(command: list[str], folder: Path) -> float:
     """Return what a program takes that was started before: its bytecode is there."""
     env = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder.with_name("bytecode"))}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -51,7 +51,7 @@ def _list(folder: Path) -> Figures:
     command = [maestro, "runs", "--limit", "20", "--store", str(folder)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "copy-" in done.stdout, done.stdout
-    return {"seconds": _median_seconds(command, folder)}
+    return {"seconds": median_seconds(command, folder)}
 
 
 def _fill(folder: Path, *, count: int) -> None:

@@ -21,7 +21,9 @@ _WARM_RUNS = 5
 DURABLE = "power cut (started: kill -9)"
 
 
-async def _warm(hive: Hive) -> None:
+async def warm(hive: Hive) -> None:
+    """Execute what is not measured: until the log has its size, and all is imported."""
+
     @hive.step(persona="writer", name="warm_step")
     async def step(number: int) -> dict[str, object]:
         return work.result(number)
@@ -82,7 +84,7 @@ def _sequence(
 
     async def main() -> None:
         async with hive:
-            await _warm(hive)
+            await warm(hive)
             await hive.run(run, job.count)
 
     asyncio.run(main())
@@ -110,7 +112,7 @@ def _at_once(folder: Path, *, runs: int) -> Figures:
         gates.append(asyncio.Barrier(runs + 1))
         width = work.AT_ONCE // runs
         async with hive:
-            await _warm(hive)
+            await warm(hive)
             handles = [
                 await hive.start(run, first, first + width)
                 for first in range(0, work.AT_ONCE, width)
@@ -139,7 +141,7 @@ def _short_runs(folder: Path, *, runs: Runs) -> Figures:
 
     async def main() -> Figures:
         async with hive:
-            await _warm(hive)
+            await warm(hive)
             with measured() as span:
                 for _ in range(runs.sequential):
                     await hive.run(run, runs.steps)

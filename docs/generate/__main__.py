@@ -19,10 +19,15 @@ def main() -> None:
             page = ROOT / name
             _write(page, execute(page.read_text(encoding="utf-8"), Path(folder)))
     for name, printed in pictures.seen((ROOT / "README.md").read_text(encoding="utf-8")).items():
-        picture = PICTURES / f"{name}.svg"
-        known = picture.read_text(encoding="utf-8") if picture.exists() else ""
-        if not pictures.shows(known, printed):
-            _write(picture, pictures.draw(name, printed))
+        _draw(name, printed)
+    _draw("demo", pictures.demonstrated(ROOT), in_order=False)
+
+
+def _draw(name: str, printed: str, *, in_order: bool = True) -> None:
+    picture = PICTURES / f"{name}.svg"
+    known = picture.read_text(encoding="utf-8") if picture.exists() else ""
+    if not pictures.shows(known, printed, in_order=in_order):
+        _write(picture, pictures.draw(name, printed))
 
 
 def _write(page: Path, text: str) -> None:

@@ -44,6 +44,7 @@ _DIFFERS = [
     (r"\b\d+(\.\d+)?(e-\d+)? (ms|s|min|h|d)( \d+ (s|min|h))?\b( ago)?|\bnow\b", "<duration>"),
     (r"\b\d+\.\d+s\b", "<duration>"),
     (r"\bprocess \d+ on \S+,", "process <pid> on <host>,"),
+    (r"\bkill -9 \d+", "kill -9 <pid>"),
     (r"\bprocess \[\d+\]|\b\d{2,} on \S+", "process <pid>"),
     (r"\b[0-9a-f]{12}\b", "<id>"),
     (r"\b[0-9a-f]{16}\b", "<fingerprint>"),

@@ -37,6 +37,7 @@ EXECUTED = (
     "docs/howto/task-graphs.md",
     "docs/howto/run-a-task-graph.md",
     "docs/howto/agents.md",
+    "docs/howto/coming-from-zerg.md",
     "docs/howto/policy.md",
 )
 

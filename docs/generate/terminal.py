@@ -65,13 +65,16 @@ class Terminal:
         columns: int = 100,
         coloured: bool = False,
         start: Start = start_process,
+        longest: float = _LONGEST,
     ) -> None:
         self._folder = folder
+        self._longest = longest
         self._start_process = start
         self._columns = columns
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if "MAESTRO" not in name}
-        self._environment = {**kept, "PATH": path, "TERM": "xterm-256color"}
+        # A page has lines: what a table that is drawn again and again leaves is not for reading.
+        self._environment = {**kept, "PATH": path, "TERM": "xterm-256color", "CI": "true"}
         for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "PYTHONUNBUFFERED"):
             self._environment.pop(name, None)
         if not coloured:
@@ -109,13 +112,14 @@ class Terminal:
     def _start(self, line: str) -> _Command:
         words = ["bash", "-c", line] if _NEEDS_A_SHELL & set(line) else shlex.split(line)
         start = partial(self._start_process, words, self._folder, self._environment)
-        return _Command(start, self._columns)
+        return _Command(start, self._columns, self._longest)
 
 
 class _Command:
     """A process in a pseudo-terminal."""
 
-    def __init__(self, start: Callable[[int], Process], columns: int) -> None:
+    def __init__(self, start: Callable[[int], Process], columns: int, longest: float) -> None:
+        self._longest = longest
         self._screen, inside = pty.openpty()
         ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
         try:
@@ -131,9 +135,9 @@ class _Command:
 
     def until(self, is_enough: Callable[[str], bool]) -> str:
         """Return what was printed so far, once it is enough, or has not grown for a while."""
-        deadline = time.monotonic() + _LONGEST
+        deadline = time.monotonic() + self._longest
         heard = time.monotonic()
-        while time.monotonic() < min(deadline, heard + (_LONGEST if not self._text else _QUIET)):
+        while time.monotonic() < (min(deadline, heard + _QUIET) if self._text else deadline):
             if is_enough(self._text):
                 self._wait_until_idle()
                 break
@@ -155,7 +159,7 @@ class _Command:
 
     def rest(self) -> str:
         """Return what is printed until the process ends; as a shell does, say if it was killed."""
-        deadline = time.monotonic() + _LONGEST
+        deadline = time.monotonic() + self._longest
         try:
             while time.monotonic() < deadline and self._read(1.0):
                 pass

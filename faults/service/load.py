@@ -13,8 +13,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from faults.service import FOLDER, GRACE_SECONDS
 from faults.service.notes import Notes
 from maestro_hive import Hive
+from tests.python_processes import PythonWithOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,12 +59,13 @@ class Report:
 class Server:
     """One of the two processes, started again after each kill."""
 
-    def __init__(self, name: str, words: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, name: str, code: str, words: list[str], environment: dict[str, str]) -> None:
         self.name = name
+        self._code = code
         self._words = words
         self._environment = environment
         self._errors = Path(environment[FOLDER]) / f"{name}.errors"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: PythonWithOutput | None = None
 
     @property
     def pid(self) -> int:
@@ -76,8 +76,12 @@ class Server:
     def start(self) -> None:
         """Start it, without waiting until it is ready."""
         with self._errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                self._words, cwd=ROOT, env=self._environment, stdout=errors, stderr=errors
+            self._process = PythonWithOutput(
+                self._code,
+                *self._words,
+                output=errors.fileno(),
+                env=self._environment,
+                cwd=ROOT,
             )
 
     def end(self, number: int, seconds: float = 30.0) -> int:
@@ -105,12 +109,12 @@ class Shop:
         self.notes = Notes(folder)
         self._port = _free_port()
         environment = {**os.environ, FOLDER: str(folder)}
-        uvicorn = ["uvicorn", "faults.service.app:app", "--port", str(self._port)]
-        worker = ["maestro_hive", "worker", "faults.service.shop", "--grace", "1s"]
-        python = [sys.executable, "-m"]
-        uvicorn += ["--log-level", "warning", "--timeout-graceful-shutdown", "1"]
-        self.service = Server("service", [*python, *uvicorn], environment)
-        self.worker = Server("worker", [*python, *worker], environment)
+        service = ["faults.service.app:app", "--port", str(self._port)]
+        service += ["--log-level", "warning", "--timeout-graceful-shutdown", "1"]
+        worker = ["worker", "faults.service.shop", "--grace", "1s"]
+        self.service = Server("service", "from uvicorn import main; main()", service, environment)
+        maestro = "from maestro_hive.cli import main; main()"
+        self.worker = Server("worker", maestro, worker, environment)
 
     @contextmanager
     def opened(self) -> Iterator[Hive]:

@@ -106,17 +106,17 @@ def _process_state() -> Iterator[None]:
 
 
 #: What ``python -m maestro_hive`` executes.
-_MAIN = "from maestro_hive.cli import main; main()"
+MAIN = "from maestro_hive.cli import main; main()"
 
 
 def maestro_process(*arguments: str | Path, stdin: str = "", **changes: str) -> Done:
     """Run a verb as a process of its own, its output in a pipe."""
-    return run_python(_MAIN, *arguments, stdin=stdin, env=environment(**changes))
+    return run_python(MAIN, *arguments, stdin=stdin, env=environment(**changes))
 
 
 def start_maestro(*arguments: str | Path, cwd: Path | None = None, **changes: str) -> PythonProcess:
     """Start a verb as a process of its own, its streams pipes."""
-    return PythonProcess(_MAIN, *arguments, stderr=True, env=environment(**changes), cwd=cwd)
+    return PythonProcess(MAIN, *arguments, stderr=True, env=environment(**changes), cwd=cwd)
 
 
 def answer(done: Done, code: int = 0) -> Any:
@@ -165,7 +165,7 @@ def in_terminal_process(
     *arguments: str | Path,
     typed: Mapping[str, str | Callable[[int], object]] | None = None,
     columns: int = 80,
-    program: str = _MAIN,
+    program: str = MAIN,
     **changes: str,
 ) -> Seen:
     """Run a verb as a process in a terminal; after each text in ``typed`` is shown, type its keys.

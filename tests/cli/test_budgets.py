@@ -8,6 +8,7 @@ import pytest
 
 from maestro_hive import BudgetExceeded, Hive
 from tests.cli.processes import answer, complaint, in_terminal, maestro
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +104,7 @@ def test_the_doctor_calls_a_bankrupt_run_bankrupt(folder: Path) -> None:
     assert (found["run"], found["status"]) == ("r", "bankrupt")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "words, text",
     [
         (["set", "day", "2026-99-99", "--usd", "1"], "2026-99-99"),

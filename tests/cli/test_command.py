@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import maestro_hive
+from maestro_hive import Hive
 from maestro_hive.cli.app import VERBS, Verb
 from tests.cli.processes import (
     COMMAND,
@@ -25,6 +26,8 @@ from tests.cli.processes import (
     in_terminal,
     maestro,
 )
+from tests.python_processes import run_python
+from tests.tables import for_each
 from tests.timing import least
 
 ESCAPE = "\x1b"
@@ -68,6 +71,23 @@ def test_version_and_help_load_no_database(asked: str) -> None:
     assert done.stderr == "\n"
 
 
+def test_a_list_of_runs_loads_nothing_of_what_executes_them(tmp_path: Path) -> None:
+    with Hive(tmp_path) as hive:
+        hive.runs()
+    code = (
+        "import sys\n"
+        f"sys.argv = ['maestro', 'runs', '--json', '--store', {str(tmp_path)!r}]\n"
+        "from maestro_hive.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert "maestro_hive.cli.show" in loaded
+    assert loaded.isdisjoint({"asyncio", "jsonschema", "rich", "maestro_hive.hive.hive"})
+    assert loaded.isdisjoint({"maestro_hive.maestro.state.events", "maestro_hive.engine.config"})
+
+
 def test_the_version_is_printed_at_once() -> None:
     """The promise is 200 ms, and it waits for nothing: all of that is CPU time."""
 
@@ -91,7 +111,7 @@ def test_its_help_names_every_verb_in_a_section_and_shows_examples() -> None:
     assert maestro("-h").stdout == done.stdout
 
 
-@pytest.mark.parametrize("verb", VERBS.values(), ids=list(VERBS))
+@for_each("verb", VERBS.values(), ids=list(VERBS))
 def test_the_summary_of_a_verb_is_the_first_line_of_its_help(verb: Verb) -> None:
     command = verb.load()
     assert command.name == verb.name
@@ -99,7 +119,7 @@ def test_the_summary_of_a_verb_is_the_first_line_of_its_help(verb: Verb) -> None
     assert command.help.splitlines()[0] == verb.summary
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@for_each("verb", VERBS)
 def test_the_help_of_each_verb_teaches(verb: str) -> None:
     done = maestro(verb, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -133,7 +153,7 @@ def test_an_unknown_verb_is_an_error_with_all_verbs() -> None:
     assert "open, reset" in complaint(maestro("breakers", "xyzzy"), 2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [["backup"], ["doctor", "--nope"], ["--nope"], ["backup", "a", "b"], ["gc", "--keep", "0"]],
 )
@@ -250,11 +270,10 @@ main()
 
 
 def test_an_internal_error_is_one_sentence_too() -> None:
-    command = [sys.executable, "-c", BROKEN]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python(BROKEN)
     assert "ZeroDivisionError" in complaint(done)
     assert "--debug" in done.stderr
-    done = subprocess.run([*command, "--debug"], capture_output=True, text=True, check=False)
+    done = run_python(BROKEN, "--debug")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
 

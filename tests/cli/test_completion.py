@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.processes import in_terminal_process
+from tests.cli.processes import MAIN, in_terminal_process
 from tests.cli.sample_runs import asks, workflow
+from tests.python_processes import ForkedCommand
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BASH = shutil.which("bash") or ""
 
@@ -43,24 +46,25 @@ def test_run_ids_with_colons_are_completed(folder: Path, breaks: str) -> None:
     lines = dict(LINES)
     if breaks != "default":
         begin += "COMP_WORDBREAKS=${COMP_WORDBREAKS//:}; "
-        lines = {typed: line for typed, line in LINES.items() if ":" in typed}
+        lines = {typed: line for typed, line in LINES.items() if "show tenant:" in typed}
     typed, awaited = {"$ ": f"{begin}echo rea''dy\r"}, "ready"
     for number, (keys, line) in enumerate(lines.items()):
         typed[awaited] = f"{keys}\x01echo {number}[\x05]\r"  # to its beginning, to its end
         awaited = f"{number}[{line}"
     typed[awaited] = "exit\r"
-    seen = in_terminal_process(
-        BASH,
-        "--norc",
-        "--noprofile",
-        "-i",
-        program="os.execv(sys.argv[1], sys.argv[1:])",
-        columns=200,
-        typed=typed,
-        PS1="$ ",
-        MAESTRO_STATE_DIR=str(folder),
-        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        INPUTRC="/dev/null",
-    )
+    with ForkedCommand("maestro", MAIN) as command:
+        seen = in_terminal_process(
+            BASH,
+            "--norc",
+            "--noprofile",
+            "-i",
+            program="os.execv(sys.argv[1], sys.argv[1:])",
+            columns=200,
+            typed=typed,
+            PS1="$ ",
+            MAESTRO_STATE_DIR=str(folder),
+            PATH=f"{command.folder}:{os.environ['PATH']}",
+            INPUTRC="/dev/null",
+        )
     for number, line in enumerate(lines.values()):
         assert f"{number}[{line} ]" in seen.text or f"{number}[{line}]" in seen.text, seen.text

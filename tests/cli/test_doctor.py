@@ -16,7 +16,7 @@ import pytest
 from maestro_hive.admin import doctor as doctor_module
 from maestro_hive.admin import folder as admin_folder
 from maestro_hive.engine import config as engine_config
-from maestro_hive.maestro.state.sqlite.connection import newest_format
+from maestro_hive.maestro.state.sqlite.connection import FORMAT
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager
 from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
@@ -84,7 +84,7 @@ def test_its_json_has_the_documented_keys(folder: Path) -> None:
         "repairs",
         "repaired",
     }
-    assert found["format"] == newest_format()
+    assert found["format"] == FORMAT
     assert (found["repairs"], found["repaired"]) == ([], [])
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.admin.events import Ending, EventFeed, FamilyFeed
 from maestro_hive.admin.folder import reading as open_reader
-from maestro_hive.admin.runs import Ending, EventFeed, FamilyFeed
 from maestro_hive.maestro.state.records import EntryKind, NewDispatch
 from tests.cli.processes import complaint, in_terminal, maestro, start_maestro
 from tests.cli.sample_runs import (

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,10 +17,9 @@ from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.cli.processes import Done
-
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture
@@ -155,16 +152,6 @@ def test_a_run_without_streams_prints_nothing(tmp_path: Path, hive: Hive) -> Non
     written(hive)
     done = logs(tmp_path, "--follow")
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_a_folder_that_was_written_before_there_were_streams_is_read(tmp_path: Path) -> None:
-    shutil.unpack_archive(GOLDEN / "folder-1.tar.xz", tmp_path, filter="data")
-    folder = next(path.parent for path in tmp_path.rglob("journal.db"))
-    run = maestro("runs", "--store", folder).stdout.split("\t")[0]
-    done = maestro("logs", run, "--follow", "--store", folder)
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    assert "internal error" not in done.stderr
 
 
 def test_wrong_use_is_one_sentence(tmp_path: Path, hive: Hive) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 import click
 import pytest
 
+from maestro_hive import mark_secret
 from maestro_hive.cli import command, output
+from tests.tables import for_each
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "seconds, shown",
     [
         (0, "0 s"),
@@ -34,7 +36,7 @@ def test_a_duration_is_shown_in_its_largest_units(seconds: float, shown: str) ->
     assert output.duration(seconds) == shown
 
 
-@pytest.mark.parametrize(
+@for_each(
     "seconds, shown",
     [(0.2, "now"), (5, "5 s ago"), (200, "3 min ago"), (7500, "2 h ago"), (-30, "in 30 s")],
 )
@@ -42,7 +44,7 @@ def test_a_time_is_shown_as_how_long_ago_it_was(seconds: float, shown: str) -> N
     assert output.ago(NOW - timedelta(seconds=seconds), NOW) == shown
 
 
-@pytest.mark.parametrize(
+@for_each(
     "count, shown",
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (4_242_000, "4.24 MB"), (82e9, "82.0 GB")],
 )
@@ -56,7 +58,7 @@ def test_one_thing_and_many_things() -> None:
     assert output.many(2, "copy", "copies") == "2 copies"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["\x1b[31mred", "\x1b]0;title\x07", "over\rwritten", "\x9b2J", "\u202egnp.exe", "\x00", "\x7f"],
 )
@@ -71,7 +73,7 @@ def test_letters_of_all_scripts_line_ends_and_tabs_stay() -> None:
     assert output.in_one_line("a\n\tb") == "a\\n\\tb"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "typed, seconds",
     [("90", 90), ("1.5s", 1.5), ("10m", 600), ("10 min", 600), ("2h", 7200), ("30d", 2_592_000)],
 )
@@ -79,7 +81,7 @@ def test_a_duration_is_read_with_and_without_a_unit(typed: str, seconds: float) 
     assert command.duration(typed) == seconds
 
 
-@pytest.mark.parametrize("typed", ["", "x", "-1", "0", "1y", "nan", "inf", "1e9", "9" * 12 + "w"])
+@for_each("typed", ["", "x", "-1", "0", "1y", "nan", "inf", "1e9", "9" * 12 + "w"])
 def test_what_is_no_duration_is_refused(typed: str) -> None:
     with pytest.raises(click.BadParameter, match="no duration"):
         command.duration(typed)
@@ -108,3 +110,26 @@ def test_whatever_a_step_returned_has_a_form_in_json() -> None:
     assert read["(1, 2)"] == "an odd key"
     assert "Point" in json.dumps(read["what"])
     assert "print" in read["lambda"]
+
+
+def test_a_secret_in_one_cell_of_a_long_table_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looked_at: list[str] = []
+    redact = output.redacted
+
+    def counted(text: str) -> str:
+        looked_at.append(text)
+        return redact(text)
+
+    monkeypatch.setattr(output, "redacted", counted)
+    rows: list[list[output.Cell]] = [[number, f"task {number}", None] for number in range(200)]
+    output.table(["number", "title", "because"], rows)
+    assert len(looked_at) == 1  # all of it at once
+    mark_secret("correct-horse-battery-7")
+    rows[100][2] = "it printed correct-horse-battery-7, and ended"
+    output.table(["number", "title", "because"], rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 400
+    assert lines[100] == "100\ttask 100\t"
+    assert lines[300] == "100\ttask 100\tit printed [redacted], and ended"

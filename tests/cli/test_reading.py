@@ -9,6 +9,7 @@ import pytest
 from maestro_hive.maestro.state import stores
 from tests.cli.processes import answer, copy_of, execute_steps, filled, maestro
 from tests.cli.sample_runs import RUN, asks, ends, execute, workflow
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +62,7 @@ def _files(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     }
 
 
-@pytest.mark.parametrize("words", READS)
+@for_each("words", READS)
 def test_reading_changes_nothing(folder: Path, words: str) -> None:
     before = _files(folder)
     for options in ([], ["--json"]):
@@ -83,7 +84,7 @@ def test_exporting_changes_nothing(folder: Path) -> None:
     assert _files(folder) == before
 
 
-@pytest.mark.parametrize("words", READS)
+@for_each("words", READS)
 def test_every_read_has_json(folder: Path, words: str) -> None:
     done = maestro(*words.split(), "--json", "--store", folder)
     if words.startswith("events"):

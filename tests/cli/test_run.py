@@ -14,6 +14,7 @@ import pytest
 
 from maestro_hive.cli import command
 from tests.cli.processes import complaint, maestro, maestro_process, start_maestro
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -253,7 +254,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+@for_each("words", WRONG, ids=" ".join)
 def test_what_cannot_be_run_is_wrong_use_and_says_what_can(
     shop: Path, words: tuple[str, ...]
 ) -> None:

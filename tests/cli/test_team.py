@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from faults.team_kills import is_alive
-from maestro_hive.cli import command
+from maestro_hive.cli import command, output
 from tests.cli.processes import answer, complaint, maestro, start_maestro
 from tests.team.conftest import SHELL, task
 
@@ -54,6 +54,30 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_dry_run_says_what_is_already_done(folder: Path) -> None:
+    graph = write(folder, task("A", "true"), task("B", "test -f mended", after="A"), retry=1)
+    run = ("run", graph, "--dry-run")
+    assert "already done" not in called(folder, *run).stdout
+    assert called(folder, "run", graph).returncode == command.FAILED
+    assert "already done, by my-shop: 1 of 2 tasks: A\n" in called(folder, *run).stdout
+    assert answer(called(folder, *run, "--json"))["reused"] == {"source": "my-shop", "tasks": ["A"]}
+    assert "already done" not in called(folder, *run, "--force").stdout
+    write(folder, task("A", "echo another"), task("B", "true", after="A"))
+    assert "already done, by my-shop: 0 of 2 tasks\n" in called(folder, *run).stdout
+
+
+def test_tasks_that_are_complete_in_another_state_folder_are_named(folder: Path) -> None:
+    graph = write(folder, task("A", "echo A >> done"), retry=1)
+    assert called(folder, "run", graph).returncode == command.SUCCESS
+    other = maestro("run", graph, MAESTRO_STATE_DIR=str(folder.parent / "other"))
+    assert other.returncode == command.SUCCESS
+    assert (
+        "has 1 complete task of this graph; run my-shop in this one executes all of them"
+        in other.stderr
+    )
+    assert f"--store {folder.parent / 'state'}" in other.stderr
 
 
 def number_in(path: Path) -> int:
@@ -125,8 +149,43 @@ def test_failures_come_last_with_the_command_to_retry(folder: Path) -> None:
     (folder / "mended").touch()
     retried = called(folder, "retry", "my-shop", "BAD")
     assert "it is resumed: maestro resume my-shop" in retried.stdout
+    rows = [line.split("\t")[1:3] for line in called(folder, "status").stdout.splitlines()[1:]]
+    assert rows == [["BAD", "pending"], ["GOOD", "complete"], ["AFTER", "pending"]]
     resumed = called(folder, "resume", "my-shop")
     assert (resumed.returncode, "(2 executed, 1 reused)" in resumed.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("failing", ["the gate", "a task before it"])
+def test_what_waits_for_a_required_gate_that_failed_is_not_started(
+    folder: Path, failing: str
+) -> None:
+    gates = [{"name": name, "command": "false", "required": True} for name in ("unit", "more")]
+    task_fails = failing == "a task before it"
+    graph = write(
+        folder,
+        task("A", "exit 1" if task_fails else "true"),
+        task("B"),
+        task("C", after="B"),
+        task("D", after="C"),
+        levels={
+            "1": {"tasks": ["A", "B"], "gates": gates},
+            "2": {"tasks": ["C"]},
+            "3": {"tasks": ["D"], "gates": [{"name": "last", "command": "true"}]},
+        },
+        retry=1,
+    )
+    done = called(folder, "run", graph)
+    assert done.returncode == command.FAILED
+    assert "not started: C (needs gate:1:unit), D (needs gate:1:unit)\n" in done.stdout
+    shown = answer(called(folder, "status", "--json"))["run"]["tasks"]
+    cause = "A" if task_fails else "gate:1:unit"
+    assert {each["id"]: each["blocked_by"] for each in shown if each["status"] == "blocked"} == {
+        **({"gate:1:unit": cause} if task_fails else {}),
+        "gate:1:more": cause,
+        "C": "gate:1:unit",
+        "D": "gate:1:unit",
+        "gate:3:last": "gate:1:unit",
+    }
 
 
 def test_a_changed_graph_is_another_run_with_what_is_unchanged(folder: Path) -> None:
@@ -136,6 +195,57 @@ def test_a_changed_graph_is_another_run_with_what_is_unchanged(folder: Path) -> 
     done = called(folder, "run", "graph.json")
     assert "run my-shop-2 goes on with what is unchanged" in done.stderr
     assert "2 of 2 tasks complete (1 executed, 1 reused)" in done.stdout
+
+
+def test_a_graph_that_is_changed_back_has_its_own_tasks_and_gates_again(folder: Path) -> None:
+    gate = {"name": "check", "required": True}
+
+    def run(text: str) -> tuple[str, dict[str, Any]]:
+        graph = write(
+            folder,
+            task("A", f"echo {text} > a", files=["a"]),
+            task("B", after="A"),
+            levels={"1": {"tasks": ["A"], "gates": [{**gate, "command": f"echo {text}"}]}},
+        )
+        done = called(folder, "run", graph)
+        shown = answer(called(folder, "status", "--json"))["run"]["tasks"]
+        return done.stdout, {each["id"]: (each["status"], each["took_seconds"]) for each in shown}
+
+    _, first = run("one")
+    _, second = run("two")
+    back, third = run("one")
+    assert "2 of 2 tasks complete (0 executed, 2 reused)" in back
+    assert third == first
+    assert {status for status, _ in second.values()} == {"complete"}
+
+
+def test_a_part_that_is_executed_again_leaves_the_rest_complete(folder: Path) -> None:
+    say = 'echo "$MAESTRO_TASK_ID" >> ../log; '
+    tasks = [
+        task("A", say),
+        task("B", say, "A"),
+        task("C", f"{say}cat version > made", files=["made"]),
+    ]
+    last = task("LAST", say, "C")
+    (folder / "version").write_text("1")
+    graph = write(folder, *tasks, last)
+    log = folder.parent / "log"
+    assert called(folder, "run", graph).returncode == 0
+    log.unlink()
+    forced = called(folder, "run", graph, "--force", "--only", "C")
+    assert (
+        "run my-shop-2 executes C again; what else run my-shop has completed stays" in forced.stderr
+    )
+    assert "1 of 1 task complete (1 executed, 0 reused)" in forced.stdout
+    whole = called(folder, "run", graph)
+    assert "4 of 4 tasks complete (0 executed, 4 reused)" in whole.stdout
+    assert log.read_text().split() == ["C"]
+    (folder / "version").write_text("2")
+    called(folder, "run", graph, "--force", "--only", "C")
+    assert "4 of 4 tasks complete (1 executed, 3 reused)" in called(folder, "run", graph).stdout
+    assert log.read_text().split() == ["C", "C", "LAST"]  # which depends on what has changed
+    called(folder, "run", graph, "--force")
+    assert sorted(log.read_text().split()[3:]) == ["A", "B", "C", "LAST"]
 
 
 def test_a_wrong_graph_starts_nothing_and_names_all_errors(folder: Path) -> None:
@@ -177,7 +287,7 @@ def test_a_signal_ends_the_groups_and_says_how_to_resume(folder: Path, how: sign
         engine.send_signal(how)
         out, err = engine.communicate(_SECONDS)
     assert time.monotonic() - sent < _SECONDS / 2
-    assert engine.returncode == (130 if how is signal.SIGINT else 128 + signal.SIGTERM)
+    assert engine.returncode == 128 + how
     assert "maestro resume my-shop" in err
     assert "LONG: stopped" in out
     assert "LAST" not in out
@@ -216,6 +326,29 @@ def test_stop_stops_the_process_that_executes_a_run(folder: Path) -> None:
     assert "that is executed" in complaint(called(folder, "stop"), command.WRONG_USE)
 
 
+def test_a_run_that_is_executed_is_refused_at_once(folder: Path) -> None:
+    graph = write(folder, task("A"), task("LONG", _LONG, "A"))
+    with started(folder, "run", graph) as engine:
+        number_in(folder / "pid")
+        for words in (["run", graph], ["resume", "my-shop"]):
+            refused = complaint(called(folder, *words))
+            assert f"run 'my-shop' is being executed by process {engine.pid} on" in refused
+            assert refused.endswith("wait for it, or stop it: maestro stop my-shop")
+        (folder / "go").touch()
+        engine.communicate(_SECONDS)
+    assert engine.returncode == 0
+
+
+def test_a_command_that_ignores_sigterm_is_killed(folder: Path) -> None:
+    graph = write(folder, task("LONG", f"trap '' TERM HUP INT; {_LONG}"))
+    with started(folder, "run", graph) as engine:
+        pid = number_in(folder / "pid")
+        engine.send_signal(signal.SIGTERM)
+        engine.communicate(_SECONDS)
+    assert engine.returncode == 128 + signal.SIGTERM
+    assert not is_alive(pid)
+
+
 def test_a_killed_run_is_resumed_and_does_nothing_twice(folder: Path) -> None:
     say = 'echo "$MAESTRO_TASK_ID" >> log; '
     graph = write(folder, task("A", say), task("LONG", say + _LONG, "A"), task("B", say, "LONG"))
@@ -231,13 +364,75 @@ def test_a_killed_run_is_resumed_and_does_nothing_twice(folder: Path) -> None:
 def test_a_task_that_asks_is_answered_from_another_terminal(folder: Path) -> None:
     asks = ["sh", "-c", "grep -q 'answer: 42' || { echo which number?; exit 3; }"]
     graph = write(folder, task("A"), persona={"command": asks})
-    with started(folder, "run", graph) as engine:
-        wait_until(lambda: called(folder, "status").stdout.count("waiting") >= 2)
+    # A notification follows the line about the question; the journal has it earlier.
+    with started(folder, "run", graph, "--notify", "touch asked") as engine:
+        wait_until((folder / "asked").exists)
+        assert called(folder, "status").stdout.count("waiting") >= 2
         done = called(folder, "answer", "my-shop", "A", "42")
         assert done.returncode == 0, done
         out, _ = engine.communicate(_SECONDS)
-    assert "A: waits for an answer: maestro answer my-shop A TEXT" in out
+    assert "A: waits for an answer to 'which number?': maestro answer my-shop A TEXT" in out
+    assert out.count("complete in") == 1  # not of the attempt that asked
+    assert "waited for an answer: A (" in out
     assert "1 of 1 task complete" in out
+
+
+def test_no_wait_ends_when_only_people_can_go_on(folder: Path) -> None:
+    asks = ["sh", "-c", "grep -q 'answer: 42' || { echo which number?; exit 3; }"]
+    graph = write(folder, task("A"), persona={"command": asks})
+    left = called(folder, "run", graph, "--no-wait")
+    assert left.returncode == command.PERSON_NEEDED
+    assert "waits for an answer: A: maestro answer my-shop A TEXT\n" in left.stdout
+    assert "Answer, then: maestro resume my-shop --no-wait\n" in left.stderr
+    seen = called(folder, "status").stdout
+    assert "asks 'which number?'" in seen
+    assert "to answer: maestro answer my-shop A TEXT\n" in seen
+    assert called(folder, "answer", "my-shop", "A", "42").returncode == 0
+    assert "to answer" not in called(folder, "status").stdout
+    resumed = called(folder, "resume", "my-shop", "--no-wait")
+    assert (resumed.returncode, "1 of 1 task complete" in resumed.stdout) == (0, True)
+
+
+def test_what_is_over_its_budget_is_said_once(folder: Path) -> None:
+    (folder / "spending.py").write_text(
+        "from maestro_hive import current\ndef spend(task):\n    current().spend(tokens=500)\n"
+    )
+    persona = {"python": "spending:spend"}
+    budget = {"tokens": 100}
+    made = {"id": "A", "title": "A", "budget": budget}
+    with started(folder, "run", write(folder, made, persona=persona)) as engine:
+        out, _ = engine.communicate(_SECONDS)
+    assert engine.returncode == command.FAILED
+    lines = [line for line in without_times(out) if line.startswith("A: ")]
+    assert lines[0] == "A: started"
+    assert lines[1].startswith("A: over budget: Token budget of the step exceeded")
+    assert len(lines) == 2
+    assert "over budget: A, after 1 attempt\n" in out
+    assert "raise the task's budget in the graph, then 'maestro run GRAPH'\n" in out
+    assert "maestro retry" not in out  # which would find the same budget
+    raised = "to go on: raise the task's budget in the graph, then 'maestro run GRAPH'"
+    retried = called(folder, "retry", "my-shop", "A")
+    assert retried.stdout == f"A is over its budget, which a retry does not raise; {raised}\n"
+    with started(folder, "resume", "my-shop") as engine:
+        again, _ = engine.communicate(_SECONDS)
+    assert without_times(again)[0] == lines[1]  # that, and not that it failed
+    assert "failed for good" not in again
+    assert f"  {raised}\n" in again
+
+
+def test_the_report_as_json_is_all_that_is_printed(folder: Path) -> None:
+    graph = write(
+        folder,
+        task("A"),
+        task("B", 'test "$MAESTRO_ATTEMPT" = 2 || exit 5', "A"),
+    )
+    shown = answer(called(folder, "run", graph, "--json"))
+    assert shown["run"]["status"] == "success"
+    assert (shown["executed"], shown["retried"], shown["waited_seconds"]) == (
+        ["A", "B"],
+        ["B"],
+        {},
+    )
 
 
 def test_a_run_of_another_workflow_is_no_team_run(folder: Path) -> None:
@@ -258,3 +453,63 @@ def test_a_run_of_another_workflow_is_no_team_run(folder: Path) -> None:
         called(folder, "resume"), command.WRONG_USE
     )
     assert os.environ.get("MAESTRO_RUN_ID") is None
+
+
+def test_a_resumed_run_may_be_strict(folder: Path) -> None:
+    both = "while ! test -f A || ! test -f B; do sleep 0.01; done; echo more >> others"
+    graph = write(
+        folder,
+        task("FIRST", "test -f mended"),
+        task("A", f"touch A; {both}", "FIRST", files=["A"]),
+        task("B", f"touch B; {both}", "FIRST", files=["B"]),
+        retry=1,
+    )
+    assert called(folder, "run", graph).returncode == command.FAILED
+    (folder / "mended").touch()
+    assert called(folder, "retry", "my-shop", "FIRST").returncode == 0
+    stopped = called(folder, "resume", "--strict")
+    assert "no task owns" in stopped.stderr
+
+
+def test_a_purged_run_is_said_to_have_left_its_state_in_its_folder(folder: Path) -> None:
+    graph = write(folder, task("A", "echo A >> done"), task("B", "test -f mended", "A"), retry=1)
+    assert called(folder, "run", graph).returncode == command.FAILED
+    purged = called(folder, "purge", "my-shop", "--yes")
+    path = folder / ".mahabharatha" / "state.json"
+    assert f"{path} has the results of 1 complete task" in purged.stdout
+    assert (
+        "'maestro run GRAPH' goes on from it there, and starts over with --force" in purged.stdout
+    )
+    (folder / "mended").touch()
+    done = called(folder, "run", graph)
+    assert "the journal of run my-shop is gone" in done.stderr
+    assert "--force starts a new one" in done.stderr
+    assert (folder / "done").read_text().split() == ["A"]
+    path.unlink()
+    assert "state.json" not in called(folder, "purge", "my-shop", "--yes").stdout
+
+
+def took(folder: Path, name: str) -> float | None:
+    """Return how long a task took, as ``maestro status`` says."""
+    run = answer(called(folder, "status", "my-shop", "--json"))["run"]
+    found: float | None = next(each["took_seconds"] for each in run["tasks"] if each["id"] == name)
+    return found
+
+
+def test_how_long_a_task_took_is_the_same_in_its_line_and_in_the_status(folder: Path) -> None:
+    graph = write(
+        folder, task("LONG", _LONG), task("B", "test $MAESTRO_ATTEMPT = 2", "LONG"), retry=2
+    )
+    with started(folder, "run", graph) as engine:
+        pid = number_in(folder / "pid")
+        assert took(folder, "LONG") is not None
+        engine.kill()
+    wait_until(lambda: not is_alive(pid))
+    assert took(folder, "LONG") is None
+    (folder / "go").touch()
+    done = called(folder, "resume")
+    for name in ("LONG", "B"):
+        line = next(each for each in done.stdout.splitlines() if f" {name}: complete in" in each)
+        seconds = took(folder, name)
+        assert seconds is not None
+        assert line.endswith(f"complete in {output.took(seconds)}")

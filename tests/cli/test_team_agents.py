@@ -43,6 +43,9 @@ def result(text="done", **more):
     more.setdefault("modelUsage", {"claude-sonnet-4-5": usage})
     say("result", subtype="success", **{"is_error": False, "result": text, **more})
 
+if sys.argv[1:] == ["--version"]:
+    print(os.environ.get("CLAUDE_VERSION", "2.1.197"), "(Claude Code)")
+    sys.exit()
 flags = dict(each.partition("=")[::2] for each in sys.argv[1:])
 session = flags.get("--resume") or flags["--session-id"]
 with open("calls", "a+") as calls:
@@ -78,6 +81,8 @@ elif does == "refused":
 elif does == "expensive":
     message("one", 900_000, 20)
     time.sleep(600)
+elif does.startswith("n="):
+    result("done", structured_output={"n": int(does[2:])})
 else:
     message("hello", 100, 20)
     open("made", "w").write(does)
@@ -137,7 +142,7 @@ def test_an_agent_does_a_task_its_usage_is_counted_once_and_verification_decides
     desk: Desk,
 ) -> None:
     persona = {"agent": "claude", "model": "sonnet", "permissions": "edit", "budget": {"usd": 2}}
-    checked = task("A", "Make it", verification="grep right made", files=["made"])
+    checked = task("A", "Make it", verification="grep right made", files=["made", "calls"])
     graph = desk.write("wrong right", checked, persona=persona)
     done = desk.maestro("run", graph)
     assert done.returncode == 0, done
@@ -156,6 +161,16 @@ def test_an_agent_does_a_task_its_usage_is_counted_once_and_verification_decides
     assert desk.spent() == (240, 0.5)
     assert "240" in desk.maestro("budget").stdout
     assert desk.maestro("logs", "shop", "A").stdout == "hello\n$ grep right made\nright\n"
+
+
+def test_the_result_of_an_agent_is_checked_against_the_schema_of_its_task(desk: Desk) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 5}}}
+    graph = desk.write("n=1 n=7", task("A", output_schema=schema))
+    assert desk.maestro("run", graph).returncode == 0
+    first, second = desk.calls()
+    assert json.loads(first["flags"]["--json-schema"]) == schema
+    assert "$.n: 1 is less than the minimum of 5" in second["stdin"]
+    assert '"n": 7' in desk.maestro("show", "shop", "A", "--json").stdout
 
 
 def test_killed_in_the_middle_it_is_resumed_in_its_session_and_counted_once(desk: Desk) -> None:
@@ -216,10 +231,20 @@ def test_an_agent_that_spends_too_much_is_ended(desk: Desk) -> None:
     graph = desk.write("expensive", task("A", budget={"tokens": 1000}), task("B", after="A"))
     done = desk.maestro("run", graph)
     assert done.returncode == command.FAILED
-    for line in ("not started: B (needs A)\n", "bankrupt: A, after 1 attempt\n", "to retry: "):
+    for line in ("not started: B (needs A)\n", "over budget: A, after 1 attempt\n", "to go on: "):
         assert line in done.stdout
     assert desk.spent()[0] == 900_020
     assert len(desk.calls()) == 1
+
+
+def test_a_version_that_was_not_tried_is_a_warning(desk: Desk) -> None:
+    graph = desk.write("right", task("A"))
+    desk.environment["CLAUDE_VERSION"] = "9.8.7"
+    done = desk.maestro("run", graph)
+    assert done.returncode == 0, done
+    assert "maestro: claude 9.8.7 was not tried with this version of maestro-hive" in done.stderr
+    desk.environment["CLAUDE_VERSION"] = "2.1.197"
+    assert "was not tried" not in desk.maestro("run", graph, "--force").stderr
 
 
 def test_long_feedback_is_a_file_while_the_task_is_not_done(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +11,7 @@ from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.testing import ManualClock, MemoryStore
+from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,15 +68,8 @@ sys.stdin.read()
 
 class _Child:
     def __init__(self, folder: Path, run: str, tasks: int) -> None:
-        words = [str(folder), str(LEASE), run, str(tasks)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process = PythonProcess(_CHILD, folder, LEASE, run, tasks)
         self.pid = self._process.pid
-        assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
     def kill(self) -> None:

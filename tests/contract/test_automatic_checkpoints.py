@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +18,7 @@ from maestro_hive.maestro.state.checkpoint import (
     automatic_checkpoint_id,
 )
 from maestro_hive.testing import ManualClock, MemoryStore
+from tests.python_processes import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,8 +93,7 @@ asyncio.run(executor.execute(first, "first"))
 asyncio.run(executor.execute(second, "second"))
 """
     folder = Path(config.state.state_dir)
-    command = [sys.executable, "-c", program, str(folder)]
-    assert subprocess.run(command, check=False).returncode == 9
+    assert run_python(program, folder).returncode == 9
     for path in folder.glob("journal*"):
         path.unlink()
     with StatePersistence(config, "w") as state:

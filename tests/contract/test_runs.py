@@ -12,6 +12,7 @@ from maestro_hive.maestro.state.codec import encode
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.store import Append
 from tests.contract.stores import LEASE, add_tasks, numbers, task, tasks
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.store import Store
@@ -85,7 +86,7 @@ def test_runs_can_be_listed_by_status(store: Store) -> None:
     assert store.runs(status="no such status") == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name", ["", "../x", "a/b", ".hidden", "a b", "a\0b", "-rf", "ü", "x" * 129, "a\n", None, 7]
 )
 def test_a_name_that_is_no_safe_file_name_is_refused(store: Store, name: str) -> None:
@@ -95,7 +96,7 @@ def test_a_name_that_is_no_safe_file_name_is_refused(store: Store, name: str) ->
     assert store.runs() == []
 
 
-@pytest.mark.parametrize("name", ["a", "A-1_b.c:d", "x" * 128, "7"])
+@for_each("name", ["a", "A-1_b.c:d", "x" * 128, "7"])
 def test_a_safe_name_is_taken(store: Store, name: str) -> None:
     assert store.acquire_run(name).name == name
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from maestro_hive.team.state import validate_state
+from tests.tables import for_each
 
 PROJECT = Path(__file__).parents[2]
 
@@ -54,7 +55,7 @@ def ours(request: pytest.FixtureRequest) -> Draft7Validator:
     return Draft7Validator(json.loads(path.read_text()))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "more",
     [
         {"workers": ["w1"]},

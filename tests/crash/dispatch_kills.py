@@ -1,6 +1,6 @@
 """A process that creates, takes, releases, wakes and recovers runs, killed at its Nth call to the disk.
 
-``python dispatch_kills.py SCENARIO SOURCE FOLDER STRIDE`` tries every STRIDE-th call on a copy of the
+``python dispatch_kills.py SOURCE FOLDER STRIDE`` tries every STRIDE-th call on a copy of the
 folder SOURCE, each in a process of its own, and prints as JSON how each ended, and what is wrong with
 what was left.
 """
@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING
 
 from maestro_hive.maestro.state.codec import encode
 from maestro_hive.maestro.state.records import OVER, DispatchState, EntryKind, NewDispatch, NewEntry
-from maestro_hive.maestro.state.sqlite.connection import newest_format
-from maestro_hive.maestro.state.sqlite.reader import SqliteReader
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append, NewRun
 from tests.crash.fault_injector import CALLS, CountingVFS, _fork, _wrap_os, injector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from maestro_hive.maestro.state.store import RunLease, Store
 
@@ -88,18 +86,6 @@ def dispatching(folder: Path) -> Iterator[str]:
     store.close()
 
 
-def opening(folder: Path) -> Iterator[str]:
-    """Open a folder of an older format, which brings it to the newest."""
-    SqliteStore(folder).close()
-    yield "migrated folder"
-
-
-SCENARIOS: dict[str, Callable[[Path], Iterator[str]]] = {
-    "dispatching": dispatching,
-    "opening": opening,
-}
-
-
 # --- what must be left ----------------------------------------------------------------------------
 
 
@@ -140,45 +126,15 @@ def _not_ended(store: Store, names: list[str]) -> Iterator[str]:
         yield f"left over: {store.dispatches()} {store.leases()}"
 
 
-def wrong_with_format(folder: Path, acks: list[str]) -> Iterator[str]:
-    """Yield what is wrong with a folder in whose migration a process was killed."""
-    before = _listed(folder)
-    store = SqliteStore(folder)
-    after = {run.name: run.parent for run in store.runs()}
-    if after != before or not any(after.values()):
-        yield f"the runs were {before}, and are {after}"
-    if store.check() or store.damage:
-        yield f"{store.check()} {store.damage}"
-    assert all(store.create_runs([_new("further")]))
-    if not _claim(store, 1):
-        yield "no run can be taken"
-    store.close()
-    reader = SqliteReader(folder)
-    if reader.format != newest_format():
-        yield f"its format is {reader.format}"
-    reader.close()
-
-
-def _listed(folder: Path) -> dict[str, str | None]:
-    reader = SqliteReader(folder)
-    try:
-        return {run.name: run.parent for run in reader.runs()}
-    finally:
-        reader.close()
-
-
-CHECKS = {"dispatching": wrong_with_dispatch, "opening": wrong_with_format}
-
-
 # --- trying ---------------------------------------------------------------------------------------
 
 
-def _killed_at(point: int, scenario: str, folder: Path) -> tuple[int, list[str]]:
+def _killed_at(point: int, folder: Path) -> tuple[int, list[str]]:
     def work(acks: int) -> int:
         vfs, write = CountingVFS(), os.write
         _wrap_os(CALLS)
         injector.log, injector.fail_at = acks, point
-        for ack in SCENARIOS[scenario](folder):
+        for ack in dispatching(folder):
             write(acks, f"{ack}\n".encode())
         del vfs
         return 0
@@ -186,36 +142,35 @@ def _killed_at(point: int, scenario: str, folder: Path) -> tuple[int, list[str]]
     return _fork(work)
 
 
-def _checked(scenario: str, folder: Path, acks: list[str]) -> tuple[int, list[str]]:
+def _checked(folder: Path, acks: list[str]) -> tuple[int, list[str]]:
     def work(writer: int) -> int:
-        for wrong in CHECKS[scenario](folder, acks):
+        for wrong in wrong_with_dispatch(folder, acks):
             os.write(writer, f"{wrong}\n".encode())
         return 0
 
     return _fork(work)
 
 
-def _try(scenario: str, source: Path, folder: Path, point: int) -> dict[str, object]:
+def _try(source: Path, folder: Path, point: int) -> dict[str, object]:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(source, folder)
-    end, lines = _killed_at(point, scenario, folder)
+    end, lines = _killed_at(point, folder)
     acks = [line for line in lines if not line.startswith("@")]
-    checked, wrong = _checked(scenario, folder, acks)
+    checked, wrong = _checked(folder, acks)
     if checked:
         wrong.append(f"the check ended with {checked}")
     at = [line[1:] for line in lines if line.startswith("@")]
     return {"point": point, "end": end, "at": at, "wrong": wrong}
 
 
-def main(scenario: str, source: str, folder: str, stride: str) -> None:
+def main(source: str, folder: str, stride: str) -> None:
     """Try every ``stride``-th point until the scenario ends by itself."""
     logging.getLogger("maestro_hive").addHandler(logging.NullHandler())
-    if scenario == "dispatching":
-        code, _ = _fork(lambda _: leave_dead_runs(Path(source)))
-        assert code == 0
+    code, _ = _fork(lambda _: leave_dead_runs(Path(source)))
+    assert code == 0
     found = []
     for point in range(1, _MOST_POINTS, int(stride)):
-        found.append(_try(scenario, Path(source), Path(folder), point))
+        found.append(_try(Path(source), Path(folder), point))
         if found[-1]["end"] == 0:
             break
     json.dump(found, sys.stdout)

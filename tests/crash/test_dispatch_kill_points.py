@@ -9,9 +9,6 @@ import json
 import signal
 from pathlib import Path
 
-import pytest
-
-from tests.golden import make
 from tests.python_processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,17 +18,10 @@ sys.path.insert(0, sys.argv[1])
 from tests.crash.dispatch_kills import main
 main(*sys.argv[2:])
 """
-GOLDEN = ROOT / "tests" / "golden" / "folder-1.tar.xz"
 
 
-@pytest.mark.parametrize("scenario, stride", [("dispatching", 23), ("opening", 17)])
-def test_no_run_is_lost_or_stuck_whenever_a_process_is_killed(
-    tmp_path: Path, scenario: str, stride: int
-) -> None:
-    if scenario == "opening":
-        make.unpack(GOLDEN, tmp_path / "source")
-    words = [scenario, tmp_path / "source", tmp_path / "state", stride]
-    done = run_python(KILLS, ROOT, *words, timeout=100)
+def test_no_run_is_lost_or_stuck_whenever_a_process_is_killed(tmp_path: Path) -> None:
+    done = run_python(KILLS, ROOT, tmp_path / "source", tmp_path / "state", 23, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     *killed, last = json.loads(done.stdout)
     assert [each for each in (*killed, last) if each["wrong"]] == []

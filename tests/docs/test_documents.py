@@ -15,6 +15,7 @@ from docs.generate.executed_page import execute, files_of, is_as_printed
 from docs.generate.pages import EXECUTED, ROOT
 from docs.generate.terminal import start_process
 from tests.python_processes import PythonInTerminal
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,8 +48,13 @@ def readme_program(folder: Path) -> Path:
     return program
 
 
-#: What ``maestro`` and ``python FILE`` execute.
-MAESTRO = "from maestro_hive.cli import main; main()"
+#: What these commands execute.
+COMMANDS = {
+    "maestro": "from maestro_hive.cli import main; main()",
+    "pytest": "import pytest; sys.exit(pytest.main())",
+    "uvicorn": "from uvicorn import main; main()",
+}
+#: What ``python FILE`` executes.
 SCRIPT = """
 import types
 
@@ -76,8 +82,8 @@ def start_forked(
 ) -> Process:
     """Start a command; where it is our own or a program of the page, fork it."""
     match words:
-        case ["maestro", *arguments]:
-            program = MAESTRO
+        case [name, *arguments] if name in COMMANDS:
+            program = f"import sys; {COMMANDS[name]}"
         case ["python", file, *_] if file.endswith(".py"):
             program, arguments = SCRIPT, words[1:]
         case _:
@@ -90,9 +96,9 @@ def test_a_page_shows_the_real_output(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make docs` starts what is forked here."""
-    # These are installed for our own tests, print nothing, and take most of the time of a start.
-    unused = ("hypothesispytest", "anyio", "xdist", "timeout")
-    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{each}" for each in unused))
+    # Others are installed for our own tests, print nothing, and take most of the time of a start.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p maestro_hive.testing.plugin")
     page = (ROOT / name).read_text()
     assert execute(page, tmp_path, start_forked) == page
 
@@ -115,13 +121,6 @@ def test_the_readme_program_is_short() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) < 150
-
-
-def test_the_demonstration_shows_that_nothing_is_done_twice() -> None:
-    printed = run(ROOT / "examples" / "demo.py")
-    assert "No completed step was called again." in printed
-    assert printed.count("completed, not called again") == 2
-    assert "maestro show demo" in printed
 
 
 def test_the_storage_format_page_can_check_a_document(tmp_path: Path) -> None:
@@ -192,7 +191,7 @@ def test_the_workflow_tests_every_supported_python() -> None:
 # --- the comparison itself ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "shown, printed",
     [
         ("took: 3 s\n", "took: 12 s\n"),
@@ -209,7 +208,7 @@ def test_times_and_ids_may_differ(shown: str, printed: str) -> None:
     assert is_as_printed(shown, printed)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "shown, printed",
     [
         ("status: success\n", "status: failed\n"),

@@ -1,7 +1,7 @@
-"""Makes a golden state folder: ``python -m tests.golden.make tests/golden/folder-1``.
+"""Makes a golden state folder: ``python -m tests.golden.make tests/golden/folder``.
 
-That writes two files: ``folder-1.tar.xz``, the folder as the last process left it, which was killed,
-and ``folder-1.json``, what ``maestro`` shows of it. README.md says when a new one is made.
+That writes two files: ``folder.tar.xz``, the folder as the last process left it, which was killed,
+and ``folder.json``, what ``maestro`` shows of it. README.md says when a new one is made.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from maestro_hive.engine.healing.failure import FailureType
 from maestro_hive.maestro.state.events import RepairTried
 from tests.healing.test_user_healers import events
 from tests.hive.conftest import quick_config
+from tests.tables import for_each
 from tests.unified_execution.restarts import execute
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("args, kwargs", CALLS)
+@for_each("args, kwargs", CALLS)
 def test_arguments_that_are_given_back_change_nothing(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
@@ -51,7 +52,7 @@ def test_arguments_that_are_given_back_change_nothing(
     assert every_kind(*changed, **by_name) == every_kind(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change, expected",
     [
         ({"first": 0}, (0, 2, (), 9, {})),

@@ -19,6 +19,7 @@ from maestro_hive.maestro.state.events import RepairTried
 from maestro_hive.unified_execution import StateConfig, UnrecoverableError
 from tests.healing.test_user_healers import Reading, events
 from tests.hive.conftest import quick_config
+from tests.tables import for_each
 from tests.unified_execution.restarts import execute
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class _Silent:
         """Have nothing to say."""
 
 
-@pytest.mark.parametrize("handles", [None, 5, "value_error", [ValueError], {"nonsense"}])
+@for_each("handles", [None, 5, "value_error", [ValueError], {"nonsense"}])
 def test_what_a_healer_handles_are_types_of_failures(handles: Any) -> None:
     healer = _Silent()
     healer.handles = handles

@@ -13,6 +13,7 @@ from maestro_hive import Hive, PersonaExecutor, current
 from maestro_hive.engine.result_types import ResultTypeError, result_check
 from maestro_hive.kernel.errors import ConfigurationError
 from tests.hive.conftest import quick_config
+from tests.tables import for_each
 from tests.unified_execution.restarts import execute
 
 
@@ -142,7 +143,7 @@ def test_an_optional_list_and_dataclass_tell_the_places() -> None:
 # --- the schema in the feedback --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "returns, wrong",
     [
         (Item, {}),
@@ -209,13 +210,13 @@ WITH_REFERENCES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("schema", WITH_REFERENCES.values(), ids=WITH_REFERENCES)
+@for_each("schema", WITH_REFERENCES.values(), ids=WITH_REFERENCES)
 def test_references_inside_of_a_schema_are_followed(schema: dict[str, Any]) -> None:
     assert problems(schema, {}) == []
 
 
-@pytest.mark.parametrize("place", ["whole", "property", "items", "definition"])
-@pytest.mark.parametrize("reference", ["#/$defs/missing", "#missing", "https://example.test/x"])
+@for_each("place", ["whole", "property", "items", "definition"])
+@for_each("reference", ["#/$defs/missing", "#missing", "https://example.test/x"])
 def test_a_reference_to_nothing_is_refused_where_the_step_is_defined(
     place: str, reference: str
 ) -> None:

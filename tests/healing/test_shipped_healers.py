@@ -14,6 +14,7 @@ from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.testing import use
 from maestro_hive.unified_execution import Level1Config, Level2Config, UnrecoverableError
 from tests.healing.scripted import SCENARIOS, Persona, Scenario
+from tests.tables import for_each
 from tests.unified_execution.restarts import (
     Restarts,
     any_restarts,  # noqa: F401 - a fixture
@@ -188,7 +189,7 @@ def test_one_that_does_not_exist_is_refused_before_a_run_is_recorded(tmp_path: P
 # --- details ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "message, seconds",
     [
         ("Please try again in 20s.", 20),

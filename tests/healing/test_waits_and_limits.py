@@ -14,6 +14,7 @@ from maestro_hive.engine.healing.engine import SelfHealingEngine
 from maestro_hive.engine.healing.failure import FailureType
 from maestro_hive.testing import use
 from maestro_hive.unified_execution import Level1Config, Level2Config
+from tests.tables import for_each
 
 
 def config(**level1: Any) -> ExecutionConfig:
@@ -30,8 +31,8 @@ class BusyError(Exception):
 
 
 #: A backoff longer than what the remote side requested, and one shorter: it is dropped either way.
-@pytest.mark.parametrize("backoff", [5.0, 100.0])
-@pytest.mark.parametrize(
+@for_each("backoff", [5.0, 100.0])
+@for_each(
     "fix, least",
     [
         (Fix(arguments={"depth": 5}), 60),

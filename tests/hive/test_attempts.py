@@ -9,6 +9,7 @@ import pytest
 from maestro_hive import Hive
 from maestro_hive.engine.options import Options, StepOptions
 from tests.hive.conftest import quick_config
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +54,7 @@ def test_a_step_is_called_as_often_as_it_says(
     assert len(calls_of(hive, **options)) == calls
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options, each",
     [
         ({"max_attempts": 5}, [5]),

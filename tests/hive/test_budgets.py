@@ -18,6 +18,7 @@ from maestro_hive.engine.results import ExecutionStatus
 from maestro_hive.kernel.clock import to_micros
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.events import BudgetWarned, RunResumed, RunSuspended, Spent
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -581,7 +582,7 @@ def test_a_workflow_may_have_an_argument_called_budget(hive: Hive) -> None:
     assert hive._open().limits().by_account == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "call, text",
     [
         (lambda hive: hive.budget.set_limit(5), "give one of persona="),

@@ -91,11 +91,11 @@ def test_an_older_copy_that_is_being_written_does_not_replace_a_newer_one() -> N
 
     def write_old() -> None:
         started.set()
-        go_on.wait(5)
+        go_on.wait(30)
         written.append("old")
 
     copier.request(store, "r", write_old)
-    assert started.wait(5)
+    assert started.wait(30)
     copier.request(store, "r", lambda: written.append("new"))
     threading.Timer(0.1, go_on.set).start()
     copier.flush(store)
@@ -113,7 +113,7 @@ def test_after_a_copy_that_failed_the_next_ones_are_written(
     with caplog.at_level(logging.ERROR):
         copier.request(store, "r", fail)
         copier.request(store, "q", written.set)
-        assert written.wait(5)
+        assert written.wait(30)
     assert "a copy could not be written" in caplog.text
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +12,7 @@ from maestro_hive import Hive, PersonaExecutor, RunFailedError, current
 from maestro_hive.hive import RunMismatchError, UnknownRunError, control
 from maestro_hive.kernel.errors import ConfigurationError
 from tests.hive.conftest import quick_config
+from tests.python_processes import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -223,7 +222,7 @@ def test_whoever_forks_need_not_have_the_classes_of_the_arguments(folder: Path) 
             "fork(store, 'r', new_id='s'); fork(store, 'r', changed={'times': 2}, new_id='t')\n"
             "store.close()\n"
         )
-        subprocess.run([sys.executable, "-c", script, str(folder)], check=True)
+        run_python(script, folder, check=True)
         assert resumed_on(hive, "s") == [Order(3)]
         assert resumed_on(hive, "t") == [Order(3), Order(3)]
 

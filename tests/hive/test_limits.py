@@ -24,6 +24,7 @@ from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.stores import close_store, open_store
 from maestro_hive.testing import ManualClock, MemoryStore
 from tests.hive.conftest import quick_config
+from tests.tables import for_each
 from tests.timing import least
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def test_what_is_shared_is_dropped_when_it_is_not_used(folder_store: SqliteStore
     assert not all_shared(folder_store, RateLimit)
 
 
-@pytest.mark.parametrize("most", [0, -1, True, 1.5, "3"])
+@for_each("most", [0, -1, True, 1.5, "3"])
 def test_a_number_that_cannot_be_used_is_refused(most: int) -> None:
     with pytest.raises(ConfigurationError, match="max_concurrency of 'step'"):
         at_once(MemoryStore(), most)

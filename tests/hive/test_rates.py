@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from maestro_hive.engine.rates import Rate, RateLog, Starts, count_start
 from maestro_hive.kernel.clock import Moment
 from maestro_hive.kernel.errors import ConfigurationError
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text, times, seconds",
     [
         ("60/min", 60, 60),
@@ -44,7 +45,7 @@ def test_what_a_rate_prints_is_read_as_the_same_rate(times: int, seconds: int) -
     assert Rate.parse(str(rate)) == rate
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text", ["", "60", "60/", "/min", "0/min", "5/0s", "-5/s", "5/fortnight", "5 s", 60, None, 5.0]
 )
 def test_what_is_no_rate_is_refused_with_how_to_write_one(text: object) -> None:

@@ -19,6 +19,7 @@ from maestro_hive.kernel.errors import (
     StoreClosedError,
 )
 from tests.hive.conftest import quick_config
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -311,7 +312,7 @@ def test_two_steps_that_could_not_be_told_apart_are_refused(hive: Hive) -> None:
         async def two() -> None: ...
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options, message",
     [
         ({"rate": "often"}, "often"),

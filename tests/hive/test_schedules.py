@@ -29,6 +29,7 @@ from tests.hive.schedule_simulation import (
     outage,
     utc,
 )
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,8 +53,8 @@ IN_A_ROW = ", ".join(
 # --- which ticks have runs ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tz, day", NIGHTS)
-@pytest.mark.parametrize("expression", EXPRESSIONS)
+@for_each("tz, day", NIGHTS)
+@for_each("expression", EXPRESSIONS)
 def test_each_tick_of_a_night_in_which_clocks_change_is_one_run(
     tz: str, day: str, expression: str
 ) -> None:

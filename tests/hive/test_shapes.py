@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from maestro_hive.hive.answer_types import ShapeError, build, check, describe, parse_words, shape_of
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
+from tests.tables import for_each
 
 
 class Decision(Enum):
@@ -93,14 +94,14 @@ TYPES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("expected", TYPES, ids=str)
+@for_each("expected", TYPES, ids=str)
 def test_a_shape_is_plain_json_and_can_be_described(expected: Any) -> None:
     shape = shape_of(expected)
     assert json.loads(json.dumps(shape)) == shape
     assert describe(shape)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "expected",
     [
         *(bytes, set, tuple[int, ...], dict[int, str], Literal[b"x"], Literal[Level.LOW]),
@@ -143,7 +144,7 @@ GOOD: list[tuple[Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("expected, value, built", GOOD, ids=str)
+@for_each("expected, value, built", GOOD, ids=str)
 def test_a_good_value_becomes_what_was_asked_for(expected: Any, value: Any, built: Any) -> None:
     check(shape_of(expected), value)
     made = build(expected, value)
@@ -188,7 +189,7 @@ BAD: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize("expected, value, message", BAD, ids=str)
+@for_each("expected, value, message", BAD, ids=str)
 def test_a_wrong_value_is_refused_with_its_place_and_what_is_expected(
     expected: Any, value: Any, message: str
 ) -> None:
@@ -207,7 +208,7 @@ def test_the_error_is_one_of_ours_and_names_the_path_it_was_given() -> None:
     assert refused.value.path == "the answer.amount"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "expected, value, message",
     [
         (Picky, {"amount": -1}, "answer is not what Picky accepts as its fields: amount is neg"),
@@ -259,7 +260,7 @@ WORDS: list[tuple[Any, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("expected, text, value", WORDS, ids=str)
+@for_each("expected, text, value", WORDS, ids=str)
 def test_words_are_read_as_what_is_asked_for(expected: Any, text: str, value: Any) -> None:
     read = parse_words(shape_of(expected), text)
     assert read == value
@@ -271,7 +272,7 @@ def test_the_value_of_an_enum_is_taken_where_no_name_is_meant() -> None:
     assert build(Level, parse_words(shape_of(Level), "2")) is Level.HIGH
 
 
-@pytest.mark.parametrize(
+@for_each(
     "expected, text, message",
     [
         (bool, "maybe", "answer is 'maybe', and must be yes or no"),
@@ -296,7 +297,7 @@ def test_words_that_do_not_fit_are_refused_clearly(expected: Any, text: str, mes
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "expected, words",
     [
         (None, "anything"),

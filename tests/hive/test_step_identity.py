@@ -21,6 +21,7 @@ from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError, DecodeError, EncodeError
 from maestro_hive.maestro.state import codec
 from tests.hive.conftest import quick_config
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -637,8 +638,8 @@ def test_classes_of_the_main_program_are_those_of_its_module(tmp_path: Path) -> 
 # --- stored names ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tag", ["dataclass", "namedtuple", "model", "enum", "flag", "object"])
-@pytest.mark.parametrize(
+@for_each("tag", ["dataclass", "namedtuple", "model", "enum", "flag", "object"])
+@for_each(
     "name",
     [
         "hostile_module:Hostile",

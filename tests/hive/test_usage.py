@@ -12,6 +12,7 @@ from maestro_hive.engine.prices import MADE, Prices, default_prices, read_prices
 from maestro_hive.engine.usage import Usage, usage_in
 from maestro_hive.kernel.errors import ConfigurationError
 from tests.hive.model_server import model_server
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -186,7 +187,7 @@ SHAPES: list[tuple[object, Usage | None]] = [
 ]
 
 
-@pytest.mark.parametrize("result, usage", SHAPES)
+@for_each("result, usage", SHAPES)
 def test_usage_is_read_from_what_results_look_like(result: object, usage: Usage | None) -> None:
     assert usage_in(result) == usage
 
@@ -219,7 +220,7 @@ def test_prices_are_replaced_by_a_table_or_a_file(tmp_path: Path) -> None:
     assert read_prices(path).made == "2026-01-01"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given", [{"m": 3}, {"m": {"input": 1}}, {"m": {"input": -1, "output": 1}}, 7, "no-such-file"]
 )
 def test_prices_that_are_none_are_refused(given: object) -> None:

@@ -28,6 +28,7 @@ from maestro_hive.kernel.errors import ConfigurationError, StorageError, StoreBu
 from maestro_hive.maestro.state.records import DispatchState, EntryKind
 from tests.hive.conftest import quick_config
 from tests.hive.worker_programs import Programs, kill, programs_in, until
+from tests.tables import for_each
 from tests.timing import least
 
 if TYPE_CHECKING:
@@ -661,7 +662,7 @@ def test_why_a_run_is_left_is_shown_and_it_can_be_cancelled(folder: Path) -> Non
         assert "too many positional arguments" in shown.message
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"queues": "mail"},
@@ -745,7 +746,7 @@ def test_a_limited_queue_loses_no_start_to_runs_that_it_cannot_take(hive: Hive) 
 # --- when a suspended run is due ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "error, failures, due",
     [
         (asyncio.CancelledError(), 3, 0.0),

@@ -48,15 +48,31 @@ class Team:
     def __init__(self, hive: Hive, folder: Path) -> None:
         self.hive = hive
         self.folder = folder
+        #: As other processes would have; each holds files open until it is closed.
+        self._others: list[Hive] = []
 
     def run(self, made: Graph, run_id: str = "r", workers: int = 4) -> dict[str, Any]:
         """Execute a graph to its end; the same run is resumed."""
         runner = self.hive_runner(workers)
         return asyncio.run(runner.run(made, run_id=run_id, folder=self.folder))
 
+    def run_strictly(self, made: Graph) -> dict[str, Any]:
+        """Execute a graph to its end, as ``--strict`` does."""
+        runner = TeamRunner(self._other_hive(), strict=True)
+        return asyncio.run(runner.run(made, run_id="r", folder=self.folder))
+
     def hive_runner(self, workers: int = 4) -> TeamRunner:
         """Return a runner on a hive of its own, as another process would have."""
-        return TeamRunner(Hive(self.hive.config.state.state_dir, self.hive.config), workers=workers)
+        return TeamRunner(self._other_hive(), workers=workers)
+
+    def _other_hive(self) -> Hive:
+        self._others.append(Hive(self.hive.config.state.state_dir, self.hive.config))
+        return self._others[-1]
+
+    def close(self) -> None:
+        """Close all hives."""
+        for each in (*self._others, self.hive):
+            each.close()
 
     def lines(self, name: str = "log") -> list[str]:
         """Return the lines of a file in the folder."""
@@ -74,5 +90,6 @@ def statuses(team: Team) -> dict[str, str]:
 def team(tmp_path: Path) -> Iterator[Team]:
     folder = tmp_path / "work"
     folder.mkdir()
-    with Hive(tmp_path / "state", quick_config()) as hive:
-        yield Team(hive, folder)
+    made = Team(Hive(tmp_path / "state", quick_config()), folder)
+    yield made
+    made.close()

@@ -11,6 +11,8 @@ import pytest
 
 from faults.team_kills import is_alive
 from maestro_hive.hive.errors import RunFailedError
+from maestro_hive.maestro.state.events import StepFailed
+from maestro_hive.team import runner
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.progress import as_checkpoint
 from maestro_hive.team.prompts import prompt_of
@@ -51,7 +53,7 @@ def test_a_command_finds_who_it_is_in_its_environment(team: Team) -> None:
 def test_the_output_of_a_failed_verification_is_the_feedback_of_the_next_attempt(
     team: Team,
 ) -> None:
-    check = "grep -q right answer || { echo the answer is wrong; exit 7; }"
+    check = "grep -q right answer && echo the right answer || { echo the answer is wrong; exit 7; }"
     does = 'echo "$MAESTRO_FEEDBACK" >> feedback; case $MAESTRO_FEEDBACK in *wrong*) echo right;; esac > answer'
     made = graph(
         task("A", does, verification={"command": check, "expected": "the right answer"}), retry=3
@@ -61,8 +63,17 @@ def test_the_output_of_a_failed_verification_is_the_feedback_of_the_next_attempt
     assert told.startswith("\n")  # nothing, at first
     for words in ("exit code 7", "the answer is wrong", "expected: the right answer"):
         assert words in told
-    log = f"$ {check}\nthe answer is wrong\n$ {check}\n"
+    log = f"$ {check}\nthe answer is wrong\n$ {check}\nthe right answer\n"
     assert streamed(team, "A") == log
+
+
+def test_the_output_of_a_verification_has_to_contain_what_is_expected(team: Team) -> None:
+    check = {"command": "seq $MAESTRO_ATTEMPT; echo end", "expected": "2\nend\n"}
+    made = graph(task("A", 'echo "$MAESTRO_FEEDBACK" > told', verification=check), retry=3)
+    team.run(made)
+    told = (team.folder / "told").read_text()
+    assert "its output does not contain what is expected: seq" in told
+    assert streamed(team, "A").count("$ seq") == 2
 
 
 def test_both_levels_of_retries_are_used(team: Team) -> None:
@@ -107,11 +118,43 @@ def test_exit_code_2_without_progress_is_a_failure(team: Team) -> None:
         team.run(graph(task("A", "exit 2"), retry=1))
 
 
-def test_a_context_that_is_full_too_often_is_a_failure(team: Team) -> None:
+def test_a_context_that_is_full_too_often_is_a_failure_that_is_not_retried(team: Team) -> None:
     does = 'echo x >> log; cp log "$MAESTRO_PROGRESS"; exit 2'
     with pytest.raises(RunFailedError, match="failed: A"):
-        team.run(graph(task("A", does), retry={"max_attempts": 1, "max_handovers": 2}))
+        team.run(graph(task("A", does), retry={"max_attempts": 3, "rounds": 2, "max_handovers": 2}))
     assert len(team.lines()) == 3
+
+
+def test_each_of_the_workers_that_go_on_has_the_time_of_the_task(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts = {}
+    make = runner._Steps._step
+
+    def noting(steps: runner._Steps, body: Any, name: str, options: dict[str, Any]) -> Any:
+        timeouts[name] = options["timeout"]
+        return make(steps, body, name, options)
+
+    monkeypatch.setattr(runner._Steps, "_step", noting)
+    team.run(graph(task("A"), retry={"max_handovers": 3}, timeout_seconds=1000))
+    assert timeouts["A"] >= 4 * 1000
+
+
+_SAVED = {
+    "nested deeper than Python reads": b"[" * 100_000,
+    "nested deeper than is recorded": b"[" * 98 + b"]" * 98,
+    "half a surrogate pair": b'"\\ud800"',
+    "no number": b'{"a": NaN}',
+    "two values": b'{"a": 1}{',
+    "no text": b"\xff\x00",
+}
+
+
+@pytest.mark.parametrize("saved", _SAVED.values(), ids=_SAVED)
+def test_progress_that_is_not_json_is_recorded_as_a_text(team: Team, saved: bytes) -> None:
+    (team.folder / "saved").write_bytes(saved)
+    does = 'test -f log && exit 0; echo x >> log; cp saved "$MAESTRO_PROGRESS"; exit 2'
+    assert team.run(graph(task("A", does), retry=1))["tasks"] == {"A": {"files": {}}}
 
 
 def test_progress_of_a_failed_attempt_is_given_to_the_next(team: Team) -> None:
@@ -197,9 +240,79 @@ def test_a_prompt_names_what_the_task_says() -> None:
     text = prompt_of(made.tasks[0])
     for words in (
         *("A: Title\n\nDescription\n\nContext", "Create: a.py", "Rename: b to c", "Read: d"),
-        *("1. implement; a.py; run: make", "- it works", "make test\nExpected: all pass"),
+        *(
+            "1. implement; a.py; run: make",
+            "- it works",
+            "make test\nIts output contains: all pass",
+        ),
     ):
         assert words in text
+
+
+_ODD_PERSONAS = """
+import sys
+class Service:
+    async def __call__(self, task):
+        return "awaited"
+service = Service()
+class Verdict(BaseException):
+    pass
+def exits(task):
+    sys.exit("enough")
+async def exits_later(task):
+    sys.exit(3)
+def other(task):
+    raise Verdict("no")
+"""
+
+
+def test_a_python_persona_that_exits_has_failed_and_other_tasks_go_on(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (team.folder / "odd_personas.py").write_text(_ODD_PERSONAS)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    odd = {
+        name: task(name.upper(), persona={"python": f"odd_personas:{name}"})
+        for name in ("service", "exits", "exits_later", "other")
+    }
+    with pytest.raises(RunFailedError):
+        team.run(graph(*odd.values(), retry=1))
+    monkeypatch.delitem(sys.modules, "odd_personas")
+    assert failures(team) == {
+        "EXITS": "the persona raised SystemExit: enough",
+        "EXITS_LATER": "the persona raised SystemExit: 3",
+        "OTHER": "the persona raised Verdict: no",
+    }
+    assert statuses(team)["SERVICE"] == "complete"
+
+
+def test_a_check_that_takes_too_long_is_no_timeout_of_the_persona(team: Team) -> None:
+    hangs = {"command": "sleep 100", "timeout_seconds": 0.1}
+    gates = [{"name": "slow", **hangs}]
+    made = graph(
+        task("A", verification=hangs, level=2),
+        task("B", level=1),
+        levels={"1": {"name": "first", "tasks": ["B"], "gates": [{**gates[0], "required": False}]}},
+        retry=1,
+    )
+    with pytest.raises(RunFailedError, match="failed: A"):
+        team.run(made)
+    (attempt,) = failed(team)
+    assert "the verification took longer than 0.1 s" in attempt.message
+    assert attempt.category == "TEST_FAILURE"
+
+
+def failures(team: Team) -> dict[str, str]:
+    """Return the messages of the attempts that failed, by task."""
+    return {each.name: each.message for each in failed(team)}
+
+
+def failed(team: Team) -> list[StepFailed]:
+    async def read() -> list[StepFailed]:
+        found = team.hive.events("r", follow=False)
+        return [each async for each in found if isinstance(each, StepFailed)]
+
+    return asyncio.run(read())
 
 
 @pytest.mark.parametrize("saved", ["text", ["a"], {"current_step": "no", "state_data": {"b": 1}}])

@@ -16,6 +16,7 @@ import pytest
 
 from faults.team_kills import guards_of, is_alive
 from maestro_hive.kernel.clock import SystemClock
+from maestro_hive.team import processes
 from maestro_hive.team.errors import CommandFailedError
 from maestro_hive.team.processes import SHELL, Ended, Survivors, execute
 from tests.python_processes import PythonProcess
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _SECONDS = 60.0
+#: More than the number of any process.
+_NO_PROCESS = 2**22 + 1
 
 _ENGINE = textwrap.dedent("""
     import asyncio, os, sys
@@ -203,6 +206,65 @@ def test_an_output_that_cannot_be_stored_fails_the_command_after_its_end(tmp_pat
         asyncio.run(work)
     assert (tmp_path / "ended").exists()
     assert not list((tmp_path / "processes").iterdir())
+
+
+def test_a_command_has_its_grace_although_its_caller_is_cancelled_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", _SECONDS)  # a busy machine is slow
+    # As a stop of a run does: it cancels the call, the branch it stands in, and their group.
+    does = (
+        "trap 'touch stopping; while ! test -f go; do sleep 0.01; done; touch saved; exit 0' TERM"
+    )
+    work = execute(
+        [SHELL, "-c", f"{does}; touch started; while :; do sleep 0.01; done"],
+        folder=tmp_path,
+        environment=dict(os.environ),
+        survivors=Survivors(tmp_path / "processes", "r"),
+        write=print,
+    )
+
+    async def until(name: str) -> None:
+        async with asyncio.timeout(_SECONDS):
+            is_there = False
+            while not is_there:
+                await asyncio.sleep(0.01)
+                is_there = (tmp_path / name).exists()
+
+    async def main() -> None:
+        task = asyncio.create_task(work)
+        await until("started")
+        task.cancel()
+        await until("stopping")
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        (tmp_path / "go").touch()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    asyncio.run(main())
+    assert (tmp_path / "saved").exists()
+    assert not list((tmp_path / "processes").iterdir())
+
+
+def test_a_guard_that_cannot_be_started_again_leaves_other_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: object) -> int:
+        raise OSError("no more processes")
+
+    guard = processes._Guard()
+    reading, guard._pipe = os.pipe()
+    os.close(reading)  # as if the guard was killed
+    with monkeypatch.context() as patch:
+        patch.setattr(processes._Guard, "_started", refused)
+        with pytest.raises(OSError, match="no more processes"):
+            guard.add(_NO_PROCESS)
+    with (tmp_path / "a").open("wb") as one, (tmp_path / "b").open("wb") as other:
+        guard.remove(_NO_PROCESS)  # one of them has the number that the pipe had
+        assert (os.fstat(one.fileno()).st_size, os.fstat(other.fileno()).st_size) == (0, 0)
+    guard.close_inherited()
 
 
 def test_an_exit_code_that_other_code_took_is_no_success(tmp_path: Path) -> None:

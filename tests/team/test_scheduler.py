@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -11,9 +14,13 @@ import pytest
 
 from maestro_hive.admin.breakers import open_breaker, reset_breaker
 from maestro_hive.admin.folder import writing
+from maestro_hive.admin.teams import team_view
+from maestro_hive.engine.errors import TokenBudgetExceeded
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.maestro.state.stores import open_reader
 from maestro_hive.team.errors import GraphFailedError
+from maestro_hive.team.runner import ChosenRun
 from maestro_hive.team.scheduler import Slot, WorkerSlots
 from maestro_hive.team.state import ExecutionState
 from maestro_hive.team.state_file import PATH
@@ -180,28 +187,59 @@ def test_a_run_is_resumed_with_another_number_of_workers(team: Team) -> None:
 
 
 def test_a_changed_graph_goes_on_with_what_is_unchanged(team: Team) -> None:
+    say = SAY.replace("log", "../log")  # A owns one file alone
     first = graph(
-        task("A", "echo a > a; echo A >> log", files=["a"]),
-        task("B", SAY, "A"),
-        task("C", SAY),
+        task("A", "echo a > a; echo A >> ../log", files=["a"]),
+        task("B", say, "A"),
+        task("C", say),
     )
     team.run(first, "test")
     changed = graph(
-        task("C", "echo new C >> log"),
-        task("A", "echo a > a; echo A again >> log", files=["a"]),
-        task("B", SAY, "A"),
-        task("D", SAY, "B"),
+        task("C", "echo new C >> ../log"),
+        task("A", "echo a > a; echo A again >> ../log", files=["a"]),
+        task("B", say, "A"),
+        task("D", say, "B"),
     )
     runner = team.hive_runner()
     chosen = runner.choose(changed, team.folder)
-    assert tuple(chosen) == ("test-2", False, "test")
+    assert chosen == ChosenRun("test-2", exists=False, forked_from="test")
     runner.fork(chosen, changed)
     team.run(changed, "test-2")
     # A made the same file as before, so what depends on it is not executed again.
-    assert sorted(team.lines()[3:]) == ["A again", "D", "new C"]
-    assert runner.choose(changed, team.folder) == ("test-2", True, None)
-    assert runner.choose(changed, team.folder / "elsewhere") == ("test-3", False, None)
-    assert runner.choose(changed, team.folder, force=True) == ("test-3", False, None)
+    assert sorted(team.lines("../log")[3:]) == ["A again", "D", "new C"]
+    assert runner.choose(changed, team.folder) == ChosenRun("test-2", exists=True)
+    assert runner.choose(changed, team.folder / "elsewhere") == ChosenRun("test-3", exists=False)
+    assert runner.choose(changed, team.folder, force=True) == ChosenRun("test-3", exists=False)
+
+
+def test_the_state_file_of_a_fork_has_no_changed_task_as_complete(team: Team) -> None:
+    team.run(graph(task("A"), task("B", after="A")), "test")
+    changed = graph(task("A"), task("B", f"cp {PATH} ../seen", "A"))
+    runner = team.hive_runner()
+    runner.fork(runner.choose(changed, team.folder), changed)
+    team.run(changed, "test-2")
+    seen = json.loads((team.folder / "../seen").read_text())
+    assert seen["tasks"]["B"]["status"] != "complete"
+    assert statuses(team) == {"A": "complete", "B": "complete"}
+
+
+def test_a_task_over_its_budget_is_blocked_in_the_state_file(team: Team) -> None:
+    text = "from maestro_hive import current\n\ndef work(task):\n    current().spend(tokens=100)\n"
+    (team.folder / "spends_much.py").write_text(text)
+    persona = {"python": "spends_much:work"}
+    made = graph(task("A", persona=persona, budget=10), task("B", "exit 1"), retry=1)
+    with pytest.raises(RunFailedError):
+        team.run(made)
+    assert statuses(team) == {"A": "blocked", "B": "failed"}
+
+
+def test_a_task_of_a_run_over_its_budget_is_blocked_in_the_state_file(team: Team) -> None:
+    text = "from maestro_hive import current\n\ndef work(task):\n    current().spend(tokens=100)\n"
+    (team.folder / "spends_more.py").write_text(text)
+    made = graph(task("A", persona={"python": "spends_more:work"}), budget=10)
+    with pytest.raises(TokenBudgetExceeded):
+        team.run(made)
+    assert statuses(team) == {"A": "blocked"}
 
 
 def test_a_graph_whose_personas_cannot_be_called_starts_nothing(
@@ -219,6 +257,87 @@ def test_a_graph_whose_personas_cannot_be_called_starts_nothing(
     for name in ("B: the program 'no-such", "C: the function no_such", "D: the agent 'claude'"):
         assert name in str(refused.value)
     assert team.lines() == []
+
+
+def test_programs_and_modules_that_cannot_be_started_start_nothing(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (team.folder / "module_that_exits.py").write_text("import sys\nsys.exit(7)\n")
+    (team.folder / "script").write_text("#!/bin/sh\n")
+    made = graph(
+        task("A", SAY),
+        task("B", persona={"python": "module_that_exits:build"}),
+        task("C", persona={"command": "./script"}),
+        *(task(f"D{at}", persona={"command": "./missing"}) for at in range(10)),
+    )
+    with pytest.raises(ConfigurationError) as refused:
+        team.run(made)
+    for words in (
+        "B: the module of module_that_exits:build cannot be imported: SystemExit: 7",
+        "C: the program './script' is not executable",
+        "D6, D7 and 2 more: the program './missing' is not there",
+    ):
+        assert words in str(refused.value)
+    assert team.lines() == []
+
+
+def test_a_folder_that_was_moved_is_not_made_again(team: Team) -> None:
+    made = graph(task("A", "test -f ready && echo A >> log"), retry=1)
+    with pytest.raises(RunFailedError):
+        team.run(made)
+    team.hive.retry("r")
+    (team.folder / "ready").touch()
+    moved = team.folder.rename(team.folder.with_name("moved"))
+    with pytest.raises(ConfigurationError, match=r"nothing was started: .*work, is not there"):
+        asyncio.run(team.hive_runner().resume("r"))
+    assert not team.folder.exists()
+    moved.rename(team.folder)
+    asyncio.run(team.hive_runner().resume("r"))
+    assert team.lines() == ["A"]
+
+
+def test_a_task_over_its_budget_that_is_only_retried_is_still_bankrupt(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (team.folder / "spender.py").write_text(
+        "from maestro_hive import current\ndef work(task):\n    current().spend(tokens=100)\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    made = graph(task("A", persona={"python": "spender:work"}, budget=50), task("B", after="A"))
+    with pytest.raises(RunFailedError):
+        team.run(made)
+    team.hive.retry("r")
+    with pytest.raises(RunFailedError):
+        team.run(made)  # refused before an attempt starts: what it may spend is the same
+    monkeypatch.delitem(sys.modules, "spender")
+    with open_store_of(team) as store:
+        shown = {each.id: each for each in team_view(store, "r").tasks}
+    assert (shown["A"].status, shown["A"].attempts) == ("bankrupt", 1)
+    assert "100 of 50 tokens used" in (shown["A"].error or "")
+    assert (shown["B"].status, shown["B"].blocked_by) == ("blocked", "A")
+
+
+def test_one_run_at_a_time_is_executed_in_a_folder(team: Team) -> None:
+    first = graph(task("A", "echo A >> log; while ! test -f go; do sleep 0.02; done"))
+    other = graph(task("B", SAY))
+
+    async def main() -> None:
+        running = asyncio.create_task(
+            team.hive_runner().run(first, run_id="first", folder=team.folder)
+        )
+        await until(lambda: team.lines() == ["A"])
+        with pytest.raises(ConfigurationError, match="run 'first' is executed in"):
+            await team.hive_runner().run(other, run_id="other", folder=team.folder)
+        changed = ChosenRun("second", exists=False, forked_from="first")
+        with pytest.raises(ConfigurationError, match="run 'first' is executed in"):
+            team.hive_runner().fork(changed, other)
+        (team.folder / "go").touch()
+        await running
+        await team.hive_runner().run(other, run_id="other", folder=team.folder)
+
+    asyncio.run(main())
+    assert team.lines() == ["A", "B"]
 
 
 def test_tasks_behind_an_open_breaker_wait_and_spend_no_attempt(team: Team) -> None:
@@ -241,7 +360,10 @@ def test_tasks_behind_an_open_breaker_wait_and_spend_no_attempt(team: Team) -> N
             open_breaker(store, "flaky", 3600, create=True)  # TWO has its permit, and waits
             (team.folder / "go").touch()
             await until(lambda: team.lines() == ["ONE", "OTHER"])
-            assert statuses(team)["TWO"] != "failed"
+            await until(lambda: statuses(team)["TWO"] == "blocked")
+            with closing(open_reader(team.hive.config.state.state_dir)) as reader:
+                shown = {each.id: each.status for each in team_view(reader, "r").tasks}
+            assert (shown["TWO"], shown["AFTER"]) == ("parked", "pending")
             assert not running.done()
             reset_breaker(store, "flaky")
         await running

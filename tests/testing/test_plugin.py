@@ -97,7 +97,8 @@ def test_kills(hive_kit, capsys):
 def test_it_loads_nothing_where_it_is_not_used_and_leaves_nothing_behind(tmp_path: Path) -> None:
     for name, text in OF_A_USER.items():
         tmp_path.joinpath(name).write_text(text.replace("LATE", str(LATE[1:])))
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
+    others = ["cacheprovider", "hypothesispytest", "anyio", "xdist", "xdist.looponfail", "timeout"]
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *(f"-pno:{n}" for n in others)]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from maestro_hive.engine.tickets import adf
 from tests.jira_server import adf_problem
+from tests.tables import for_each
 
 
 def doc(*nodes: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def test_a_document_is_never_longer_than_jira_accepts(text: str) -> None:
     assert 20_000 < len(written.encode("utf-16-le")) // 2 <= adf.LIMIT
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text", ["one", "one\ntwo", "one\n\ntwo", "- a\n- b", "```\nx\n```", "a\n\n- b\n\nc", "  x"]
 )
 def test_a_text_comes_back(text: str) -> None:
@@ -115,7 +116,7 @@ PEOPLE_WRITE: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("written, text", PEOPLE_WRITE)
+@for_each("written, text", PEOPLE_WRITE)
 def test_what_people_write_is_read_as_text(written: dict[str, Any], text: str) -> None:
     assert adf.text_of(doc(written)) == text
     assert adf.text_of(doc(node("paragraph", "before"), written)).startswith("before")
@@ -128,7 +129,7 @@ def test_a_link_is_read_with_its_address() -> None:
     ) == ("here (https://x.example)")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "broken",
     [None, 7, [], {}, {"content": 7}, {"content": [7, None]}, doc({"type": "text", "text": 7}),
      doc({"type": "paragraph", "content": [{"type": "mention", "attrs": 7}]}),
@@ -138,7 +139,7 @@ def test_what_is_no_document_has_no_text(broken: Any) -> None:
     assert adf.text_of(broken) == ""
 
 
-@pytest.mark.parametrize("kind", ["blockquote", "bulletList", "listItem", "paragraph", "table"])
+@for_each("kind", ["blockquote", "bulletList", "listItem", "paragraph", "table"])
 def test_a_document_that_is_nested_too_deep_is_cut(kind: str) -> None:
     deep = node("paragraph", "x")
     for _ in range(3000):

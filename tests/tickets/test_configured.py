@@ -10,6 +10,7 @@ from maestro_hive.engine.config import ExecutionConfig
 from maestro_hive.engine.settings import Secret
 from maestro_hive.engine.tickets import ticket_system_from
 from maestro_hive.kernel.errors import ConfigurationError
+from tests.tables import for_each
 
 JIRA = "https://jira.example.com"
 
@@ -23,7 +24,7 @@ NAMED: list[tuple[dict[str, Any], str, bool]] = [
 ]
 
 
-@pytest.mark.parametrize("settings, name, finds", NAMED)
+@for_each("settings, name, finds", NAMED)
 def test_a_configuration_names_a_system(settings: dict[str, Any], name: str, finds: bool) -> None:
     for config in (ExecutionConfig(**settings), ExecutionConfig(**settings).frozen()):
         made = ticket_system_from(config)
@@ -36,7 +37,7 @@ def test_without_settings_there_is_no_system() -> None:
     assert ticket_system_from(ExecutionConfig(jira_project_key="OPS", jira_priority="")) is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings, version",
     [
         ({"jira_email": "a@b"}, 3),
@@ -72,7 +73,7 @@ HALF: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("settings, missing, variable", HALF)
+@for_each("settings, missing, variable", HALF)
 def test_half_a_configuration_is_an_error_that_names_the_rest(
     settings: dict[str, Any], missing: str, variable: str
 ) -> None:
@@ -91,7 +92,7 @@ def test_two_systems_are_an_error() -> None:
         ticket_system_from(config)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings",
     [
         {"jira_base_url": "http://jira.example.com", "jira_api_token": "t"},

@@ -14,6 +14,7 @@ import pytest
 
 from maestro_hive.engine.tickets import TicketRefusedError, TicketUnknownError, http
 from tests.jira_server import EMAIL, TOKEN, JiraServer
+from tests.tables import for_each
 from tests.tickets.cases import a_case, system
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def test_a_key_cannot_leave_its_place_in_the_address(jira: JiraServer) -> None:
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "asked, seconds",
     [
         ("0", 0.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from maestro_hive.engine.tickets import wiki
+from tests.tables import for_each
 
 ESCAPED = [
     ("plain words, and a full stop.", "plain words, and a full stop."),
@@ -24,7 +25,7 @@ ESCAPED = [
 ]
 
 
-@pytest.mark.parametrize("text, markup", ESCAPED)
+@for_each("text, markup", ESCAPED)
 def test_nothing_in_a_text_is_markup(text: str, markup: str) -> None:
     assert wiki.escaped(text) == markup
 

@@ -18,6 +18,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give ``any_executor`` a journal on either store, or none; then no store is used."""
+    if "any_executor" in metafunc.fixturenames:
+        journals = {
+            "in a folder": (True, True),
+            "in memory": (False, True),
+            "without a journal": (False, False),
+        }
+        metafunc.definition.add_marker(
+            pytest.mark.parametrize(
+                "restarts, any_executor", journals.values(), ids=journals, indirect=True
+            )
+        )
+
+
 @pytest.fixture(autouse=True)
 def home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Keep every default folder inside the test's own; return the home that stands in."""

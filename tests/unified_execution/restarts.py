@@ -108,12 +108,12 @@ def any_restarts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Res
     restarts.end()
 
 
-@pytest.fixture(params=["durable", "in memory"], name="any_executor")
+@pytest.fixture(name="any_executor")
 def make_any_executor(
     request: pytest.FixtureRequest, restarts: Restarts, monkeypatch: pytest.MonkeyPatch
 ) -> PersonaExecutor:
-    """Return an executor with a journal, or without."""
-    if request.param == "durable":
+    """Return an executor with a journal on either store, or without one: see ``conftest.py``."""
+    if request.param:
         return restarts.executor()
     monkeypatch.setattr(persona_executor, "SystemClock", lambda: restarts.clock)
     return PersonaExecutor(restarts.config, "developer")

@@ -11,6 +11,7 @@ from maestro_hive.engine.errors import CircuitBreakerOpen
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.testing import ManualClock
 from tests.contract.stores import EVERY_STORE
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,7 +163,7 @@ def test_after_a_reboot_with_a_fast_clock_it_is_over_early(make: Make, clock: Ma
 # --- what it was told --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"threshold": 0},

@@ -31,6 +31,7 @@ from maestro_hive.engine.config import (
 from maestro_hive.engine.settings import FrozenConfigError, Secret
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.unified_execution import config as config_module
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,19 +147,19 @@ def refused(kind: type[Any], name: str, value: object) -> str:
 # --- names, defaults, values -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)
+@for_each("kind", DEFAULTS, ids=lambda kind: kind.__name__)
 def test_the_settings_and_their_order_are_the_documented_ones(kind: type[Any]) -> None:
     assert [field.name for field in dataclasses.fields(kind)] == list(DEFAULTS[kind])
 
 
-@pytest.mark.parametrize("kind, name", EVERY_SETTING)
+@for_each("kind, name", EVERY_SETTING)
 def test_every_default_is_the_documented_one(kind: type[Any], name: str) -> None:
     value = getattr(kind(), name)
     assert value == DEFAULTS[kind][name]
     assert isinstance(value, type(DEFAULTS[kind][name]))
 
 
-@pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)
+@for_each("kind", DEFAULTS, ids=lambda kind: kind.__name__)
 def test_the_settings_may_be_given_by_position(kind: type[Any]) -> None:
     assert kind(*DEFAULTS[kind].values()) == kind()
 
@@ -251,7 +252,7 @@ ACCEPTED = [
 ]
 
 
-@pytest.mark.parametrize("kind, name, given, expected", ACCEPTED)
+@for_each("kind, name, given, expected", ACCEPTED)
 def test_a_good_value_is_stored(
     kind: type[Any], name: str, given: object, expected: object
 ) -> None:
@@ -340,7 +341,7 @@ def test_every_setting_has_values_that_are_refused() -> None:
     assert tested == set(EVERY_SETTING) - {(ExecutionConfig, name) for name in SECRETS}
 
 
-@pytest.mark.parametrize("kind, name, values", REFUSED)
+@for_each("kind, name, values", REFUSED)
 def test_a_bad_value_is_refused_with_its_name_and_what_it_must_be(
     kind: type[Any], name: str, values: list[object]
 ) -> None:
@@ -351,8 +352,8 @@ def test_a_bad_value_is_refused_with_its_name_and_what_it_must_be(
         assert len(message) < 300
 
 
-@pytest.mark.parametrize("name", SECRETS)
-@pytest.mark.parametrize("value", ["", "  \n", 7, b"s3cret", ["s3cret"], {"token": "s3cret"}])
+@for_each("name", SECRETS)
+@for_each("value", ["", "  \n", 7, b"s3cret", ["s3cret"], {"token": "s3cret"}])
 def test_a_bad_token_is_refused_and_not_repeated(name: str, value: object) -> None:
     message = refused(ExecutionConfig, name, value)
     assert message.startswith(f"ExecutionConfig.{name} is ")
@@ -373,7 +374,7 @@ def test_a_level_that_a_program_added_to_logging_is_known(monkeypatch: pytest.Mo
     assert ExecutionConfig(log_level="trace").log_level == "TRACE"
 
 
-@pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)
+@for_each("kind", DEFAULTS, ids=lambda kind: kind.__name__)
 def test_a_misspelt_setting_is_refused(kind: type[Any]) -> None:
     settings = kind()
     with pytest.raises(ConfigurationError, match=f"{kind.__name__}.max_atempts is not a setting"):
@@ -580,7 +581,7 @@ def test_a_frozen_copy_is_equal_and_stays_when_the_original_changes() -> None:
     assert frozen.timeout_seconds == 300.0
 
 
-@pytest.mark.parametrize("kind, name", EVERY_SETTING)
+@for_each("kind, name", EVERY_SETTING)
 def test_no_setting_of_a_frozen_copy_can_be_changed(kind: type[Any], name: str) -> None:
     frozen = kind().frozen()
     for error in (FrozenConfigError, ConfigurationError, dataclasses.FrozenInstanceError):
@@ -591,7 +592,7 @@ def test_no_setting_of_a_frozen_copy_can_be_changed(kind: type[Any], name: str) 
     assert frozen == kind()
 
 
-@pytest.mark.parametrize("part", ["level1", "level2", "state", "tokens"])
+@for_each("part", ["level1", "level2", "state", "tokens"])
 def test_the_parts_of_a_frozen_copy_are_frozen_and_those_of_the_original_are_not(part: str) -> None:
     config = ExecutionConfig()
     frozen = config.frozen()
@@ -679,7 +680,7 @@ def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch, frozen: bool)
     assert token.reveal() == "s3cret"
 
 
-@pytest.mark.parametrize("name", SECRETS)
+@for_each("name", SECRETS)
 def test_no_secret_of_a_configuration_is_shown(name: str) -> None:
     values: list[Any] = ["s3cret", lambda: "s3cret"]
     for given in values:

@@ -37,6 +37,7 @@ from maestro_hive.engine.retry_policy import (
     is_about_other_side,
     retry_after,
 )
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +107,7 @@ HEADERS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("headers", HEADERS, ids=shown)
+@for_each("headers", HEADERS, ids=shown)
 def test_a_retry_after_header_is_honoured_wherever_it_is(headers: object) -> None:
     response = SimpleNamespace(headers=headers)
     assert retry_after(AnyError(response=response), NOW) == pytest.approx(30)
@@ -114,7 +115,7 @@ def test_a_retry_after_header_is_honoured_wherever_it_is(headers: object) -> Non
     assert retry_after(AnyError(headers=headers, response=None), NOW) == pytest.approx(30)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value, seconds",
     [
         (30, 30.0),
@@ -269,7 +270,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("error", HOSTILE, ids=range(len(HOSTILE)))
+@for_each("error", HOSTILE, ids=map(str, range(len(HOSTILE))))
 def test_no_error_is_odd_enough_to_raise(error: Exception) -> None:
     assert retry_after(error, NOW) is None
     assert classify(error) is ErrorCategory.UNKNOWN
@@ -442,7 +443,7 @@ def spelt(error: object) -> str:
     return type(error).__name__
 
 
-@pytest.mark.parametrize("category", CATEGORIES)
+@for_each("category", CATEGORIES)
 def test_every_failure_has_its_category(category: ErrorCategory) -> None:
     found = [(spelt(error), classify(error)) for error in CATEGORIES[category]]
     assert found == [(spelt(error), category) for error in CATEGORIES[category]]

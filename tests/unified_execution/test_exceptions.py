@@ -26,6 +26,7 @@ from maestro_hive.engine.errors import (
     UnrecoverableError,
 )
 from maestro_hive.kernel.errors import MaestroError
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +166,7 @@ def _more_special(kind: type[ExecutionException]) -> list[type[ExecutionExceptio
 # --- arguments and attributes ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind, arguments, added", FULL, ids=kind_name)
+@for_each("kind, arguments, added", FULL, ids=kind_name)
 def test_every_argument_is_an_attribute(
     kind: type[ExecutionException], arguments: dict[str, Any], added: dict[str, Any]
 ) -> None:
@@ -176,7 +177,7 @@ def test_every_argument_is_an_attribute(
         assert error.args == ("m",)
 
 
-@pytest.mark.parametrize("error, facts", SPARSE, ids=kind_name)
+@for_each("error, facts", SPARSE, ids=kind_name)
 def test_arguments_that_are_not_given_have_their_defaults(
     error: ExecutionException, facts: dict[str, Any]
 ) -> None:
@@ -252,7 +253,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("error, text", TEXTS)
+@for_each("error, text", TEXTS)
 def test_an_error_says_what_happened_and_what_is_known(
     error: ExecutionException, text: str
 ) -> None:
@@ -285,8 +286,8 @@ def facts_of(error: ExecutionException) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickled])
-@pytest.mark.parametrize("error", EXAMPLES, ids=kind_name)
+@for_each("how", [copy.copy, copy.deepcopy, pickled])
+@for_each("error", EXAMPLES, ids=kind_name)
 def test_a_copy_has_the_same_type_text_and_facts(
     error: ExecutionException, how: Callable[[Any], Any]
 ) -> None:
@@ -305,7 +306,7 @@ def test_a_deep_copy_shares_nothing_and_a_shallow_one_shares_its_facts() -> None
     assert (deep.context, shallow.context) == ({"a": [1]}, {"a": [1, 2]})
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@for_each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_every_pickle_protocol_works(protocol: int) -> None:
     error = HelpNeeded("m", REPORT, 6, jira_ticket="MD-1")
     copied = pickle.loads(pickle.dumps(error, protocol))
@@ -395,7 +396,7 @@ PLAIN: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("value, plain", PLAIN, ids=lambda value: type(value).__name__)
+@for_each("value, plain", PLAIN, ids=lambda value: type(value).__name__)
 def test_whatever_is_in_a_report_becomes_plain_json(value: object, plain: object) -> None:
     report = FailureReport("developer", "SYNTAX", "line 3", [value])
     shown = report.to_dict()
@@ -408,7 +409,7 @@ def test_the_category_of_a_report_is_shown_as_plain_text() -> None:
     assert type(shown["error_category"]) is str
 
 
-@pytest.mark.parametrize("error", EXAMPLES, ids=kind_name)
+@for_each("error", EXAMPLES, ids=kind_name)
 def test_every_error_can_be_shown_as_plain_json(error: ExecutionException) -> None:
     shown = error.to_dict()
     assert json.loads(json.dumps(shown)) == shown

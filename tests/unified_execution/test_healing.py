@@ -107,6 +107,7 @@ def test_an_engine_gets_a_whole_failure_and_can_answer_fixed(
     assert failure.source == "execution"
     assert failure.stack_trace is not None
     assert "KeyError: 'a'" in failure.stack_trace
+    assert "maestro_hive" not in failure.stack_trace  # as in what is recorded: the user's lines
     assert failure.failure_id.endswith(".1")
     assert failure.get_hash()
     context = failure.context

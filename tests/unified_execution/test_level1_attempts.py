@@ -28,6 +28,7 @@ from maestro_hive.unified_execution import (
     UnrecoverableError,
 )
 from maestro_hive.unified_execution.persona_executor import ExecutionStatus, PersonaExecutor
+from tests.tables import for_each
 from tests.unified_execution.restarts import (
     Body,
     Restarts,
@@ -154,28 +155,29 @@ def test_each_round_of_level_2_has_its_own_attempts_and_the_feedback_of_all(
 # --- whether to try again ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "retry_on, count",
-    [
-        (KeyError, 1),
-        (ValueError, 3),
-        (Exception, 3),
-        ((KeyError, ValueError), 3),
-        ([KeyError, ValueError], 3),
-        (KeyError | ValueError, 3),
-        ((), 1),
-        (lambda error: "no" in str(error), 3),
-        (lambda error: False, 1),
-        (lambda error: 7.5, 3),
-        (lambda error: timedelta(minutes=1), 3),
-    ],
-)
+#: What is worth another attempt, and how many there are.
+WORTH: list[tuple[Any, int]] = [
+    (KeyError, 1),
+    (ValueError, 3),
+    (Exception, 3),
+    ((KeyError, ValueError), 3),
+    ([KeyError, ValueError], 3),
+    (KeyError | ValueError, 3),
+    ((), 1),
+    (lambda error: "no" in str(error), 3),
+    (lambda error: False, 1),
+    (lambda error: 7.5, 3),
+    (lambda error: timedelta(minutes=1), 3),
+]
+
+
 def test_retry_on_says_which_errors_are_worth_another_attempt(
-    any_executor: PersonaExecutor, retry_on: Any, count: int
+    any_executor: PersonaExecutor,
 ) -> None:
-    body = Body(NO)
-    failed(any_executor.options(retry_on=retry_on), body)
-    assert body.count == count
+    for number, (retry_on, count) in enumerate(WORTH):
+        body = Body(NO)
+        failed(any_executor.options(retry_on=retry_on), body, number)
+        assert body.count == count, WORTH[number]
 
 
 def test_retry_on_may_name_the_wait(any_executor: PersonaExecutor, clock: ManualClock) -> None:
@@ -654,7 +656,7 @@ def test_a_stop_while_healing_leaves_a_failure_and_no_interruption(restarts: Res
 # --- source --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "source",
     [
         "def f(:\n",
@@ -668,7 +670,7 @@ def test_source_that_does_not_parse_is_a_failure_that_is_fed_back(
     any_executor: PersonaExecutor, source: str
 ) -> None:
     body = Body(source, "def f():\n    return 1\n")
-    result = execute(any_executor, body)
+    result = execute(any_executor, body, "step", source)
     assert result.final_output == "def f():\n    return 1\n"
     (caught,) = body.contexts[1].feedback
     assert caught.startswith("Attempt 1 failed: SYNTAX: the result is Python source that does not")
@@ -691,11 +693,11 @@ def test_source_that_is_too_deep_to_parse_is_a_failure() -> None:
     assert "does not parse" in reported(failed(quick(), body)).details
 
 
-@pytest.mark.parametrize("text", ["defer it", "prose: def f(:", "", "classify", "print('x'"])
+@for_each("text", ["defer it", "prose: def f(:", "", "classify", "print('x'"])
 def test_what_does_not_look_like_source_is_not_parsed(
     any_executor: PersonaExecutor, text: str
 ) -> None:
-    assert execute(any_executor, Body(text)).final_output == text
+    assert execute(any_executor, Body(text), "step", text).final_output == text
 
 
 def test_parsing_can_be_turned_off() -> None:

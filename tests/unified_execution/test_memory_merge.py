@@ -9,6 +9,7 @@ import pytest
 
 from maestro_hive.engine.context import current, merge
 from maestro_hive.unified_execution import PersonaExecutor, StatePersistence
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -208,7 +209,7 @@ def test_a_change_inside_a_key_that_another_deleted_brings_it_back(steps: Steps)
         assert steps.memory()["log"] == ["first", "a"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "before, mine, theirs, merged",
     [
         ([1], [1, 2], [1, 3], [1, 3, 2]),

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import gc
 import inspect
+import sys
 import threading
 import time
 import tracemalloc
@@ -40,6 +41,7 @@ from maestro_hive.unified_execution.persona_executor import (
     PersonaExecutor,
     execute_with_level1_retry,
 )
+from tests.tables import for_each
 from tests.unified_execution.restarts import (
     RUN,
     Body,
@@ -68,7 +70,7 @@ def steps_of(executor: PersonaExecutor) -> list[StepState]:
 # --- names, parameters, defaults -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "ExecutionAttempt",
@@ -181,7 +183,7 @@ def test_a_persona_has_a_name(persona: Any) -> None:
         PersonaExecutor(persona_id=persona)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given, caught",
     [
         ({"config": "state"}, "the config is 'state', and must be an ExecutionConfig"),
@@ -321,29 +323,27 @@ def test_a_recorded_result_cannot_be_changed(restarts: Restarts) -> None:
     assert execute(restarts.executor(), body).final_output == {"list": [1]}
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        ("design", ("other",), {"size": 1}),
-        ("design", ("page",), {"size": 2}),
-        ("design", ("page",), {"size": True}),
-        ("design", ("page",), {"size": 1.0}),
-        ("design", ("page",), {}),
-        ("design", ("page", 1), {}),
-        ("design", (("page",),), {"size": 1}),
-        ("draw", ("page",), {"size": 1}),
-    ],
-)
-def test_another_name_or_input_is_another_step(
-    restarts: Restarts, changed: tuple[str, tuple[Any, ...], dict[str, Any]]
-) -> None:
+#: A name, its arguments and its keywords: of no two of them is it the same step.
+DIFFERENT: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("design", ("page",), {"size": 1}),
+    ("design", ("other",), {"size": 1}),
+    ("design", ("page",), {"size": 2}),
+    ("design", ("page",), {"size": True}),
+    ("design", ("page",), {"size": 1.0}),
+    ("design", ("page",), {}),
+    ("design", ("page", 1), {}),
+    ("design", (("page",),), {"size": 1}),
+    ("draw", ("page",), {"size": 1}),
+]
+
+
+def test_another_name_or_input_is_another_step(restarts: Restarts) -> None:
     body = Body()
     executor = restarts.executor()
-    execute(executor, body, "design", "page", size=1)
-    name, args, kwargs = changed
-    execute(executor, body, name, *args, **kwargs)
-    assert body.count == 2
-    assert body.calls[1] == (args, kwargs)
+    for number, (name, args, kwargs) in enumerate(DIFFERENT):
+        execute(executor, body, name, *args, **kwargs)
+        assert body.count == number + 1, (name, args, kwargs)
+        assert repr(body.calls[number]) == repr((args, kwargs))
 
 
 def test_another_persona_is_another_step(restarts: Restarts) -> None:
@@ -461,6 +461,37 @@ def test_tasks_of_one_name_that_carry_other_values_have_each_their_own_result(
         restarts.restart()
 
 
+@pytest.mark.filterwarnings("ignore::maestro_hive.engine.plan.UnencodableInputWarning")
+def test_the_same_call_in_threads_at_once_is_one_step(tmp_path: Path) -> None:
+    factor = 2
+    restarts = Restarts(tmp_path, persistent=False)
+    executor = restarts.executor()
+    together = threading.Barrier(4, timeout=30)
+    identities: list[set[bytes | None]] = [set() for _ in range(500)]
+
+    def identity_of(number: int) -> bytes | None:
+        plan = executor.plan(lambda times: factor * times, "work", (number,), {}).plan
+        return plan and plan.identity
+
+    def plan_all() -> None:
+        for number, found in enumerate(identities):
+            together.wait()
+            found.add(identity_of(number))
+
+    threads = [threading.Thread(target=plan_all) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [len(found) for found in identities] == [1] * len(identities)
+    restarts.end()
+
+
 def test_the_warning_points_to_the_call(restarts: Restarts) -> None:
     async def main() -> None:
         await restarts.executor().execute(Body(), "design", object())
@@ -518,24 +549,27 @@ class Model(pydantic.BaseModel):
     when: datetime
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None, True, 0, -5, 10**30, 1.5, "", "text ä 🎼", b"\x00\xff", [1, [2]], {"a": {"b": []}},
-        (1, (2,)), {1: "a", None: 2}, {"$": 1}, {1, 2}, frozenset({"a"}),
-        datetime(2030, 1, 1, tzinfo=UTC), date(2030, 1, 1), timedelta(seconds=1.5),
-        Decimal("1.10"), UUID(int=5), Path("a/b"), Colour.RED, Point(1, Path("x")),
-        Pair(1, "b"), Model(name="n", when=datetime(2030, 1, 1, tzinfo=UTC)),
-        [Point(2, Path("y")), {"c": Colour.RED}],
-    ],
-    ids=lambda value: f"{type(value).__name__} {value!r}"[:40],
-)  # fmt: skip
-def test_a_result_comes_back_as_it_was(restarts: Restarts, value: object) -> None:
-    execute(restarts.executor(), Body(value))
+RESULTS: list[object] = [
+    None, True, 0, -5, 10**30, 1.5, "", "text ä 🎼", b"\x00\xff", [1, [2]], {"a": {"b": []}},
+    (1, (2,)), {1: "a", None: 2}, {"$": 1}, {1, 2}, frozenset({"a"}),
+    datetime(2030, 1, 1, tzinfo=UTC), date(2030, 1, 1), timedelta(seconds=1.5),
+    Decimal("1.10"), UUID(int=5), Path("a/b"), Colour.RED, Point(1, Path("x")),
+    Pair(1, "b"), Model(name="n", when=datetime(2030, 1, 1, tzinfo=UTC)),
+    [Point(2, Path("y")), {"c": Colour.RED}],
+]  # fmt: skip
+
+
+def test_a_result_comes_back_as_it_was(restarts: Restarts) -> None:
+    executor = restarts.executor()
+    for number, value in enumerate(RESULTS):
+        execute(executor, Body(value), "step", number)
     restarts.restart()
-    again = execute(restarts.executor(), Body(AssertionError("it ran again"))).final_output
-    assert again == value
-    assert type(again) is type(value)
+    executor = restarts.executor()
+    for number, value in enumerate(RESULTS):
+        body = Body(AssertionError("it ran again"))
+        again = execute(executor, body, "step", number).final_output
+        assert again == value
+        assert type(again) is type(value)
 
 
 def test_a_large_result_comes_back_and_is_not_kept_in_memory(tmp_path: Path) -> None:
@@ -669,7 +703,7 @@ def test_an_option_that_is_a_setting_is_named_with_where_it_is_set() -> None:
         PersonaExecutor().options(max_interruptions=9)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name, value",
     [
         ("force", 1), ("force", None), ("retry", "yes"), ("key", ""), ("key", 5),
@@ -963,7 +997,7 @@ def test_errors_are_classified() -> None:
     assert executor._classify_error(KeyError("x")) is ErrorCategory.UNKNOWN
 
 
-@pytest.mark.parametrize(
+@for_each(
     "tool, action",
     [
         ("write_file", "write"), ("EditNotebook", "write"), ("createIssue", "write"),

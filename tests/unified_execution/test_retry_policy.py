@@ -44,6 +44,7 @@ from maestro_hive.kernel.errors import (
     MaestroError,
     StorageError,
 )
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +69,7 @@ def test_what_errors_say_is_at_hand_too() -> None:
 # --- delays ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "config, waits",
     [
         (Level1Config(), [1.0, 1.5, 2.25, 3.375, 5.0, 5.0]),
@@ -85,8 +86,8 @@ def test_each_wait_is_longer_than_the_last_up_to_the_longest(
     assert [delay_before(config, n) for n in range(1, len(waits) + 1)] == waits
 
 
-@pytest.mark.parametrize("failures", [10_000, 10**400])
-@pytest.mark.parametrize("multiplier", [2, 1.5, 1e308])
+@for_each("failures", [10_000, 10**400])
+@for_each("multiplier", [2, 1.5, 1e308])
 def test_after_very_many_failures_the_wait_is_the_longest(failures: int, multiplier: float) -> None:
     config = Level1Config(backoff_multiplier=multiplier)
     assert delay_before(config, failures) == 5.0
@@ -155,7 +156,7 @@ async def slow_judge(error: Exception) -> bool:
 judge = Judge()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given_, taken",
     [
         (ValueError, ValueError),
@@ -173,7 +174,7 @@ def test_types_and_functions_are_accepted(given_: object, taken: object) -> None
     assert check_retry_on(given_) == taken
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         None,
@@ -200,7 +201,7 @@ def test_anything_else_is_refused_by_name(value: object) -> None:
         check_retry_on(value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "retry_on, verdict",
     [
         (ValueError, True),
@@ -226,7 +227,7 @@ def test_it_answers_yes_no_or_seconds(retry_on: RetryOn, verdict: object) -> Non
     assert type(answer) is type(verdict)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "answer, shown",
     [
         (None, "None"),
@@ -285,7 +286,7 @@ SOMETIMES = [
 ]
 
 
-@pytest.mark.parametrize("error", NEVER, ids=lambda error: type(error).__name__)
+@for_each("error", NEVER, ids=lambda error: type(error).__name__)
 def test_another_attempt_is_out_of_the_question(error: BaseException) -> None:
     assert never_retried(error)
     group = BaseExceptionGroup("inner", [ValueError(), error])
@@ -293,7 +294,7 @@ def test_another_attempt_is_out_of_the_question(error: BaseException) -> None:
     assert never_retried(BaseExceptionGroup("outer", [KeyError(), group]))
 
 
-@pytest.mark.parametrize("error", SOMETIMES, ids=lambda error: type(error).__name__)
+@for_each("error", SOMETIMES, ids=lambda error: type(error).__name__)
 def test_another_attempt_is_possible(error: Exception) -> None:
     assert not never_retried(error)
     assert not never_retried(ExceptionGroup("group", [ValueError(), error]))
@@ -316,7 +317,7 @@ def move(**changes: Any) -> Decision:
     return decide(**(facts | changes))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes, wait, reason",
     [
         ({}, 1.5, "backoff"),
@@ -338,7 +339,7 @@ def test_there_is_another_attempt(changes: dict[str, Any], wait: float, reason: 
 TOO_LATE = "the next attempt would start {} s after the first, and the limit is {} s"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes, reason",
     [
         ({"failures": 3}, "3 of 3 attempts have failed"),

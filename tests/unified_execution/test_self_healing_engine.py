@@ -27,6 +27,7 @@ from maestro_hive.core.self_reflection.self_healing_engine import (
 )
 from maestro_hive.engine.healing import detector, engine, failure
 from maestro_hive.kernel.errors import ConfigurationError, StorageError
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +110,7 @@ def test_a_result_has_the_fields_and_defaults_that_callers_know() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("fix", [object(), {"patch": b"x"}, Fix("d", files={"a.py": "x = 1"}), "x"])
+@for_each("fix", [object(), {"patch": b"x"}, Fix("d", files={"a.py": "x = 1"}), "x"])
 def test_a_result_with_any_fix_is_plain_json(fix: object) -> None:
     result = HealingResult(made_failure(), fix, HealingStatus.FIXED)
     assert json.loads(json.dumps(result.to_dict()))["status"] == "fixed"
@@ -149,7 +150,7 @@ def made_failure(**given: Any) -> Failure:
     return Failure(**{**facts, **given})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changed",
     [
         {"failure_id": "f-2"},
@@ -166,7 +167,7 @@ def test_the_same_failure_has_the_same_fingerprint(changed: dict[str, Any]) -> N
     assert made_failure(**changed).get_hash() == made_failure().get_hash()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changed",
     [
         {"failure_type": FailureType.KEY_ERROR},
@@ -248,7 +249,7 @@ def test_what_nobody_handles_has_failed() -> None:
     assert result.error_message == "no healer has a fix for KEY_ERROR"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "fix, threshold, status",
     [
         (Fix("a", arguments={"a": 1}), 0.95, HealingStatus.FIXED),
@@ -271,7 +272,7 @@ def test_a_bare_exception_is_taken_as_a_failure() -> None:
     assert result.failure.failure_type is FailureType.KEY_ERROR
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given, said",
     [
         ({"auto_approve_threshold": 2}, "auto_approve_threshold is 2"),

@@ -16,6 +16,7 @@ from maestro_hive.unified_execution import (
     PersonaExecutor,
     RecoverableError,
 )
+from tests.tables import for_each
 from tests.timing import cpu_seconds
 from tests.unified_execution.restarts import Body, execute
 
@@ -125,19 +126,19 @@ SOUND = [
 ]
 
 
-@pytest.mark.parametrize("text", PROSE)
+@for_each("text", PROSE)
 def test_prose_is_no_source(text: str) -> None:
     check_if_source(text)
 
 
-@pytest.mark.parametrize("text", BROKEN)
+@for_each("text", BROKEN)
 def test_source_that_does_not_parse_is_refused(text: str) -> None:
     with pytest.raises(RecoverableError, match="source that does not parse") as caught:
         check_if_source(text)
     assert caught.value.error_category == "SYNTAX"
 
 
-@pytest.mark.parametrize("text", SOUND)
+@for_each("text", SOUND)
 def test_source_that_parses_is_accepted(text: str) -> None:
     check_if_source(text)
     check_source(text)

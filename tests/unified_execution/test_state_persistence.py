@@ -62,6 +62,7 @@ from maestro_hive.unified_execution import (
     save_state,
 )
 from tests.python_processes import PythonProcess
+from tests.tables import for_each
 from tests.unified_execution.restarts import persona_state
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def test_ac1_the_checksum_covers_every_field() -> None:
             ExecutionState.from_dict({**whole, name: value})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         None,
@@ -469,21 +470,19 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("changes, caught", WRONG_FIELDS)
-def test_ac3_wrong_fields_are_refused_before_anything_is_recorded(
-    config: ExecutionConfig, changes: dict[str, Any], caught: str
-) -> None:
+def test_ac3_wrong_fields_are_refused_before_anything_is_recorded(config: ExecutionConfig) -> None:
     worked(config, "w", "t")
     before = reopened(config, "w").to_dict()
     with StatePersistence(config, "w") as persistence:
-        with pytest.raises(TypeError, match=re.escape(caught)):
-            persistence.update_state(**{"phase": "new", **changes})
-        assert persistence.state.to_dict() == before
+        for changes, caught in WRONG_FIELDS:
+            with pytest.raises(TypeError, match=re.escape(caught)):
+                persistence.update_state(**{"phase": "new", **changes})
+            assert persistence.state.to_dict() == before, changes
         persistence.checkpoint()
     assert reopened(config, "w").to_dict() == before
 
 
-@pytest.mark.parametrize("changes, caught", WRONG_FIELDS)
+@for_each("changes, caught", WRONG_FIELDS)
 def test_ac3_wrong_edits_are_refused_before_anything_is_recorded(
     config: ExecutionConfig, changes: dict[str, Any], caught: str
 ) -> None:
@@ -581,7 +580,7 @@ def test_ac3_saving_a_state_with_wrong_fields_is_an_error_and_saves_nothing() ->
     assert load_state("w") is None
 
 
-@pytest.mark.parametrize("name", ["", None, 3, [1], {}, True, "\ud800", "a\udfffb"])
+@for_each("name", ["", None, 3, [1], {}, True, "\ud800", "a\udfffb"])
 def test_ac3_a_task_or_persona_without_a_name_is_an_error(
     config: ExecutionConfig, name: Any
 ) -> None:
@@ -1330,7 +1329,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@for_each("name", HOSTILE)
 def test_a_hostile_workflow_id_is_refused_and_nothing_is_written(
     config: ExecutionConfig, tmp_path: Path, name: str
 ) -> None:
@@ -1341,7 +1340,7 @@ def test_a_hostile_workflow_id_is_refused_and_nothing_is_written(
     assert all_files(tmp_path) - before == set()
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@for_each("name", HOSTILE)
 def test_a_hostile_checkpoint_id_is_refused_and_nothing_is_written(
     config: ExecutionConfig, tmp_path: Path, name: str
 ) -> None:

@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from maestro_hive.kernel import errors
 from maestro_hive.kernel.errors import MaestroError
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +61,8 @@ def pickled(error: MaestroError) -> MaestroError:
     return read
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
-@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickled])
+@for_each("example", EXAMPLES, ids=lambda example: type(example).__name__)
+@for_each("how", [copy.copy, copy.deepcopy, pickled])
 def test_a_copy_has_the_same_type_text_and_facts(
     example: MaestroError, how: Callable[[MaestroError], MaestroError]
 ) -> None:
@@ -81,7 +80,7 @@ def test_a_note_travels_with_its_error() -> None:
     assert pickled(error).__notes__ == ["seen while opening"]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example).__name__)
+@for_each("example", EXAMPLES, ids=lambda example: type(example).__name__)
 def test_every_error_says_something_and_keeps_its_arguments_as_facts(example: MaestroError) -> None:
     assert str(example)
     assert not any(name.startswith("_") for name in vars(example))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import InvalidIdentifierError
+from tests.tables import for_each
 
 HOSTILE_NAMES = [
     # Ways out of the folder.
@@ -54,7 +55,7 @@ def test_there_are_more_than_a_hundred_hostile_names_and_no_two_are_equal() -> N
     assert len(set(HOSTILE_NAMES)) == len(HOSTILE_NAMES) > 150
 
 
-@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=lambda name: ascii(name)[:24])
+@for_each("name", HOSTILE_NAMES, ids=lambda name: ascii(name)[:24])
 def test_a_hostile_name_is_refused_by_a_text_that_can_be_printed_and_is_short(name: str) -> None:
     with pytest.raises(InvalidIdentifierError) as caught:
         files.check_identifier(name, "workflow id")
@@ -66,15 +67,13 @@ def test_a_hostile_name_is_refused_by_a_text_that_can_be_printed_and_is_short(na
     assert shown.startswith("workflow id ")
 
 
-@pytest.mark.parametrize("value", NOT_NAMES, ids=lambda value: type(value).__name__)
+@for_each("value", NOT_NAMES, ids=lambda value: type(value).__name__)
 def test_what_is_not_a_text_is_refused_with_its_type(value: Any) -> None:
     with pytest.raises(InvalidIdentifierError, match=f"is a {type(value).__name__}, not a string"):
         files.check_identifier(value, "workflow id")
 
 
-@pytest.mark.parametrize(
-    "name", ["a", "A", "7", "wf_1", "a.b", "a..b", "a:b", "a-", "a.", "0" * 128, "Z._:-z"]
-)
+@for_each("name", ["a", "A", "7", "wf_1", "a.b", "a..b", "a:b", "a-", "a.", "0" * 128, "Z._:-z"])
 def test_an_ordinary_name_is_returned_as_it_is(name: str) -> None:
     assert files.check_identifier(name, "workflow id") is name
 

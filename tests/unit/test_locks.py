@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import multiprocessing
 import os
 import resource
 import signal
@@ -287,24 +286,26 @@ def test_looking_at_a_lock_keeps_nobody_from_acquiring_it(path: Path) -> None:
             lock.release()
 
 
-def add_one(path: Path, times: int) -> None:
-    lock = FileLock(path)
-    counter = path.with_name("counter")
-    for _ in range(times):
-        assert lock.acquire(60)
-        counter.write_text(str(int(counter.read_text()) + 1))
-        lock.release()
+ADD_ONE = """
+import sys
+from pathlib import Path
+from maestro_hive.kernel.files import FileLock
+path = Path(sys.argv[1])
+lock = FileLock(path)
+counter = path.with_name("counter")
+for _ in range(100):
+    assert lock.acquire(60)
+    counter.write_text(str(int(counter.read_text()) + 1))
+    lock.release()
+"""
 
 
 def test_four_processes_count_together_and_lose_nothing(path: Path) -> None:
     path.with_name("counter").write_text("0")
-    spawn = multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=add_one, args=(path, 100)) for _ in range(4)]
+    workers = [PythonProcess(ADD_ONE, path) for _ in range(4)]
     for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0] * 4
+        worker.communicate(60)
+    assert [worker.wait() for worker in workers] == [0] * 4
     assert path.with_name("counter").read_text() == "400"
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import maestro_hive
 from maestro_hive.cli import cli
+from tests.tables import for_each
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PAGE = (REFERENCE / "api.md").read_text(encoding="utf-8")
@@ -39,7 +40,7 @@ def in_a_new_process(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "module",
     [
         "maestro_hive",
@@ -69,7 +70,7 @@ def test_the_classes_of_a_module_are_the_documented_ones(module: str) -> None:
     assert sorted(classes) == sorted(documented()[module])
 
 
-@pytest.mark.parametrize("module", documented())
+@for_each("module", documented())
 def test_every_documented_name_can_be_imported_and_says_what_it_is(module: str) -> None:
     home = import_module(module)
     for name in documented()[module]:
@@ -140,14 +141,36 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert in_a_new_process("-c", code) == ""
 
 
-def test_importing_hive_loads_only_what_every_run_needs() -> None:
-    """Within 150 ms over a bare interpreter; what is named here would take up most of it."""
+def test_importing_hive_loads_its_methods_and_not_what_they_use() -> None:
+    """Within 150 ms over a bare interpreter; what executes runs would take twice that."""
+    code = "import sys; from maestro_hive import Hive; print(*sys.modules)"
+    loaded = set(in_a_new_process("-c", code).split())
+    assert loaded.isdisjoint({*LATE, "dataclasses", "inspect", "logging"})
+    assert {each for each in loaded if each.startswith("maestro_hive")} == {
+        "maestro_hive",
+        *("maestro_hive.kernel", "maestro_hive.kernel.errors"),
+        *(f"maestro_hive.{each}" for each in ("hive", "hive.hive", "hive.enqueuing")),
+        "maestro_hive.hive.definitions",
+    }
+
+
+def test_a_run_loads_only_what_every_run_needs(tmp_path: Path) -> None:
     rarely = [
-        *("apsw", "click", "rich", "jsonschema", "pydantic", "httpx2"),
-        *("email", "http", "tempfile", "zoneinfo", "concurrent.futures.thread"),
+        *("click", "rich", "jsonschema", "pydantic", "httpx2", "email", "http"),
         *("maestro_hive.maestro.state.events", "maestro_hive.unified_execution"),
+        *("maestro_hive.engine.audit", "maestro_hive.engine.tickets.http"),
     ]
-    code = f"import sys; from maestro_hive import Hive; print(*(set({rarely}) & set(sys.modules)))"
+    code = (
+        "import asyncio, sys\n"
+        "from maestro_hive import Hive\n"
+        f"with Hive({str(tmp_path)!r}) as hive:\n"
+        "    @hive.step\n"
+        "    async def work(): return 1\n"
+        "    @hive.workflow\n"
+        "    async def flow(): return await work()\n"
+        "    asyncio.run(hive.run(flow))\n"
+        f"print(*(set({rarely}) & set(sys.modules)))"
+    )
     assert in_a_new_process("-c", code) == ""
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from maestro_hive.kernel.redacted_text import RedactedText
 from maestro_hive.kernel.redaction import redact_text
 from tests.planted_secrets import SHAPED, SURROUNDED, fragments
+from tests.tables import for_each
 
 PLANTED = {name: fragments(secret) for name, secret in SHAPED.items()} | {
     name: {part} for name, (_, part) in SURROUNDED.items()
@@ -22,7 +21,7 @@ def shown(text: str, size: int) -> str:
     return "".join(redacted.release(redacted.add(piece)) for piece in pieces) + redacted.release()
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@for_each("name", TEXTS)
 def test_no_secret_is_shown_whatever_the_pieces_are(name: str) -> None:
     for size in (1, 2, 7, 30, 1000):
         text = shown(TEXTS[name], size)

@@ -20,6 +20,7 @@ from maestro_hive.kernel import redaction
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.redaction import mark_secret, redact_text, redact_value
 from tests.planted_secrets import MARKED, SHAPED, SURROUNDED, VARIABLE, VARIABLE_VALUE, encoded
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ def nothing_marked(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- shapes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SHAPED)
+@for_each("name", SHAPED)
 def test_a_key_is_found_by_its_shape(name: str) -> None:
     secret = SHAPED[name]
     assert redact_text(secret) == "[redacted]"
@@ -43,7 +44,7 @@ def test_a_key_is_found_by_its_shape(name: str) -> None:
     assert redact_text(f"key={secret}, 'other': 'x'") == "key=[redacted], 'other': 'x'"
 
 
-@pytest.mark.parametrize("name", SURROUNDED)
+@for_each("name", SURROUNDED)
 def test_a_secret_is_found_by_what_is_around_it(name: str) -> None:
     text, secret = SURROUNDED[name]
     redacted = redact_text(f"call failed: {text} (twice)")
@@ -53,7 +54,7 @@ def test_a_secret_is_found_by_what_is_around_it(name: str) -> None:
     assert "[redacted]" in redacted
 
 
-@pytest.mark.parametrize("secret", SHAPED.values(), ids=SHAPED)
+@for_each("secret", SHAPED.values(), ids=SHAPED)
 def test_an_encoded_key_is_found_by_its_shape(secret: str) -> None:
     for how, text in encoded(secret).items():
         redacted = redact_text(f"< {text} >")
@@ -174,7 +175,7 @@ def test_a_marked_value_is_replaced() -> None:
         assert "[redacted]" in redact_text(text), how
 
 
-@pytest.mark.parametrize("value", ["", "abc", "  a  ", None, 17])
+@for_each("value", ["", "abc", "  a  ", None, 17])
 def test_what_cannot_be_marked_is_refused(value: object) -> None:
     with pytest.raises(ConfigurationError, match="at least 4 characters"):
         mark_secret(value)  # type: ignore[arg-type]

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive.kernel import signals
-from maestro_hive.kernel.signals import PoliteStop, stop_politely
+from maestro_hive.kernel.signals import PoliteStop, stop_politely, until_signal
 from tests.python_processes import PythonProcess
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 BEGIN = """
 import asyncio, os, signal, sys, threading, time
@@ -147,8 +148,8 @@ def line_of(process: PythonProcess) -> str:
 # --- real programs, real signals -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", [RUN, RUN_IN_A_LOOP_OF_ITS_OWN], ids=["asyncio.run", "own loop"])
-@pytest.mark.parametrize("number", SIGNALS)
+@for_each("run", [RUN, RUN_IN_A_LOOP_OF_ITS_OWN], ids=["asyncio.run", "own loop"])
+@for_each("number", SIGNALS)
 def test_a_signal_wakes_the_loop_and_cancels_the_task(number: signal.Signals, run: str) -> None:
     with program(WAIT_IN_SELECT, run) as process:
         process.send_signal(number)
@@ -169,15 +170,15 @@ for _ in range(3):
         assert end_of(process) == (143, "cancelled by SIGTERM\n")
 
 
-@pytest.mark.parametrize("body", [WAIT_IN_SELECT, FORK_AND_WAIT], ids=["waits", "forks"])
-@pytest.mark.parametrize("number", SIGNALS)
+@for_each("body", [WAIT_IN_SELECT, FORK_AND_WAIT], ids=["waits", "forks"])
+@for_each("number", SIGNALS)
 def test_a_signal_that_another_thread_receives_wakes_the_loop(
     number: signal.Signals, body: str
 ) -> None:
     # As one that comes just before the loop waits: no system call of the main thread is interrupted.
     receive_elsewhere = """
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 """
     with program(body + receive_elsewhere) as process:
         process.send_signal(number)
@@ -187,7 +188,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("run", [RUN, RUN_IN_A_LOOP_OF_ITS_OWN], ids=["asyncio.run", "own loop"])
 @pytest.mark.parametrize("body", [CLEAN_UP_SLOWLY, BLOCK_THE_LOOP], ids=["slow", "stuck"])
 @pytest.mark.parametrize("first", SIGNALS)
-@pytest.mark.parametrize("second", SIGNALS)
+@pytest.mark.parametrize("second", SIGNALS[:2])
 def test_a_second_signal_stops_a_program_that_does_not_end(
     first: signal.Signals, second: signal.Signals, body: str, run: str
 ) -> None:
@@ -293,6 +294,34 @@ def test_the_first_signal_is_ours_and_the_second_theirs(
             assert heard == [number]
 
     asyncio.run(main())
+
+
+def test_with_grace_the_task_is_cancelled_when_that_is_over(heard: list[int]) -> None:
+    async def main() -> None:
+        over = asyncio.Event()
+        async with stop_politely(over.wait) as stop:
+            send(signal.SIGTERM)
+            await asyncio.sleep(0.01)
+            assert stop.signal is signal.SIGTERM
+            send(signal.SIGTERM)  # the second one does what it did before
+            await asyncio.sleep(0.01)
+            assert heard == [signal.SIGTERM]
+            over.set()
+            assert await cancelled_while_sleeping()
+
+    asyncio.run(main())
+
+
+def test_work_that_ends_within_the_grace_has_its_result() -> None:
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> str:
+        send(signal.SIGTERM)
+        await asyncio.sleep(0.01)
+        return "done"
+
+    assert asyncio.run(until_signal(work(), "stopped", forever)) == "done"
 
 
 def test_an_error_of_the_body_is_raised_and_the_handlers_are_back() -> None:

@@ -6,11 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from maestro_hive.hive.runs import status_of
 from maestro_hive.maestro.state import views
 from maestro_hive.maestro.state.projections import RunState, facts_of, readable
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.run_view import Children, ChildView, timer_views
+from maestro_hive.maestro.state.views import shown_status
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -122,7 +122,7 @@ class ChildReader:
         return ChildView(
             run_id=run.run_id,
             workflow=run.workflow,
-            status=status_of(run.record, held),
+            status=shown_status(run.record, held),
             took_seconds=self._seconds(run, executed=run.run_id in held),
             waits_for=waits_of(run.state),
             error=views.error_line(run.state.ended),

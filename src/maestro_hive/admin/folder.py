@@ -14,15 +14,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maestro_hive.engine.config import (
+from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import FolderError, StorageError, StoreFailedError
+from maestro_hive.kernel.files import is_locked
+from maestro_hive.maestro.state.stores import (
     DEFAULT_CHECKPOINT_DIR,
     DEFAULT_STATE_DIR,
     FALLBACK_CHECKPOINT_DIR,
     FALLBACK_STATE_DIR,
 )
-from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import FolderError, StorageError, StoreFailedError
-from maestro_hive.kernel.files import is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

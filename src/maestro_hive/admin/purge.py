@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING
 from maestro_hive.admin.checkpoints import expired_checkpoints
 from maestro_hive.admin.folder import checkpoint_folders, leftovers, reading, remove_copies, writing
 from maestro_hive.admin.runs import check_statuses
+from maestro_hive.admin.teams import left_state
 from maestro_hive.engine.copies import locked_copies
 from maestro_hive.engine.outbox import ESCALATIONS
 from maestro_hive.hive.inbox import NAMESPACE
-from maestro_hive.hive.runs import status_of
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError, RunLeasedError
 from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import EntryKind
-from maestro_hive.maestro.state.views import OVER
+from maestro_hive.maestro.state.views import OVER, shown_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from maestro_hive.admin.teams import LeftState
     from maestro_hive.maestro.state.records import RunRecord
     from maestro_hive.maestro.state.store import Reader, Store
 
@@ -62,13 +63,15 @@ class PurgePlan:
 class PurgedRun:
     """A run that was purged with this many copies; or ``refused``, and why.
 
-    ``tickets`` are about steps of it, and nobody tells them how it ended.
+    ``tickets`` are about steps of it, and nobody tells them how it ended. ``left`` is the state file of
+    a team run, which is in the folder of its tasks and stays there.
     """
 
     run_id: str
     copies: int = 0
     tickets: tuple[str, ...] = ()
     refused: str | None = None
+    left: LeftState | None = None
 
 
 class _ChangedError(MaestroError):
@@ -147,7 +150,7 @@ def _refuse_unknown(folder: Path, names: Iterable[str]) -> None:
 
 
 def _seen(reader: Reader, record: RunRecord, held: Container[str] = ()) -> SeenRun:
-    return SeenRun(record.id, status_of(record, held), reader.last_change(record))
+    return SeenRun(record.id, shown_status(record, held), reader.last_change(record))
 
 
 def _is_meant(seen: SeenRun | None, limit: datetime | None, statuses: Sequence[str]) -> bool:
@@ -186,6 +189,7 @@ def purge_runs(store: Store, folder: Path, plan: PurgePlan) -> Iterator[PurgedRu
     for family in plan.families:
         try:
             tickets = _tickets(store, family)
+            left = {name: left_state(store, name) for name in family}
             copies = purge_family(
                 store, folder, family, partial(_check_family, store, family, plan)
             )
@@ -196,7 +200,7 @@ def purge_runs(store: Store, folder: Path, plan: PurgePlan) -> Iterator[PurgedRu
         else:
             for name in family:
                 told = tuple(tickets.get(name, ()))
-                yield PurgedRun(run_id=name, copies=copies[name], tickets=told)
+                yield PurgedRun(run_id=name, copies=copies[name], tickets=told, left=left[name])
 
 
 def _tickets(store: Store, family: Sequence[str]) -> dict[str, list[str]]:

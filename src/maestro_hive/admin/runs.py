@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import Enum
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from maestro_hive.admin.children import ChildReader, LatestStates
-from maestro_hive.hive.answers import answers_on_their_way
-from maestro_hive.hive.dispatching import belongs_to_workers
-from maestro_hive.hive.inbox import NAMESPACE, Messages
-from maestro_hive.hive.runs import STATUSES, status_of
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import run_view as read_model
-from maestro_hive.maestro.state import views
-from maestro_hive.maestro.state.event_reader import EventReader
 from maestro_hive.maestro.state.projections import (
     RunState,
-    facts_of,
     find_step,
     labels,
     readable,
 )
 from maestro_hive.maestro.state.records import PERMITS
 from maestro_hive.maestro.state.run_view import HolderView, WaitView, holder_view, wait_views
-from maestro_hive.maestro.state.views import plain_values
+from maestro_hive.maestro.state.views import STATUSES, plain_values, shown_status
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
     from datetime import datetime
 
-    from maestro_hive.maestro.state.events import RunEvent
     from maestro_hive.maestro.state.records import Entry, Lease, RunRecord
     from maestro_hive.maestro.state.run_view import RecordedRun, RunView, StepDetails
     from maestro_hive.maestro.state.store import Reader
@@ -88,7 +78,7 @@ def list_runs(
     found = reader.runs(workflow=workflow, limit=None if statuses else limit, roots=roots)
     if statuses:
         check_statuses(reader, statuses, held)
-        found = [record for record in found if status_of(record, held) in statuses]
+        found = [record for record in found if shown_status(record, held) in statuses]
     counted = limit is not None and not statuses
     total = reader.count_runs(workflow=workflow, roots=roots) if counted else len(found)
     shown = tuple(run_summary(reader, each, held, latest) for each in found[:limit])
@@ -100,7 +90,7 @@ def check_statuses(reader: Reader, statuses: Sequence[str], held: Container[str]
     unknown = [status for status in statuses if status not in STATUSES]
     if not unknown:
         return
-    shown = {status_of(record, held): None for record in reader.runs()}
+    shown = {shown_status(record, held): None for record in reader.runs()}
     for status in unknown:
         if status not in shown:
             known = ", ".join(dict.fromkeys([*STATUSES, *sorted(shown)]))
@@ -113,7 +103,7 @@ def run_summary(
     reader: Reader, record: RunRecord, held: Mapping[str, Lease], latest: LatestStates
 ) -> RunSummary:
     """Return a run as listings show it; ``latest`` has what was read of it before."""
-    status, damage, lease = status_of(record, held), None, held.get(record.name)
+    status, damage, lease = shown_status(record, held), None, held.get(record.name)
     waits: tuple[WaitView, ...] = ()
     if status == "waiting":
         try:
@@ -217,6 +207,7 @@ def view_of(
     children: ChildReader,
     most_steps: int | None,
     most_children: int | None,
+    most_events: int = _LATEST_EVENTS,
 ) -> RunView:
     """Return the view of a run that was read; ``children`` has what was read of its children."""
     name = run.record.name
@@ -224,7 +215,7 @@ def view_of(
         return read_model.run_view(
             run,
             most_steps=most_steps,
-            most_events=_LATEST_EVENTS,
+            most_events=most_events,
             answered=answered_questions(reader, name, run.state),
             children=children.children(name, run.state, most_children),
             dispatch=None if run.state.ended is not None else reader.dispatch(name),
@@ -253,117 +244,9 @@ def answered_questions(reader: Reader, run_id: str, state: RunState) -> set[byte
     """Return the identities of the open questions whose answers are in the inbox."""
     if not state.questions:
         return set()
+    from maestro_hive.hive.answers import answers_on_their_way  # noqa: PLC0415 - slow to import
+    from maestro_hive.hive.inbox import NAMESPACE, Messages  # noqa: PLC0415 - as above
+
     document = reader.document(NAMESPACE, run_id)
     messages = Messages.decode(document.value if document is not None else None)
     return set(answers_on_their_way(state, messages))
-
-
-# --- events ---------------------------------------------------------------------------------------
-
-
-class Ending(Enum):
-    """How following a run ends."""
-
-    #: It succeeded; without a workflow: nothing is left to do.
-    COMPLETED = "completed"
-    #: It failed or was cancelled.
-    FAILED = "failed"
-    #: It waits for an answer or for help, and no process executes it.
-    NEEDS_PERSON = "needs_person"
-    #: Its answers are in the inbox, and no process executes it.
-    ANSWERED = "answered"
-    #: It is not finished, and no process executes it.
-    NOT_FINISHED = "not_finished"
-
-
-class EventFeed:
-    """The events of a run in batches, from the first one on."""
-
-    def __init__(self, reader: Reader, run_id: str) -> None:
-        self.run_id = run_id
-        self._reader = reader
-        self._record: RunRecord = find_run(reader, run_id)
-        self._load = plain_values(reader.load)
-        self._events = EventReader(run_id, reader.load)
-        self._state = RunState()
-
-    def next_batch(self) -> tuple[list[RunEvent], Ending | None]:
-        """Return what was recorded since the last batch, and how following the run ends.
-
-        The ending is None while more events may come by themselves: a process executes the run, or
-        a worker will.
-        """
-        # Who has it first: so what a process wrote before it left is read.
-        name = self._record.name
-        held = name in self._reader.run_leases() or belongs_to_workers(self._reader, name)
-        entries = self._reader.entries(self._record.id, after=self._state.seq)
-        self._state.add_all(entries, self._load)
-        events = [self._events.read(entry) for entry in entries]
-        is_open = held and self._state.ended is None
-        ending = None if is_open else ending_of(self._reader, self._record, self._state)
-        return [event for event in events if event is not None], ending
-
-    @property
-    def children(self) -> list[str]:
-        """The runs that it started, as far as was read; those of a run that it is a fork of are not."""
-        started = map(facts_of, self._state.children.values())
-        return [str(facts.get("run_id")) for facts in started if not facts.get("copied")]
-
-
-class FamilyFeed:
-    """The events of a run and of its children, and theirs, in batches, in the order of their times."""
-
-    def __init__(self, reader: Reader, run_id: str) -> None:
-        self._reader = reader
-        self._root = EventFeed(reader, run_id)
-        self._children: dict[str, EventFeed] = {}
-        #: The children that are over, and are read again when there is something new of a parent.
-        self._over: set[str] = set()
-
-    def next_batch(self) -> tuple[list[RunEvent], Ending | None]:
-        """Return what was recorded since the last batch, and how following the run ends."""
-        events, ending = self._root.next_batch()
-        if events:
-            self._over.clear()
-        parents = [self._root, *self._children.values()]
-        for feed in parents:  # which grows
-            found = [] if feed is self._root else self._batch_of(feed)
-            if found:
-                self._over -= set(feed.children)
-            events += found
-            parents += self._new_children(feed)
-        return sorted(events, key=attrgetter("at")), ending
-
-    def _batch_of(self, child: EventFeed) -> list[RunEvent]:
-        if child.run_id in self._over:
-            return []
-        events, ending = child.next_batch()
-        if ending in (Ending.COMPLETED, Ending.FAILED):
-            self._over.add(child.run_id)
-        return events
-
-    def _new_children(self, parent: EventFeed) -> list[EventFeed]:
-        names = [each for each in parent.children if each not in self._children]
-        new = {
-            name: EventFeed(self._reader, name)
-            for name in names
-            if name != self._root.run_id and self._reader.run(name) is not None
-        }
-        self._children |= new
-        return list(new.values())
-
-
-def ending_of(reader: Reader, record: RunRecord, state: RunState) -> Ending:
-    """Return how following a run ends that has ended, or that no process executes."""
-    recorded = reader.run(record.name) or record
-    status = views.run_status(state) if state.started is not None else recorded.status
-    if status in ("failed", "cancelled"):
-        return Ending.FAILED
-    if views.is_finished(state):
-        return Ending.COMPLETED
-    questions = views.open_waits(state)
-    if questions:
-        answered = answered_questions(reader, record.name, state)
-        return Ending.ANSWERED if len(answered) == len(questions) else Ending.NEEDS_PERSON
-    needs_person = state.escalated or views.ambiguous_steps(state, held=False)
-    return Ending.NEEDS_PERSON if needs_person else Ending.NOT_FINISHED

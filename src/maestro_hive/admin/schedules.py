@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from maestro_hive.hive import schedule_rules, schedules
-from maestro_hive.hive.runs import status_of
 from maestro_hive.hive.schedule_rules import ON_TIME, SCHEDULES
 from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.maestro.state.views import shown_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -65,7 +65,7 @@ def _view(reader: Reader, schedule: Schedule, now: datetime, held: Container[str
         next_tick=upcoming,
         overdue=upcoming is not None and now - upcoming > ON_TIME,
         last_run=schedule.last_run,
-        last_status=None if last is None else status_of(last, held),
+        last_status=None if last is None else shown_status(last, held),
         waiting=len(schedule.due),
         skipped=schedule.skipped,
     )

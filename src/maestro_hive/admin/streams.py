@@ -5,10 +5,12 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from maestro_hive.admin.runs import Ending, ending_of, find_run, unknown_step
+from maestro_hive.admin.events import Ending, ending_of
+from maestro_hive.admin.runs import find_run, unknown_step
 from maestro_hive.hive.dispatching import belongs_to_workers
 from maestro_hive.maestro.state.projections import readable
 from maestro_hive.maestro.state.streams import StreamReader
+from maestro_hive.team.plans import WORKFLOW, asks
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.store import Reader
@@ -19,7 +21,10 @@ _CHECK_SECONDS = 0.25
 
 
 class StreamFeed:
-    """The stream of a run, or of one of its steps; with ``newest`` without superseded attempts."""
+    """The stream of a run, or of one of its steps; with ``newest`` without superseded attempts.
+
+    A task of a team run is one, although it is another step after each answer that it gets.
+    """
 
     def __init__(
         self,
@@ -33,7 +38,9 @@ class StreamFeed:
         self._reader = reader
         self._step = step
         self._held_at = -_CHECK_SECONDS
-        self._stream = StreamReader(reader, find_run(reader, run_id), step, after, newest=newest)
+        run = find_run(reader, run_id)
+        continues = asks if run.workflow == WORKFLOW else None
+        self._stream = StreamReader(reader, run, step, after, newest=newest, continues=continues)
 
     @property
     def has_more(self) -> bool:

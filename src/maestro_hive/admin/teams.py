@@ -6,29 +6,34 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from maestro_hive.admin.runs import find_run, read_run, run_details
+from maestro_hive.admin.children import ChildReader
+from maestro_hive.admin.runs import find_run, read_run, view_of
 from maestro_hive.hive.runs import read_input
-from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError, RunLeasedError
 from maestro_hive.maestro.state.records import EntryKind
+from maestro_hive.maestro.state.views import seconds_between
 from maestro_hive.team.graph import Frontier, TaskState
-from maestro_hive.team.personas import task_input
-from maestro_hive.team.runner import WORKFLOW, plan_of
-from maestro_hive.team.scheduler import gate_name
+from maestro_hive.team.inputs import gate_input, task_input
+from maestro_hive.team.plans import WORKFLOW, gate_name, plan_of
+from maestro_hive.team.restoring import is_other_graph, read_state, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from maestro_hive.maestro.state.records import RunRecord
-    from maestro_hive.maestro.state.run_view import RunView, StepView
+    from maestro_hive.maestro.state.run_view import RecordedRun, RunView, StepView
     from maestro_hive.maestro.state.store import Reader
     from maestro_hive.maestro.state.strict_json import Json
-    from maestro_hive.team.graph import Plan
+    from maestro_hive.team.graph import Level, Plan
 
 COMPLETE, FAILED, PENDING, BLOCKED = "complete", "failed", "pending", "blocked"
-WAITING, STOPPED, BANKRUPT = "waiting", "stopped", "bankrupt"
+#: The statuses of a step that is complete: also by a repair.
+_DONE_STATUSES = ("success", "recovered")
+WAITING, STOPPED, BANKRUPT, PARKED = "waiting", "stopped", "bankrupt", "parked"
 #: For how many seconds the end of a process is waited for that was asked to stop.
 _STOP_SECONDS = 30.0
 
@@ -42,15 +47,18 @@ class TaskView:
     level: int
     is_gate: bool
     #: complete, failed, bankrupt, running, waiting for an answer, stopped, or another status of a step;
-    #: pending, or blocked by one that failed.
+    #: pending, parked while the breaker of its persona is open, or blocked by one that failed.
     status: str
     persona: str | None
     attempts: int
     #: How many of the attempts failed; others were cut off by a stop or a kill.
     failures: int
+    #: How long its last attempt took, or has taken by now; None if that was killed, or there is none.
     took_seconds: float | None
     error: str | None
     blocked_by: str | None
+    #: What it asks, while it waits for an answer.
+    question: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +88,19 @@ class TeamView:
 
 def team_view(reader: Reader, run_id: str) -> TeamView:
     """Return a team run in detail; raise if the run is none."""
-    record = _team_run(reader, run_id)
-    given = _arguments(reader, record)
-    plan, run = plan_of(given["graph"]), run_details(reader, run_id)
+    _team_run(reader, run_id)
+    recorded = read_run(reader, run_id)
+    given = _arguments(recorded)
+    plan, run = plan_of(given["graph"]), _view_of(reader, recorded)
     steps = {each.name: each for each in run.steps}  # of several calls of a task, the last
+    restored = taken(plan, given.get("restored"))
     if run.forked_from is not None:
-        steps = _of_this_graph(reader, run_id, plan, steps)
+        steps = _of_this_graph(recorded, plan, run.steps, restored)
     suspended = None if run.suspended is None else run.suspended.message
+    took = {name: _took(recorded, each) for name, each in steps.items()}
+    for name in [name for name, each in steps.items() if _is_retried(recorded, each)]:
+        del steps[name]
+    views = list(_task_views(plan, run, steps, took, restored))
     return TeamView(
         run_id=run_id,
         feature=plan.graph.feature,
@@ -100,8 +114,103 @@ def team_view(reader: Reader, run_id: str) -> TeamView:
         saved_usd=run.saved_usd,
         waits_for=tuple(each.name for each in run.waits_for if not each.answered),
         suspended=suspended,
-        tasks=tuple(_task_views(plan, run, steps)),
+        tasks=tuple(_with_parked(reader, plan, run, views)),
     )
+
+
+def _view_of(reader: Reader, recorded: RecordedRun) -> RunView:
+    """Return the view of a run with all its steps; nothing of a team is read from its events."""
+    return view_of(reader, recorded, ChildReader(reader), None, None, most_events=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reused:
+    """What an earlier run, or its state file, has of a graph: tasks that are not executed again."""
+
+    #: Where it is: the name of a run, or the path of a state file.
+    source: str
+    tasks: tuple[str, ...]
+
+
+def reused_by(reader: Reader | None, plan: Plan, folder: Path) -> Reused | None:
+    """Return what a run of a graph in a folder would go on from; None if it starts from nothing."""
+    if any(plan.graph.persona_of(task) is None for task in plan.graph.tasks):
+        return None  # nobody could execute it
+    for record in () if reader is None else reader.runs(workflow=WORKFLOW):
+        assert reader is not None
+        recorded = read_run(reader, record.name)
+        given = _arguments(recorded)
+        if Path(given["folder"]) == folder and given["graph"].get("feature") == plan.graph.feature:
+            return Reused(source=record.name, tasks=_reused_of(reader, recorded, plan))
+    found = read_state(folder)
+    if found is None or found.run_id is None or is_other_graph(found, plan.graph):
+        return None
+    complete = taken(plan, found.arguments(plan.graph, folder))
+    return Reused(source=found.source, tasks=tuple(complete))
+
+
+def _reused_of(reader: Reader, recorded: RecordedRun, plan: Plan) -> tuple[str, ...]:
+    run = _view_of(reader, recorded)
+    restored = taken(plan, _arguments(recorded).get("restored"))
+    steps = _of_this_graph(recorded, plan, run.steps, restored)
+    complete: dict[str, None] = {}
+    for at in plan.order:
+        task = plan.graph.tasks[at]
+        is_done = task.id in restored or (
+            task.id in steps and steps[task.id].status in _DONE_STATUSES
+        )
+        if is_done and all(each in complete for each in task.dependencies):
+            complete[task.id] = None
+    return tuple(complete)
+
+
+class LeftState(NamedTuple):
+    """The state file that a run leaves in its folder, and how many tasks are complete by it."""
+
+    path: Path
+    complete: int
+
+
+def left_state(reader: Reader, run_id: str) -> LeftState | None:
+    """Return what a team run has written beside the journal, which stays; None if there is nothing."""
+    record = reader.run(run_id)
+    if record is None or record.workflow != WORKFLOW:
+        return None
+    try:
+        found = read_state(Path(_arguments(read_run(reader, run_id))["folder"]))
+    except MaestroError:  # of a run or a file that cannot be read: it is deleted all the same
+        return None
+    if found is None or found.run_id != run_id or not found.tasks:
+        return None
+    return LeftState(Path(found.source), len(found.tasks))
+
+
+def over_own_budget(reader: Reader, run: RunRecord, step: str | None = None) -> list[str]:
+    """Return the tasks of a team run, or of them this one, that spent their own budget, not the run's."""
+    view = team_view(reader, run.name) if run.workflow == WORKFLOW else None
+    if view is None or view.status == BANKRUPT:
+        return []
+    return [each.id for each in view.with_status(BANKRUPT) if step in (None, each.id)]
+
+
+def check_team_run(reader: Reader, run_id: str) -> None:
+    """Raise if a run is no team run, or if there is none."""
+    _team_run(reader, run_id)
+
+
+def refuse_if_executed(reader: Reader, run_id: str, stop: str) -> None:
+    """Raise ``RunLeasedError`` if a process executes a run; ``stop`` is the command that stops it."""
+    lease = reader.run_leases().get(run_id)
+    if lease is not None:
+        holder = lease.holder
+        where = "" if holder.host == socket.gethostname() else " there"
+        raise RunLeasedError(
+            run_id,
+            host=holder.host,
+            pid=holder.pid,
+            since=holder.since,
+            way_out=f"stop it{where}: {stop}",
+        )
 
 
 def _team_run(reader: Reader, run_id: str) -> RunRecord:
@@ -113,45 +222,97 @@ def _team_run(reader: Reader, run_id: str) -> RunRecord:
     return record
 
 
-def _arguments(reader: Reader, record: RunRecord) -> dict[str, Json]:
-    for entry in reader.entries(record.id):
-        if entry.kind == EntryKind.RUN_STARTED:
-            return read_input(entry, reader.load).kwargs
-    raise ConfigurationError(f"run {record.name!r} has no recorded start")
+def _arguments(run: RecordedRun) -> dict[str, Json]:
+    started = run.state.started
+    if started is None:
+        raise ConfigurationError(f"run {run.record.name!r} has no recorded start")
+    return read_input(started, run.load).kwargs
 
 
 def _of_this_graph(
-    reader: Reader, run_id: str, plan: Plan, steps: dict[str, StepView]
+    recorded: RecordedRun, plan: Plan, steps: Iterable[StepView], restored: Mapping[str, Json]
 ) -> dict[str, StepView]:
-    """Return the steps without those of a changed graph, which a fork has of the other run."""
-    found, recorded = {}, read_run(reader, run_id)
-    tasks = {task.id: task for task in plan.graph.tasks}
-    for name, step in steps.items():
-        given = recorded.value(recorded.state.steps[step.step].started)
-        if name in tasks and isinstance(given, dict):
-            then, now = given["args"][0], task_input(plan.graph, tasks[name])
-            prompt = then.pop("prompt")  # which ends with its answers, if it asked
-            if not prompt.startswith(now.pop("prompt")) or then != now:
-                continue
-        found[name] = step
+    """Return the steps by name that are of this graph: a fork has those of other graphs as well."""
+    named: dict[str, list[StepView]] = {}
+    for step in steps:
+        named.setdefault(step.name, []).append(step)
+    results, found = dict(restored), {}
+    for at in plan.order:
+        task = plan.graph.tasks[at]
+        now = task_input(plan.graph, task)
+        given = {each: results.get(each) for each in task.dependencies}
+        for step in reversed(named.get(task.id, ())):
+            if _has_input(recorded, step, now, given):
+                found[task.id] = step
+                if step.status in _DONE_STATUSES:
+                    entry = recorded.state.steps[step.step].completed
+                    results[task.id] = recorded.value(entry)
+                break
+    for level in plan.graph.levels:
+        made = {each: results.get(each) for each in level.tasks}
+        for gate in level.gates:
+            name = gate_name(level, gate)
+            now = gate_input(gate, made)
+            for step in reversed(named.get(name, ())):
+                if _has_input(recorded, step, now):
+                    found[name] = step
+                    break
     return found
 
 
-def _task_views(plan: Plan, run: RunView, steps: dict[str, StepView]) -> Iterator[TaskView]:
-    done = ("success", "recovered")  # by a repair
+def _has_input(
+    recorded: RecordedRun,
+    step: StepView,
+    now: dict[str, Json],
+    results: dict[str, Json] | None = None,
+) -> bool:
+    """Return whether a step was executed with this, and with these results of others."""
+    given = recorded.value(recorded.state.steps[step.step].started)
+    if not isinstance(given, dict):
+        return True  # it was not stored
+    then, *others = given["args"]
+    # The prompt ends with the answers that it got, if it asked.
+    is_same = then.get("prompt", "").startswith(now.get("prompt", ""))
+    rest = {**then, "prompt": ""} == {**now, "prompt": ""}
+    return is_same and rest and (results is None or others == [results])
+
+
+def _took(recorded: RecordedRun, view: StepView) -> float | None:
+    """Return how long the last attempt of a step took, as its line at the end of it says."""
+    step = recorded.state.steps[view.step]
+    starts = [each.when for each in step.log if each.kind == EntryKind.ATTEMPT_STARTED]
+    if step.open_attempt:
+        ended = recorded.executed_until
+    else:
+        ended = (step.completed or step.log[-1]).when if step.log else None
+    return seconds_between(starts[-1], ended) if starts and ended is not None else None
+
+
+def _is_retried(recorded: RecordedRun, view: StepView) -> bool:
+    """Return whether a step was retried and has not started since: what was before no longer counts."""
+    step = recorded.state.steps[view.step]
+    is_refused = step.identity in recorded.state.outcomes
+    return not step.log and step.completed is None and not is_refused
+
+
+def _task_views(
+    plan: Plan,
+    run: RunView,
+    steps: dict[str, StepView],
+    took: dict[str, float | None],
+    restored: Iterable[str],
+) -> Iterator[TaskView]:
     status = {
-        name: COMPLETE if step.status in done else step.status for name, step in steps.items()
+        name: COMPLETE if step.status in _DONE_STATUSES else step.status
+        for name, step in steps.items()
     }
+    status |= dict.fromkeys(restored, COMPLETE)
     if run.status != "cancelled":  # an attempt was: the run was stopped
         status = {name: STOPPED if each == "cancelled" else each for name, each in status.items()}
     status |= {each.name: WAITING for each in run.waits_for}
-    ended = {
-        COMPLETE: TaskState.COMPLETE,
-        FAILED: TaskState.FAILED,
-        BANKRUPT: TaskState.FAILED,
-    }
-    states = {each: ended.get(status.get(each, ""), TaskState.PENDING) for each in plan.ids}
-    blocked = Frontier(plan, states).blocked()
+    waiting = (each for each in run.waits_for if not each.answered and each.escalation is None)
+    asked = {each.name: each.about for each in waiting if isinstance(each.about, str)}
+    blocked = _blocked(plan, status)
 
     def view(name: str, title: str, level: int, persona: str | None) -> TaskView:
         step, blocked_by = steps.get(name), blocked.get(name)
@@ -165,9 +326,10 @@ def _task_views(plan: Plan, run: RunView, steps: dict[str, StepView]) -> Iterato
             persona=persona,
             attempts=0 if step is None else step.attempts,
             failures=0 if step is None else step.failures,
-            took_seconds=None if step is None else step.took_seconds,
+            took_seconds=took.get(name),
             error=None if step is None or now in (COMPLETE, STOPPED) else step.last_error,
             blocked_by=blocked_by,
+            question=asked.get(name),
         )
 
     tasks = {task.id: task for task in plan.graph.tasks}
@@ -180,8 +342,66 @@ def _task_views(plan: Plan, run: RunView, steps: dict[str, StepView]) -> Iterato
             yield view(gate_name(level, gate), gate.command, level.number, None)
 
 
+def _blocked(plan: Plan, status: dict[str, str]) -> dict[str, str]:
+    """Return what cannot start, each with the failed task or gate that is the reason."""
+    ended = {
+        COMPLETE: TaskState.COMPLETE,
+        FAILED: TaskState.FAILED,
+        BANKRUPT: TaskState.FAILED,
+    }
+    states = {each: ended.get(status.get(each, ""), TaskState.PENDING) for each in plan.ids}
+    found = Frontier(plan, states).blocked()
+    for level in plan.graph.levels:
+        gates = {gate_name(level, gate): gate.required for gate in level.gates}
+        failed = next((each for each in gates if status.get(each) == FAILED), None)
+        stuck = [each for each in level.tasks if each in found or states[each] is TaskState.FAILED]
+        if not level.is_gated or not (failed or stuck):
+            continue
+        # Nothing after the level starts; of several such levels the first one is the reason.
+        cause = failed or next(each for each, is_required in gates.items() if is_required)
+        found |= dict.fromkeys(gates, failed or stuck[0])
+        after = [each for each in plan.graph.levels if each.number > level.number]
+        names = [name for each in after for name in (*each.tasks, *_gates_of(each))]
+        found = {**dict.fromkeys(names, cause), **found}
+        break
+    return {name: cause for name, cause in found.items() if name not in status}
+
+
+def _gates_of(level: Level) -> list[str]:
+    return [gate_name(level, gate) for gate in level.gates]
+
+
+def _with_parked(
+    reader: Reader, plan: Plan, run: RunView, views: list[TaskView]
+) -> Iterator[TaskView]:
+    """Yield tasks; those that could start, and wait for the breaker of their persona, as parked."""
+    opened: set[str] = set()
+    if run.executed:
+        from maestro_hive.admin.breakers import list_breakers  # noqa: PLC0415 - loads the engine
+
+        opened = {each.name for each in list_breakers(reader) if each.state == "open"}
+    ready: set[str] = set()
+    if opened:
+        ended = {COMPLETE: TaskState.COMPLETE, FAILED: TaskState.FAILED}
+        states = {each.id: ended.get(each.status, TaskState.PENDING) for each in views}
+        passed = {each.level for each in views if each.is_gate and each.status == COMPLETE}
+        ready = set(Frontier(plan, states, passed).ready())
+    for each in views:
+        is_parked = each.id in ready and each.status == PENDING and each.persona in opened
+        yield replace(each, status=PARKED) if is_parked else each
+
+
 def stop_run(reader: Reader, run_id: str) -> bool:
     """Ask the process that executes a team run to stop, and wait; False if none executes it."""
+    return _end_run(reader, run_id, signal.SIGTERM)
+
+
+def kill_run(reader: Reader, run_id: str) -> bool:
+    """Kill the process that executes a team run, and wait; False if none executes it."""
+    return _end_run(reader, run_id, signal.SIGKILL)
+
+
+def _end_run(reader: Reader, run_id: str, number: signal.Signals) -> bool:
     record = _team_run(reader, run_id)
     lease = reader.run_leases().get(record.name)
     if lease is None:
@@ -191,7 +411,7 @@ def stop_run(reader: Reader, run_id: str) -> bool:
         raise ConfigurationError(
             f"run {run_id!r} is executed on {holder.host}, by process {holder.pid}; stop it there"
         )
-    os.kill(holder.pid, signal.SIGTERM)
+    os.kill(holder.pid, number)
     deadline = time.monotonic() + _STOP_SECONDS
     while (now := reader.run_leases().get(record.name)) is not None and now.fence == lease.fence:
         if time.monotonic() > deadline:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from maestro_hive.admin.children import ChildReader, LatestStates
 from maestro_hive.admin.runs import LiveRun, run_summary, view_of
-from maestro_hive.hive.runs import STATUSES, status_of
-from maestro_hive.maestro.state.views import OVER, STOPPED
+from maestro_hive.maestro.state.views import OVER, STATUSES, STOPPED, shown_status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,7 +121,7 @@ class RunsWatch:
 
 
 def _rank(record: RunRecord, held: Mapping[str, Lease]) -> int:
-    status = status_of(record, held)
+    status = shown_status(record, held)
     return _FIRST.index(status) if status in _FIRST else len(_FIRST)
 
 
@@ -133,7 +132,7 @@ def _shown_counts(
     left, shown = Counter(recorded), Counter[str]()
     for record in executed:
         left[record.status] -= 1
-        shown[status_of(record, held)] += 1
+        shown[shown_status(record, held)] += 1
     for status, count in left.items():
         shown[STOPPED if status == "running" else status] += max(0, count)
     order = [*(status for status in STATUSES if status in shown), *sorted(shown)]

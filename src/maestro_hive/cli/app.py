@@ -67,14 +67,16 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("cancel", "control", "Cancel a run and its children."),
         Verb("fork", "control", "Start a new run from the completed steps of another."),
         Verb("export", "maintenance", "Write a run to one file, to be read or imported elsewhere."),
-        Verb("import", "maintenance", "Import a run from a file that export --with-values wrote."),
+        Verb("import", "maintenance", "Import a run that export --with-values wrote, or a state."),
     ),
     "Task graphs": (
+        Verb("demo", "demo", "See a team work, its engine killed, and nothing done twice."),
         Verb("graph", "graphs", "Check a task graph; show its levels and its critical path."),
         Verb("init", "graphs", "Write an example task graph to start from."),
-        Verb("status", "teams", "Show the tasks of a run of a task graph."),
+        Verb("status", "team_status", "Show the tasks of a run of a task graph."),
         Verb("resume", "teams", "Resume a run of a task graph."),
         Verb("stop", "teams", "Stop the process that executes a run of a task graph."),
+        Verb("zerg", "zerg", "Use the verbs of zerg, with its flags."),
     ),
     "Workers": (
         Verb("worker", "workers", "Execute enqueued runs with the workflows of a module."),
@@ -168,8 +170,7 @@ def run(arguments: list[str]) -> int:
     except click.exceptions.Exit as ended:
         code = ended.exit_code
     except (KeyboardInterrupt, click.Abort):
-        if sys.stderr.isatty():
-            click.echo(err=True)  # the line on which the terminal wrote ^C
+        output.end_typed_line()
         complain("interrupted")
         code = INTERRUPTED
     except BrokenPipeError:
@@ -232,15 +233,26 @@ def _require_text(argument: str) -> None:
 
 def _after_flush(code: int) -> int:
     """Return the exit code; another one, if the output could not be written to its end."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        # The rest must not be written again when the interpreter exits: that would print an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if code == SUCCESS and not isinstance(error, BrokenPipeError):
-            complain(_sentence(error))
-        return code or FAILED
+    failure = _flush(sys.stdout)
+    if failure is not None and code == SUCCESS:
+        code = FAILED
+        if not isinstance(failure, BrokenPipeError):
+            complain(_sentence(failure))
+    _flush(sys.stderr)
     return code
+
+
+def _flush(stream: TextIO) -> OSError | None:
+    """Write what a stream has buffered; return why it cannot be, as to a terminal that was closed.
+
+    Then the rest is not written again when the interpreter exits: that would be its exit code.
+    """
+    try:
+        stream.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    return None
 
 
 def _explained(error: click.ClickException | MaestroError | OSError, *, debug: bool) -> int:

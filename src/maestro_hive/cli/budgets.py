@@ -18,7 +18,7 @@ from maestro_hive.hive.budgets import (
 )
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.budgets import SCOPES
-from maestro_hive.maestro.state.run_view import to_dict
+from maestro_hive.maestro.state.plain import to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

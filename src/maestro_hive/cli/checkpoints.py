@@ -11,7 +11,7 @@ from maestro_hive.admin.runs import find_run
 from maestro_hive.cli import output
 from maestro_hive.cli.command import FAILED, checkpoint_ids, run_ids, verb, verb_group
 from maestro_hive.cli.output import Styled
-from maestro_hive.maestro.state.run_view import to_dict
+from maestro_hive.maestro.state.plain import to_dict
 
 if TYPE_CHECKING:
     from maestro_hive.cli.command import Call

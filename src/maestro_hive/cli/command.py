@@ -164,6 +164,11 @@ def duration(text: str) -> float:
     return seconds
 
 
+def duration_or_none(text: str) -> float:
+    """Read a duration that may be 0."""
+    return 0.0 if text.strip() in ("0", "0s") else duration(text)
+
+
 # --- verbs ----------------------------------------------------------------------------------------
 
 

@@ -12,17 +12,19 @@ import click
 
 from maestro_hive.admin import breakers
 from maestro_hive.admin.runs import find_run
+from maestro_hive.admin.teams import over_own_budget
 from maestro_hive.cli import output
 from maestro_hive.cli.command import Helpful, breaker_names, duration, run_ids, verb, verb_group
 from maestro_hive.cli.show import expected
+from maestro_hive.cli.team_report import ONLY_MORE
 from maestro_hive.engine.outbox import found_escalation
 from maestro_hive.hive import answers, cancelling, control, escalations, resolving
 from maestro_hive.hive.answer_types import ShapeError
 from maestro_hive.hive.dispatching import belongs_to_workers
+from maestro_hive.maestro.state.plain import to_dict
 from maestro_hive.maestro.state.projections import facts_of
-from maestro_hive.maestro.state.run_view import to_dict
 from maestro_hive.maestro.state.views import OVER, question_id, value_of
-from maestro_hive.team.runner import WORKFLOW
+from maestro_hive.team.plans import WORKFLOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,13 +221,17 @@ def retry_command(call: Call, run: str, step: str | None) -> None:
     """
     with call.writing() as store:
         record = find_run(store, run)
+        over = over_own_budget(store, record, step)
         control.retry(store, record.name, step)
         by_worker = belongs_to_workers(store, record.name)
     what = f"step {step} of run {record.name}" if step else f"run {record.name}"
     when = "a worker takes it" if by_worker else "its program is started"
     if record.workflow == WORKFLOW:
         when = f"it is resumed: {call.command_line('resume', record.name)}"
-    output.line(f"{what} is retried when {when}")
+    if step is None or not over:
+        output.line(f"{what} is retried when {when}")
+    for each in over:
+        output.line(f"{each} is over its budget, which a retry does not raise; {ONLY_MORE}")
 
 
 @verb("resolve", reads=True)

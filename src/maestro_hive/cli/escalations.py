@@ -13,7 +13,7 @@ from maestro_hive.engine.callers_tickets import chosen_system
 from maestro_hive.engine.config import get_execution_config
 from maestro_hive.hive import escalations
 from maestro_hive.hive.keeping_escalations import sync_all
-from maestro_hive.maestro.state.run_view import to_dict
+from maestro_hive.maestro.state.plain import to_dict
 
 if TYPE_CHECKING:
     from maestro_hive.cli.command import Call

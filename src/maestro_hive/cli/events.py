@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from maestro_hive.admin.runs import Ending, EventFeed, FamilyFeed
+from maestro_hive.admin.events import Ending, EventFeed, FamilyFeed
 from maestro_hive.cli import command, output
 from maestro_hive.cli.command import run_ids, verb
 from maestro_hive.maestro.state import events
-from maestro_hive.maestro.state.run_view import to_dict
+from maestro_hive.maestro.state.plain import to_dict
 
 if TYPE_CHECKING:
     from maestro_hive.cli.command import Call

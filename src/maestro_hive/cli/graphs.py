@@ -18,6 +18,7 @@ from maestro_hive.team.graph.drawing import MAX_DRAWN, draw
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from maestro_hive.admin.teams import Reused
     from maestro_hive.cli.command import Call
     from maestro_hive.team.graph import Checked, Graph, Level, Plan, Problem, Schedule
     from maestro_hive.team.graph_files import MissingProgram
@@ -38,6 +39,10 @@ strict_option = click.option(
     "--strict",
     is_flag=True,
     help="Hold a graph to the published schema; tasks that own the same file are errors.",
+)
+#: What ``--strict`` means while a graph is executed.
+STRICT_RUN = (
+    "a changed file that no running task owns stops the run, if it is not known which task did it"
 )
 
 
@@ -106,27 +111,35 @@ def init_command(_: Call, folder: Path, form: str) -> None:
         maestro init --json specs       specs/task-graph.json
     """
     path = graph_files.write_example(folder, "json" if form == "json" else "toml")
-    output.line(f"{path} was written; 'maestro graph {path}' checks it")
+    output.line(f"{path} was written; set its personas, and 'maestro graph {path}' checks it")
 
 
 # --- the dry run ----------------------------------------------------------------------------------
 
 
 def show_dry_run(
-    call: Call, path: Path, workers: int | None, only: Sequence[str], *, strict: bool
+    call: Call,
+    path: Path,
+    workers: int | None,
+    only: Sequence[str],
+    *,
+    strict: bool,
+    force: bool = False,
 ) -> int | None:
     """Show what a run of a graph would do; nothing is executed or written."""
     checked = graph_files.check_file(path, strict=strict)
     plan = _selected(checked, path, only)
     missing: Sequence[MissingProgram] = ()
-    schedule = None
+    schedule, reused = None, None
     count = workers or DEFAULT_WORKERS
     if plan is not None:
         missing = graph_files.missing_programs(plan.graph)
         schedule = simulate(plan, count)
+        reused = None if force else _reused(call, plan)
     if call.wants_json:
         shown = _members(path, checked, plan, schedule)
         shown["missing_programs"] = [asdict(each) for each in missing]
+        shown["reused"] = None if reused is None else asdict(reused)
         click.echo(output.to_json(shown, indent=2))
     else:
         _show_problems(path, checked)
@@ -134,8 +147,26 @@ def show_dry_run(
             _show_plan(plan, schedule, count)
             _show_lanes(schedule)
             _show_missing(missing)
+            _show_reused(reused, plan)
             output.note("dry run: nothing was executed or written")
     return FAILED if checked.errors else None
+
+
+def _reused(call: Call, plan: Plan) -> Reused | None:
+    from maestro_hive.admin import folder, teams  # noqa: PLC0415 - not for --help
+
+    if folder.is_vacant(folder.choose_folder(call.chosen)[0]):
+        return teams.reused_by(None, plan, Path.cwd().absolute())
+    with call.reading() as reader:
+        return teams.reused_by(reader, plan, Path.cwd().absolute())
+
+
+def _show_reused(reused: Reused | None, plan: Plan) -> None:
+    if reused is None:
+        return
+    done, total = len(reused.tasks), len(plan.ids)
+    named = f": {output.listed(reused.tasks, _NAMED)}" if done else ""
+    output.line(f"already done, by {reused.source}: {done} of {output.many(total, 'task')}{named}")
 
 
 def graph_to_run(call: Call, path: Path, only: Sequence[str], *, strict: bool) -> Graph | None:

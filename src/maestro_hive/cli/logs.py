@@ -17,7 +17,7 @@ from maestro_hive.cli import output
 from maestro_hive.cli.command import run_ids, verb
 from maestro_hive.cli.events import ending_code
 from maestro_hive.kernel.redacted_text import RedactedText
-from maestro_hive.maestro.state.run_view import to_dict
+from maestro_hive.maestro.state.plain import to_dict
 
 if TYPE_CHECKING:
     from codecs import IncrementalDecoder
@@ -47,12 +47,13 @@ def logs_command(
 ) -> int | None:
     """Print what the steps of a run wrote, and follow it.
 
-    What a step wrote by current().write, as it is, but for secrets: a word is printed when its end is
-    written, so that one in two parts is recognized, too. STEP is a step's number, its name, or name#2.
-    Without it, a line "==> STEP <==" is printed where another step continues. What attempts before
-    the latest wrote is left out, and a note says when a step starts over. With --follow it continues
-    until the step or the run ends, or nobody executes it; when that is, and the exit codes, are those
-    of 'maestro events --follow'. With --json each line is an object with the keys run_id, step,
+    What a step wrote by current().write, as it is, but for secrets: a word is printed when its end
+    is written, so that one in two parts is recognized, too. STEP is a step's number, its name, or
+    name#2; a task's id in a team run means all of it, before and after its answers. Without it, a
+    line "==> STEP <==" is printed where another step continues. What attempts before the latest
+    wrote is left out, and a note says when a step starts over. With --follow it continues until the
+    step or the run ends, or nobody executes it; when that is, and the exit codes, are those of
+    'maestro events --follow'. With --json each line is an object with the keys run_id, step,
     attempt, seq, at, data and restarted, earlier attempts included: where restarted is true, what
     the step wrote before no longer counts.
 

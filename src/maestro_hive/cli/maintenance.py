@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -23,9 +24,11 @@ from maestro_hive.cli import output
 from maestro_hive.cli.command import FAILED, duration, run_ids, verb
 from maestro_hive.cli.output import complain
 from maestro_hive.kernel import files
+from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.redaction import REDACTED
+from maestro_hive.maestro.state.plain import to_dict
 from maestro_hive.maestro.state.run_document import MAX_DOCUMENT_BYTES
-from maestro_hive.maestro.state.run_view import to_dict
+from maestro_hive.team.state import MAX_STATE_BYTES
 
 if TYPE_CHECKING:
     from maestro_hive.admin.doctor import Findings
@@ -139,10 +142,12 @@ def purge_command(
     first. A run is purged together with its children. Refused are runs that a process executes, or
     that have changed since they were chosen. Children of a run that is not finished, which it would
     execute again, are only purged by name. A fork needs nothing of the run that it was made from.
-    Nothing of a purged run can be resumed, and its bytes are overwritten in the journal. Its id
-    may stay in runs that started it or were forked from it: an id should not be secret. Backups,
-    exports and damaged logs that were moved away are not touched. Tickets of its escalations stay as
-    they are, since what was to be told them is deleted too; they are listed.
+    Nothing of a purged run can be resumed, and its bytes are overwritten in the journal. Its id may
+    stay in runs that started it or were forked from it: an id should not be secret. Backups,
+    exports and damaged logs that were moved away are not touched, nor is what a team run has
+    written to the folder of its tasks: '.mahabharatha/state.json' is named, as the graph goes on
+    from it. Tickets of its escalations stay as they are, since what was to be told them is deleted
+    too; they are listed.
 
     Examples:
         maestro purge checkout-42
@@ -166,6 +171,12 @@ def purge_command(
             else:
                 copies = output.many(each.copies, "copy", "copies")
                 output.line(f"run {each.run_id!r} is purged, with {copies}")
+            if each.left is not None:
+                output.line(
+                    f"{each.left.path} has the results of"
+                    f" {output.many(each.left.complete, 'complete task')} of it, and stays: 'maestro run"
+                    " GRAPH' goes on from it there, and starts over with --force"
+                )
             for ticket in each.tickets:
                 complain(
                     f"ticket {ticket} is about a step of run {each.run_id!r}, and is not told that"
@@ -268,23 +279,72 @@ def export_command(
     "source", metavar="FILE", type=click.Path(exists=True, dir_okay=False, allow_dash=True)
 )
 @click.option("--as", "new_id", metavar="NEW_ID", help="Its id in this folder.  [default: its own]")
-def import_command(call: Call, source: str, new_id: str | None) -> None:
-    """Import a run from a file that export --with-values wrote.
+@click.option(
+    "--graph",
+    metavar="GRAPH",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The task graph of a state.  [default: .gsd/specs/FEATURE/task-graph.json]",
+)
+def import_command(call: Call, source: str, new_id: str | None, graph: Path | None) -> None:
+    """Import a run that export --with-values wrote, or a state.
 
     The file is checked first: one that is damaged, redacted or of a newer version changes nothing. An id
     that exists is refused. The state folder is created if needed. Start the run's program on that
     folder with the same id: completed steps do not run again. With --as its steps have other effect
     keys than those of the original. FILE may be - for stdin.
 
+    A state of MAHABHARATHA, .mahabharatha/state.json or .mahabharatha/state/FEATURE.json, becomes a run
+    of its task graph in the current folder. What is complete in it stays complete.
+
     Examples:
         maestro import checkout-42.json
         maestro import checkout-42.json --as checkout-43      next to the run it was exported from
         maestro import checkout-42.json --store other         into another state folder, new or not
+        maestro import .mahabharatha/state/shop.json --graph shop.json
     """
     if source == "-":
         file = spool(sys.stdin.buffer, "stdin")
     else:
         path = Path(source).resolve()  # a link stands for its target
         file = files.open_file(path, MAX_DOCUMENT_BYTES)
+    if graph is not None or _is_state(file):
+        _import_state(call, file, graph, new_id)
+        return
     run_id, saved_at = import_run(call.folder, file, file.name, run_id=new_id)
     output.line(f"run {run_id!r} was imported into {call.folder}, as of {saved_at}")
+
+
+def _is_state(file: files.ReadFile) -> bool:
+    """Return whether a file is a state of MAHABHARATHA; an export is none, also a damaged one."""
+    start = file.read_at(0, min(file.size, 64)).lstrip()
+    if file.size > MAX_STATE_BYTES or start.startswith(b'{"document":'):
+        return False
+    try:
+        tree = json.loads(file.read_at(0, file.size))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(tree, dict) and bool({"tasks", "completed_tasks"} & tree.keys())
+
+
+def _import_state(call: Call, file: files.ReadFile, graph: Path | None, new_id: str | None) -> None:
+    from maestro_hive.admin.state_imports import import_state  # noqa: PLC0415 - loads the engine
+
+    if file.size > MAX_STATE_BYTES:
+        raise ConfigurationError(
+            f"{file.name} is larger than the limit of {MAX_STATE_BYTES:,} bytes"
+        )
+    data = file.read_at(0, file.size)
+    made = import_state(call.folder, data, Path(file.name), graph=graph, run_id=new_id)
+    output.line(
+        f"run {made.run_id!r} was made of {file.name}, with {len(made.complete)} of"
+        f" {output.many(made.tasks, 'task')} complete"
+    )
+    if made.again:
+        output.line(
+            f"complete there, and executed again, as {made.graph} does not have them or a task that they"
+            f" depend on is not complete: {output.listed(list(made.again), 8)}"
+        )
+    again = call.command_line("resume", made.run_id)
+    if not made.has_personas:
+        again = call.command_line("run", str(made.graph), "--persona", "COMMAND")
+    output.line(f"to resume it: {again}")

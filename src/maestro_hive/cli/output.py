@@ -13,7 +13,7 @@ import math
 import os
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -69,12 +69,21 @@ def line(text: str = "") -> None:
 
 def note(text: str) -> None:
     """Print a note on stderr, dim."""
-    click.secho(printable(text), dim=True, err=True, color=_colour(sys.stderr.isatty()))
+    with suppress(OSError):  # as of a terminal that was closed: there is nobody to tell
+        click.secho(printable(text), dim=True, err=True, color=_colour(sys.stderr.isatty()))
 
 
 def complain(sentence: str) -> None:
     """Print an error on stderr, in one line."""
-    click.echo(f"maestro: {printable(sentence)}", err=True)
+    with suppress(OSError):  # as above
+        click.echo(f"maestro: {printable(sentence)}", err=True)
+
+
+def end_typed_line() -> None:
+    """End the line of a terminal on which it wrote ^C."""
+    if sys.stderr.isatty():
+        with suppress(OSError):
+            click.echo(err=True)
 
 
 def heading(text: str) -> None:
@@ -110,7 +119,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str 
     elif is_terminal():
         _rich_table(columns, found)
     else:
-        click.echo("\n".join("\t".join(map(shown, row)) for row in found))
+        is_safe = _have_no_secrets(found)
+        lines = ("\t".join([shown(cell, is_safe=is_safe) for cell in row]) for row in found)
+        click.echo("\n".join(lines))
 
 
 def is_terminal() -> bool:
@@ -161,14 +172,15 @@ def short_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table
     return made
 
 
-def _text(cell: Cell) -> Text:
+def _text(cell: Cell, *, is_safe: bool = False) -> Text:
     from rich.text import Text  # noqa: PLC0415 - as above
 
-    return Text(shown(cell), cell.style if isinstance(cell, Styled) else "")
+    return Text(shown(cell, is_safe=is_safe), cell.style if isinstance(cell, Styled) else "")
 
 
 def _rich_table(columns: Sequence[str], rows: list[Sequence[Cell]]) -> None:
-    cells = [[_text(cell) for cell in row] for row in rows]
+    is_safe = _have_no_secrets(rows)
+    cells = [[_text(cell, is_safe=is_safe) for cell in row] for row in rows]
     terminal = console()
     widths = _widths(columns, cells, terminal.width)
     if widths is None:
@@ -225,17 +237,28 @@ def _blocks(columns: Sequence[str], rows: list[list[Text]]) -> Table:
     return shown
 
 
-def shown(cell: Cell) -> str:
-    """Return what is printed of a cell, in one line."""
+def shown(cell: Cell, *, is_safe: bool = False) -> str:
+    """Return what is printed of a cell, in one line; ``is_safe``: it is known to have no secret."""
+    text = _plain_text(cell)
+    return _one_line(text if is_safe or isinstance(cell, datetime) else redacted(text))
+
+
+def _plain_text(cell: Cell) -> str:
     match cell:
         case None:
             return ""
         case Styled():
-            return in_one_line(cell.text)
+            return cell.text
         case datetime():
             return moment(cell)
         case _:
-            return in_one_line(str(cell))
+            return str(cell)
+
+
+def _have_no_secrets(rows: Sequence[Sequence[Cell]]) -> bool:
+    """Return whether no cell has a secret: looking at all of them at once takes a tenth of the time."""
+    text = "\n".join([_plain_text(cell) for row in rows for cell in row])
+    return redacted(text) == text
 
 
 def _stored(value: object) -> object:
@@ -339,15 +362,32 @@ def printable(text: str) -> str:
 
     What a run stores comes from models and other programs; line ends and tabs stay. Secrets do not.
     """
-    text = redacted(text)
+    return _escaped(redacted(text))
+
+
+def _escaped(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def in_one_line(text: str) -> str:
     r"""Return a printable text without line ends and tabs: they are shown as ``\n`` and ``\t``."""
-    text = redacted(text)
+    return _one_line(redacted(text))
+
+
+def _one_line(text: str) -> str:
+    if text.isprintable():  # as most are
+        return text
     one = text.replace("\\", "\\\\") if "\n" in text or "\t" in text else text
-    return printable(one.replace("\n", "\\n").replace("\t", "\\t"))
+    return _escaped(one.replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def cell_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes: of some characters, two each."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # noqa: PLC0415 - slow to import, and seldom needed
+
+    return cell_len(text)
 
 
 def duration(seconds: float) -> str:

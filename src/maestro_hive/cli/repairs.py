@@ -9,7 +9,7 @@ import click
 from maestro_hive.admin import repairs
 from maestro_hive.cli import output
 from maestro_hive.cli.command import verb
-from maestro_hive.maestro.state.run_view import to_dict
+from maestro_hive.maestro.state.plain import to_dict
 
 if TYPE_CHECKING:
     from maestro_hive.admin.repairs import RepairView

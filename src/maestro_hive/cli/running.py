@@ -26,6 +26,7 @@ from maestro_hive.cli.command import (
     verb,
 )
 from maestro_hive.cli.show import waiting_line
+from maestro_hive.cli.team_run import Manner, manner_options
 from maestro_hive.engine.config import DefaultFolder
 from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded
 from maestro_hive.engine.failures import plain_text
@@ -76,7 +77,6 @@ class TakesArguments(Helpful):
 @click.option(
     "--run-id", metavar="RUN", help="The run's id; a run of that id is resumed.  [default: new]"
 )
-@click.option("--no-wait", is_flag=True, help="Exit with 75 when only people can go on with it.")
 @click.option("--dry-run", is_flag=True, help="Of a task graph: show what would run.")
 @click.option(
     "--only",
@@ -98,13 +98,18 @@ class TakesArguments(Helpful):
     help="Of a task graph: what executes tasks without a persona; {prompt} becomes one argument.",
 )
 @graphs.workers_option
-@graphs.strict_option
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Of a task graph: hold it to the published schema, tasks that own the same file are errors;"
+    f" and {graphs.STRICT_RUN}.",
+)
+@manner_options
 def run_command(
     call: Call,
     target: str,
     words: tuple[str, ...],
     run_id: str | None,
-    no_wait: bool,
     dry_run: bool,
     only: tuple[str, ...],
     force: bool,
@@ -112,6 +117,7 @@ def run_command(
     persona: str | None,
     workers: int | None,
     strict: bool,
+    **given: Any,
 ) -> int | None:
     """Run a task graph, or a workflow of a module; or resume it.
 
@@ -132,11 +138,13 @@ def run_command(
     GRAPH is a file with a task graph, whose tasks are executed in the current folder. A graph is a
     program: read it first. The run is named by the feature. The same command resumes it; if the graph
     has changed since, what is unchanged is not executed again. With --dry-run nothing is executed: it
-    shows levels, what each worker would do, conflicts, and programs that are not on PATH. The exit
+    shows levels, what each worker would do, conflicts, and programs that are not on PATH. A terminal
+    shows a table, and each task that has ended as a line; elsewhere lines say what happens. The exit
     code is 1 if a task or a gate failed; 'maestro retry RUN' and 'maestro resume RUN' then go on.
 
     Examples:
         maestro run task-graph.json --workers 8                  execute a task graph
+        maestro run task-graph.json --notify bell --grace 10m    ring at its end; let tasks end if stopped
         maestro run task-graph.json --only CART --force          one task and what it depends on, again
         maestro run shop.checkout:build "cart page"              a text
         maestro run shop.checkout:build feature=cart size=3      by name
@@ -149,11 +157,11 @@ def run_command(
     if _is_graph(target):
         if words:
             raise click.UsageError(f"A task graph takes no arguments, and {words[0]!r} is one.")
-        if no_wait:
-            raise click.UsageError("--no-wait is for workflows, not for task graphs.")
         if dry_run:
-            return graphs.show_dry_run(call, Path(target), workers, only, strict=strict)
-        given = teams.GraphOptions(
+            return graphs.show_dry_run(
+                call, Path(target), workers, only, strict=strict, force=force
+            )
+        options = teams.GraphOptions(
             run_id=run_id,
             workers=workers,
             only=only,
@@ -161,12 +169,15 @@ def run_command(
             strict=strict,
             budget=budget,
             persona=persona,
+            manner=Manner(**given),
         )
-        return teams.run_graph(call, Path(target), given)
-    if dry_run or only or workers is not None or strict or force or budget or persona:
+        return teams.run_graph(call, Path(target), options)
+    no_wait = given.pop("no_wait")
+    graph_only = (dry_run, only, workers is not None, strict, force, budget, persona)
+    if any(graph_only) or any(each not in (None, False, ()) for each in given.values()):
         raise click.UsageError(
-            "--dry-run, --only, --workers, --strict, --force, --budget and --persona are for task"
-            f" graphs, and {target!r} is not an existing file."
+            "--dry-run, --only, --workers, --strict, --force, --budget, --persona, --grace, --notify"
+            f" and --plain are for task graphs, and {target!r} is not an existing file."
         )
     return _run_workflow(call, target, words, run_id, no_wait=no_wait)
 
@@ -233,13 +244,14 @@ def _executed(work: Coroutine[Any, Any, Any], run: str, again: str) -> tuple[int
     try:
         return None, run_async(until_signal(work, stopped_message(run)))
     except KeyboardInterrupt as stopped:
-        if sys.stderr.isatty():
-            click.echo(err=True)  # the line on which the terminal wrote ^C
+        output.end_typed_line()
         output.complain(f"{str(stopped) or 'interrupted'}: {again}")
         return INTERRUPTED, None
     except SystemExit as stopped:
-        if stopped.code == 128 + signal.SIGTERM:
-            output.complain(f"SIGTERM stopped the run; to resume it: {again}")
+        number = stopped.code - 128 if isinstance(stopped.code, int) else 0
+        if number in {signal.SIGTERM, signal.SIGHUP}:
+            name = signal.Signals(number).name
+            output.complain(f"{name} stopped the run; to resume it: {again}")
         raise
     except RunReleased:
         output.complain(f"run {run!r} waits for a person. Answer, then: {again}")

@@ -11,18 +11,17 @@ import click
 from maestro_hive.admin.runs import list_runs, run_details, step_details
 from maestro_hive.cli import output
 from maestro_hive.cli.command import run_ids, verb
-from maestro_hive.cli.events import event_line
-from maestro_hive.hive.answer_types import describe as describe_shape
 from maestro_hive.kernel.errors import CodecError
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.run_view import to_dict
-from maestro_hive.maestro.state.value_text import call_text, value_text
+from maestro_hive.maestro.state.plain import to_dict
+from maestro_hive.maestro.state.value_text import beginning, call_text, value_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from maestro_hive.admin.runs import RunSummary
     from maestro_hive.cli.command import Call
+    from maestro_hive.maestro.state.events import RunEvent
     from maestro_hive.maestro.state.run_view import (
         AttemptView,
         ChildView,
@@ -173,10 +172,16 @@ def _print_run(call: Call, run: RunView) -> None:
         [each.persona, each.tokens, f"{each.usd:.4f}", each.history_items] for each in run.personas
     ]
     _print_table("personas", ["persona", "tokens", "usd", "history"], personas)
-    if run.latest_events:
+    _print_events(run.latest_events)
+
+
+def _print_events(latest: Sequence[RunEvent]) -> None:
+    from maestro_hive.cli.events import event_line  # noqa: PLC0415 - slow to import
+
+    if latest:
         output.line()
         output.heading("latest events")
-    for event in run.latest_events:
+    for event in latest:
         output.line(event_line(event))
 
 
@@ -381,8 +386,10 @@ def expected(shape: Json) -> str:
     """Return which kind of answer a question takes."""
     if shape and "unknown" in shape:
         return f"a {shape['unknown']}"
+    from maestro_hive.hive.answer_types import describe  # noqa: PLC0415 - slow to import
+
     try:
-        return describe_shape(shape)
+        return describe(shape)
     except (AttributeError, KeyError, TypeError):
         return "of a kind that this version does not know"
 
@@ -543,12 +550,12 @@ def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[out
 
 def _print_value(name: str, value: Json) -> None:
     if value is not None:
-        _print_text(name, value_text(output.without_secrets(value)))
+        _print_text(name, value_text(_shown(value)))
 
 
 def _print_call(title: str, name: str, arguments: Json) -> None:
     if arguments is not None:
-        _print_text(title, call_text(name, output.without_secrets(arguments)))
+        _print_text(title, call_text(name, _shown(arguments)))
 
 
 def _print_text(name: str, shown: ValueText) -> None:
@@ -566,7 +573,12 @@ def _short_text(value: object) -> str:
 
 
 def _short_text_of_tree(tree: Json) -> str:
-    return " ".join(value_text(output.without_secrets(tree)).text.split())
+    return " ".join(value_text(_shown(tree)).text.split())
+
+
+def _shown(tree: Json) -> Json:
+    """Return what is shown of a stored value, without secrets."""
+    return output.without_secrets(beginning(tree))
 
 
 def _print_traceback(error: Json) -> None:

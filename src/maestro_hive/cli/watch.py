@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from maestro_hive.admin.runs import FamilyFeed
+from maestro_hive.admin.events import FamilyFeed
 from maestro_hive.admin.watch import RunsWatch, RunWatch, is_over
 from maestro_hive.cli import output
 from maestro_hive.cli.command import run_ids, verb

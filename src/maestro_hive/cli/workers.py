@@ -11,9 +11,9 @@ import click
 
 from maestro_hive.admin.queues import show_queues
 from maestro_hive.cli import output
-from maestro_hive.cli.command import INTERRUPTED, duration, verb
+from maestro_hive.cli.command import INTERRUPTED, duration_or_none, verb
 from maestro_hive.cli.running import MARK, TakesArguments, imported, use_folder_of
-from maestro_hive.hive.enqueuing import Order, enqueue, new_dispatch
+from maestro_hive.hive.accepting import Order, enqueue, new_dispatch
 from maestro_hive.hive.hive import Hive
 from maestro_hive.hive.runs import make_input, new_id
 from maestro_hive.hive.typed_arguments import stored_argument
@@ -22,7 +22,7 @@ from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.process import run_async
 from maestro_hive.kernel.signals import stop_politely
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.run_view import to_dict
+from maestro_hive.maestro.state.plain import to_dict
 
 if TYPE_CHECKING:
     from maestro_hive.admin.queues import LeftRuns, QueueView, WorkerView
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 
 _TARGET = re.compile(r"([^\W\d][\w.]*)(?::([^\W\d]\w*))?")
 _BY_NAME = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
-
-
-def _seconds(text: str) -> float:
-    """Read a duration that may be 0."""
-    return 0.0 if text.strip() in ("0", "0s") else duration(text)
 
 
 # --- worker ---------------------------------------------------------------------------------------
@@ -56,7 +51,7 @@ def _seconds(text: str) -> float:
 @click.option(
     "--grace",
     metavar="DURATION",
-    type=_seconds,
+    type=duration_or_none,
     default="10s",
     show_default=True,
     help="How long it waits for its runs when it is stopped.",
@@ -139,7 +134,7 @@ def _find_hive(target: str) -> Hive:
 @click.option(
     "--delay",
     metavar="DURATION",
-    type=_seconds,
+    type=duration_or_none,
     default="0",
     help="Not before, as in 90, 10m or 2h.",
 )

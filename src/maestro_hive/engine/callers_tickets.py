@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from maestro_hive.engine.escalation import JiraEscalation, address_of, checked
-from maestro_hive.engine.tickets import Ticket
+from maestro_hive.engine.tickets import Ticket, ticket_system_from
 from maestro_hive.engine.tickets.one_way import OneWay
 from maestro_hive.kernel.logs import get_log
 
@@ -79,6 +79,4 @@ def chosen_system(
         return None
     if client is not None:
         return system_of(client)
-    from maestro_hive.engine.tickets import ticket_system_from  # noqa: PLC0415 - imports a client
-
     return ticket_system_from(config)

@@ -19,17 +19,17 @@ from maestro_hive.engine.settings import Secret, Settings, refused, setting
 from maestro_hive.kernel.errors import FolderError
 from maestro_hive.kernel.files import make_private_folder
 from maestro_hive.kernel.logs import get_logger
+from maestro_hive.maestro.state.stores import (
+    DEFAULT_CHECKPOINT_DIR,
+    DEFAULT_STATE_DIR,
+    FALLBACK_CHECKPOINT_DIR,
+    FALLBACK_STATE_DIR,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 logger = get_logger(__name__)
-
-DEFAULT_STATE_DIR = "/var/maestro/state"
-DEFAULT_CHECKPOINT_DIR = "/var/maestro/checkpoints"
-#: Used where a default folder cannot be.
-FALLBACK_STATE_DIR = "~/.maestro/state"
-FALLBACK_CHECKPOINT_DIR = "~/.maestro/checkpoints"
 
 
 class RecoveryStrategy(StrEnum):

@@ -24,7 +24,7 @@ from maestro_hive.engine import settings
 from maestro_hive.engine.errors import ExecutionException, text_of
 from maestro_hive.engine.streams import DiscardedStream
 from maestro_hive.engine.usage import MOST_TOKENS, StreamUsage, Usage, usage_in, usage_of
-from maestro_hive.kernel.errors import ConfigurationError, EncodeError
+from maestro_hive.kernel.errors import ConfigurationError, EncodeError, MaestroError
 from maestro_hive.kernel.redaction import redact_text
 from maestro_hive.maestro.state import codec
 
@@ -227,6 +227,24 @@ class StepContext:
         spent = spent._replace(usd=micros, model=model or spent.model)
         if spent.tokens or spent.usd or spent.cached:
             self._spend(self.attempt, spent)
+
+    def spend_and_save(self, progress: dict[str, Any], **spent: Any) -> None:
+        """Count what was spent, and keep half-done work, in one record: a kill leaves both, or neither.
+
+        ``spent`` are arguments of ``spend``. For those who count by what was reported up to now.
+        """
+        with self._record.lock:
+            try:
+                self._check_not_over("save progress")
+            except MaestroError:
+                self.spend(**spent)  # late spending counts
+                raise
+            self._record.stage_progress(progress)
+        try:
+            self.spend(**spent)
+        finally:
+            if (left := self._record.stage_progress(None)) is not None:  # nothing was recorded
+                self.save_progress(**left)
 
     def metered(self, stream: StreamT) -> StreamT:
         """Return a stream of OpenAI or Anthropic, to be iterated over, whose usage is counted.

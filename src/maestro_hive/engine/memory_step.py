@@ -62,6 +62,7 @@ class MemoryStep:
         "_persona",
         "_progress",
         "_repairs",
+        "_staged",
         "_started",
         "_tokens",
         "_usd",
@@ -84,6 +85,7 @@ class MemoryStep:
         self._clock = clock
         self._attempts: list[ExecutionAttempt] = []
         self._progress: dict[str, Any] = {}
+        self._staged: dict[str, Any] | None = None
         self._tokens: dict[int, int] = {}
         self._usd = 0
         self._wait = self._least_wait = 0.0
@@ -260,6 +262,12 @@ class MemoryStep:
         """Change fields of its half-done work; what its other threads changed meanwhile stays."""
         with self.lock:
             self._progress = self._progress | copy.deepcopy(changed)
+
+    def stage_progress(self, changed: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return what it is asked to keep: nothing here survives a kill, so it is kept afterwards."""
+        with self.lock:
+            staged, self._staged = self._staged, changed
+            return staged
 
     def change_memory(self, changed: dict[str, Any], gone: set[str]) -> dict[str, Any]:
         """Change the persona's memory; what its other steps changed meanwhile stays."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import threading
 import time
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from maestro_hive.engine.copies import RunCopies, copier, has_copies
 from maestro_hive.engine.shared import forget_shared, shared
 from maestro_hive.kernel.errors import FencedError, StorageError
 from maestro_hive.kernel.logs import get_logger
+from maestro_hive.kernel.process import without_garbage_collection
 from maestro_hive.maestro.state.budgets import RunBudget, Settle
 from maestro_hive.maestro.state.checkpoint import automatic_checkpoint_id
 from maestro_hive.maestro.state.projections import RunState, StepLabels, facts_of, fold
@@ -30,7 +30,7 @@ from maestro_hive.maestro.state.stores import close_store, open_store, share_sto
 from maestro_hive.maestro.state.views import run_status, show_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from maestro_hive.engine.budget import Gate
     from maestro_hive.engine.config import StateConfig, StateFolders
@@ -439,7 +439,7 @@ class OpenRun:
         with self.mutex:
             self.check_open()
             self.fresh = False
-            with _without_garbage_collection():
+            with without_garbage_collection():
                 self.state = fold(self.store.entries(self.lease.run), self.store.load)
             if self.state.seq:
                 return True
@@ -568,18 +568,6 @@ class OpenRun:
         return show_fields(self.state, self.store.load)
 
 
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Make many objects that all stay, without looking for garbage among them again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def open_run(
     config: StateConfig,
     run_id: str,
@@ -647,7 +635,7 @@ def copy_finished(
         if record is None or run_id in store.run_leases():
             return
         if store.entries(record.id, after=state.seq):  # something was recorded since: a retry, say
-            with _without_garbage_collection():
+            with without_garbage_collection():
                 state = fold(store.entries(record.id), store.load)
         copies.write_state(document_of(store, record.id, state, run_id, fence))
 

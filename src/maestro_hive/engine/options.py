@@ -240,8 +240,8 @@ class Options:
     retry: bool = _option(False, settings.flag)
     #: Seconds from the start of the first attempt after which no other one starts.
     max_elapsed_seconds: float | None = _option(None, settings.optional(settings.number(0)))
-    #: Whether the step waits while its breaker is open; otherwise its run is suspended.
-    waits_for_breaker: bool = _option(False, settings.flag)
+    #: What is told the step's name, and whether it waits; None: an open breaker suspends its run.
+    waits_for_breaker: Callable[[str, bool], None] | None = _option(None, lambda _, value: value)
     #: What each attempt passes besides the stages that follow from the other options.
     stages: tuple[Stage, ...] = _option((), lambda _, value: value)
 

@@ -11,7 +11,7 @@ import inspect
 import warnings
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
 from maestro_hive.maestro.state import codec
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from maestro_hive.engine.parameters import Hidden, Parameters
     from maestro_hive.maestro.state.codec import Encoded, EncodedCall
     from maestro_hive.maestro.state.projections import RunState
+
+#: Encodes the arguments of a call.
+EncodeCall: TypeAlias = "Callable[[tuple[Any, ...], dict[str, Any]], EncodedCall]"
 
 #: What a task is called whose caller gave no name; a durable step must have one.
 UNNAMED = "unnamed_task"
@@ -196,7 +199,7 @@ class Planner:
         key: str | None = None,
         store_input: bool = True,
         hidden: Hidden | None = None,
-        encode: Callable[[tuple[Any, ...], dict[str, Any]], EncodedCall] = codec.encode_call,
+        encode: EncodeCall = codec.encode_call,
         place: Callable[[bytes], bytes] | None = None,
     ) -> Plan:
         """Return the plan of a call; ``encode`` may be the one for large values, in a thread.
@@ -221,29 +224,25 @@ class Planner:
         if key is not None:
             digest.update(b"key" + key.encode())
         content = digest.digest()
+        stored = encoded if store_input else None
+        if stored is not None and hidden is not None:
+            stored = self._without(hidden, args, kwargs, encode)
         return Plan(
             content if place is None else place(content),
             self._name,
             self._persona,
             self._facts,
             self._family,
-            self._stored(encoded, hidden, args, kwargs, encode) if store_input else None,
+            stored,
             encoded,
             content,
             None if key is not None or self._parameters is None else (self, args, kwargs),
         )
 
-    def _stored(
-        self,
-        encoded: Encoded | None,
-        hidden: Hidden | None,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        encode: Callable[[tuple[Any, ...], dict[str, Any]], EncodedCall],
+    def _without(
+        self, hidden: Hidden, args: tuple[Any, ...], kwargs: dict[str, Any], encode: EncodeCall
     ) -> Encoded | None:
-        """Return the input as it is recorded."""
-        if hidden is None or encoded is None:
-            return encoded
+        """Return the input as it is recorded, without what is hidden."""
         return None if hidden.names is None else encode(*hidden.without(args, kwargs)).value
 
     def alternatives(

@@ -90,8 +90,8 @@ class RoundPolicy:
     escalates: bool = False
     #: Whether the breaker counts every failed round, and not only what is about the other side.
     counts_all: bool = False
-    #: Whether a round waits while the breaker is open.
-    waits_for_breaker: bool = False
+    #: What is told the name of a step, and whether it waits; None: an open breaker is an error.
+    waits_for_breaker: Callable[[str, bool], None] | None = None
     log: ExecutionLog | None = None
 
 
@@ -201,14 +201,23 @@ class Rounds:
             await Wait.start(self._clock, left).finished(self._clock)
 
     async def _permit(self) -> Permit:
+        tell = self.policy.waits_for_breaker
+        waits = False
         while True:
             try:
-                return await self._off_loop(self.policy.breaker.acquire)
+                permit: Permit = await self._off_loop(self.policy.breaker.acquire)
             except CircuitBreakerOpen as refused:
-                if not self.policy.waits_for_breaker:
+                if tell is None:
                     if self.failed:
                         refused.context.update(self._so_far())
                     raise
+            else:
+                if tell is not None and waits:
+                    tell(self.call.name, False)
+                return permit
+            if not waits:
+                waits = True
+                tell(self.call.name, True)
             # Not for all of it: it may be reset, or its probe may succeed.
             left = self.policy.breaker.remaining_seconds()
             pause = min(max(left, _SHORTEST_LOOK), _LONGEST_LOOK)

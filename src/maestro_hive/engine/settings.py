@@ -84,7 +84,7 @@ class Settings:
             raise ConfigurationError(f"{self._label(name)} is a setting and cannot be deleted")
 
     def _set(self, name: str, value: object) -> None:
-        known = {each.name: each.metadata.get("check") for each in fields(self)}
+        known = _checks(type(self))
         if name not in known:
             raise ConfigurationError(
                 f"{self._label(name)} is not a setting; the settings are {', '.join(known)}"
@@ -110,6 +110,17 @@ class Settings:
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+#: By class, for they are asked for with every setting of every configuration.
+_CHECKS: dict[type, dict[str, Check[object] | None]] = {}
+
+
+def _checks(kind: type[Settings]) -> dict[str, Check[object] | None]:
+    found = _CHECKS.get(kind)
+    if found is None:
+        found = _CHECKS[kind] = {each.name: each.metadata.get("check") for each in fields(kind)}
+    return found
 
 
 def _freeze(settings: SettingsT) -> SettingsT:

@@ -164,7 +164,7 @@ class StepExecution:
                     await self._enter_stages()
                 try:
                     if self.spec.stages and guard is not None and renewed_guard is not None:
-                        done, output = await self._attempt_renewed(renewed_guard)
+                        done, output = await self._attempt_renewed(guard, renewed_guard)
                     else:
                         done, output = await self._attempt(guard)
                 except (BudgetRefusedError, StaleLimitsError) as refused:
@@ -185,13 +185,15 @@ class StepExecution:
                 self._note(status_of(error))
             raise
 
-    async def _attempt_renewed(self, renewed_guard: RenewedGuard) -> tuple[bool, Any]:
-        """Make an attempt under a guard of now, and of later if that failed: the turn stays ours."""
+    async def _attempt_renewed(
+        self, guard: DocumentGuard | None, renewed_guard: RenewedGuard
+    ) -> tuple[bool, Any]:
+        """Make an attempt under a guard, and under later ones while that fails: the turn stays ours."""
         for _ in range(_RENEWALS):
-            guard = renewed_guard()
             with contextlib.suppress(StaleDocumentError):
                 return await self._attempt(guard)
-        return await self._attempt(renewed_guard())
+            guard = renewed_guard()
+        return await self._attempt(guard)
 
     async def _enter_stages(self) -> None:
         admissions: list[Admission] = []
@@ -261,10 +263,11 @@ class StepExecution:
                 self._check_result(output)
             if type(record) is RunStep:
                 flat = codec.encode_flat(output)
-                encoded = flat or await values.encode(output, "result")
                 reads_back = spec.reads_back and type(output) not in codec.IMMUTABLE
-                if flat and reads_back:
-                    output, reads_back = output.copy(), False
+                if reads_back:  # of what is recorded: others may change the output meanwhile
+                    read = output.copy() if flat else codec.plain_copy(output, codec.FEW_TO_COPY)
+                    output, reads_back = (output, True) if read is None else (read, False)
+                encoded = flat or await values.encode(output, "result")
         except Exception as error:
             if attempt is None:
                 raise

@@ -76,6 +76,7 @@ class RunStep(StepRepairs):
         "_reserved",
         "_sizing",
         "_spent",
+        "_staged",
         "_started",
         "_started_at",
         "_stream",
@@ -98,6 +99,8 @@ class RunStep(StepRepairs):
         self._elapsed_before = 0.0
         #: What it saved of its work, and the number of the entry that says so.
         self._progress: tuple[int, dict[str, Any]] = (0, {})
+        #: Half-done work that is recorded with what is spent next.
+        self._staged: dict[str, Any] | None = None
         #: What the thread of the attempt that ends now still holds, of limits.
         self.still_held: list[Json] = []
         #: What the attempt writes while it is made, if anything.
@@ -211,9 +214,7 @@ class RunStep(StepRepairs):
         state = self.state
         if state is None:
             return None
-        # Those of earlier versions are in the entry of the failed attempt.
-        log = (each for each in state.log if each.kind == EntryKind.ATTEMPT_FAILED)
-        changed = [each for each in (*log, *repairs_of(state)) if each.sha256]
+        changed = [each for each in repairs_of(state) if each.sha256]
         data = self.run.store.load(max(changed, key=_SEQ)) if changed else None
         return None if data is None else ChangedArguments(None, data)
 
@@ -442,11 +443,27 @@ class RunStep(StepRepairs):
         """Change fields of its half-done work; what its other threads changed meanwhile stays."""
         with self.run.mutex:
             self.run.catch_up()
-            progress = self._saved_progress() | changed
-            value = codec.encode(progress, "progress")
-            progress = progress | copy.deepcopy(changed)
-            self.run.append([self._entry(EntryKind.PROGRESS_SAVED, value=value)])
-            self._progress = (self._progress_seq(), progress)
+            self._append_progress(changed)
+
+    def stage_progress(self, changed: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Have half-done work recorded with what is spent next; return what is not recorded of it yet."""
+        with self.run.mutex:
+            staged, self._staged = self._staged, changed
+            return staged
+
+    def _append_progress(
+        self, changed: dict[str, Any], spent: NewEntry | None = None, settle: Settle | None = None
+    ) -> None:
+        """Record half-done work, and what was spent, in one transaction."""
+        progress = self._saved_progress() | changed
+        value = codec.encode(progress, "progress")
+        progress = progress | copy.deepcopy(changed)
+        saved = self._entry(EntryKind.PROGRESS_SAVED, value=value)
+        if spent is None:
+            self.run.append([saved])
+        else:
+            self.run.append([spent, saved], budget=settle)
+        self._progress = (self._progress_seq(), progress)
 
     def change_memory(self, changed: dict[str, Any], gone: set[str]) -> dict[str, Any]:
         """Change the persona's memory; what its other steps changed meanwhile stays."""
@@ -477,7 +494,13 @@ class RunStep(StepRepairs):
         if attempt == (state.last_attempt if state else 0):
             self._spent = plus(self._spent, settle.tokens, settle.usd, usage.model)
             self._held = None  # a part of it is used
-        self.run.append([entry], budget=settle)
+        with self.run.mutex:
+            staged, self._staged = self._staged, None
+            if staged is None:
+                self.run.append([entry], budget=settle)
+            else:
+                self.run.catch_up()
+                self._append_progress(staged, entry, settle)
 
     def note_usage(self, _attempt: int, usage: Usage) -> None:
         """Note the usage that the result reports: it is recorded with the outcome."""

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from maestro_hive.engine.parameters import Hidden
-    from maestro_hive.engine.plan import Plan, Planner
+    from maestro_hive.engine.plan import Plan
     from maestro_hive.maestro.state.codec import Encoded
 
 ResultT = TypeVar("ResultT")
@@ -53,28 +52,21 @@ async def encode(value: Any, path: str) -> Encoded:
     return codec.encode(value, path)
 
 
+def is_large(data: bytes) -> bool:
+    """Return whether it takes too long for an event loop to decode a value."""
+    return len(data) > _LARGE_BYTES
+
+
 async def decode(data: bytes, path: str) -> Any:
     """Return the value that was recorded."""
-    if len(data) > _LARGE_BYTES:
+    if is_large(data):
         return await in_thread(partial(codec_large.decode_large, data, path))
     return codec.decode(data, path)
 
 
-async def plan(
-    planner: Planner,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    key: str | None,
-    store_input: bool,
-    hidden: Hidden | None,
-    place: Callable[[bytes], bytes] | None = None,
-) -> Plan:
-    """Return the plan of a call whose arguments may be large."""
-    made = partial(
-        planner.plan, args, kwargs, key=key, store_input=store_input, hidden=hidden, place=place
-    )
-    if codec_large.is_large([args, kwargs]):
+async def plan(made: Callable[..., Plan], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    """Return the plan of a call whose arguments may be large; ``made`` takes what encodes them."""
+    if codec_large.is_large([list(args), kwargs]):
         return await in_thread(partial(made, encode=codec_large.encode_call_large))
     return made()
 
@@ -86,18 +78,27 @@ class OwnArguments:
     another way after a restart, and a second attempt would not start like the first.
     """
 
-    __slots__ = ("_encoded",)
+    __slots__ = ("_first", "encoded", "planned")
 
-    def __init__(self, encoded: Encoded | None) -> None:
-        self._encoded = encoded
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the arguments before anybody can change them, if copying them takes no time."""
+        copied = codec.plain_copy([list(args), kwargs], codec.FEW_TO_COPY)
+        #: Those of the first attempt, if they need not be read back.
+        self._first = None if copied is None else (tuple(copied[0]), copied[1])
+        #: What the step is planned with, and what that was encoded to, if it could be.
+        self.planned: tuple[tuple[Any, ...], dict[str, Any]] = self._first or (args, kwargs)
+        self.encoded: Encoded | None = None
 
     async def __call__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as they would be read back; copies of what has no form in JSON."""
-        if self._encoded is None:
+        if self.encoded is None:
             return tuple(map(_copy, args)), {name: _copy(each) for name, each in kwargs.items()}
-        given = await decode(self._encoded.data, "input")
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        given = await decode(self.encoded.data, "input")
         return tuple(given["args"]), given["kwargs"]
 
 

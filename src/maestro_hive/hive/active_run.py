@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.accounts import StepAround
     from maestro_hive.engine.limits import Entered
     from maestro_hive.engine.open_run import OpenRun
+    from maestro_hive.hive.branches import Operation
     from maestro_hive.hive.runs import Input
     from maestro_hive.hive.steps import RunContext
     from maestro_hive.maestro.state.budgets import StepKey
@@ -109,8 +110,10 @@ class ActiveRun:
         #: Runs a workflow as a child; set by what executes this run.
         self.run_child: Callable[..., Awaitable[Any]] = _no_children
         self.steps = StepCalls(self, context)
-        #: The tasks that are in a durable call, and in how many.
-        self.tasks: dict[asyncio.Task[Any], int] = {}
+        #: Suspends it if something of it cannot be recorded or read: that is no outcome.
+        self.suspended_by_failure = _SuspendedByFailure(self)
+        #: The durable calls that its workflow, and what it executes, are in.
+        self.operations: set[Operation] = set()
         #: Those of its durable calls that do nothing but wait, each with its timer if it has one; and
         #: the timers of blocks that are limited in time.
         self.waits: dict[Waiting, Wait | None] = {}
@@ -203,7 +206,7 @@ class ActiveRun:
             return
 
     async def _stop_leftovers(self) -> None:
-        left = [task for task in self.tasks if not task.done()]
+        left = [task for task in self._calling_tasks() if not task.done()]
         if self._cancellation is not None:
             left.append(self._cancellation)
         for task in left:
@@ -217,6 +220,10 @@ class ActiveRun:
             other.cancel()
         if others:
             await asyncio.wait(others, timeout=_LEFTOVER_SECONDS)
+
+    def _calling_tasks(self) -> set[asyncio.Task[Any]]:
+        """Return the tasks that are in a durable call; other threads may start some."""
+        return {operation.task for operation in list(self.operations)}
 
     def _branch_tasks(self) -> list[asyncio.Future[Any]]:
         found = [branch.task for branch in self.history.branches]
@@ -273,17 +280,9 @@ class ActiveRun:
         self.stop(error)
         return asyncio.CancelledError(f"run {self.run_id!r} is suspended")
 
-    @contextmanager
-    def suspended_by_failure(self) -> Iterator[None]:
-        """Suspend it if something of it cannot be recorded or read: that is no outcome."""
-        try:
-            yield
-        except MaestroError as error:
-            raise self.suspended(error) from error
-
     def _end_tasks(self) -> None:
         self._is_stopping = True
-        for task in {*self.tasks, *self._branch_tasks()}:
+        for task in {*self._calling_tasks(), *self._branch_tasks()}:
             loop = task.get_loop()
             if loop is self.loop:
                 task.cancel()
@@ -449,6 +448,22 @@ class ActiveRun:
             case _:
                 pass
         return runs.WAITING if asked else runs.RUNNING
+
+
+class _SuspendedByFailure:
+    """Suspends a run by what its block raises of ours; made once, for each step enters it."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: ActiveRun) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        """Watch a block; one may stand in another."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, MaestroError):
+            raise self._run.suspended(error) from error
 
 
 class ActiveTask:

@@ -24,7 +24,13 @@ from maestro_hive.kernel.errors import ConfigurationError, DecodeError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.codec import Model
 from maestro_hive.maestro.state.projections import facts_of, readable
-from maestro_hive.maestro.state.views import open_waits, question_id, run_status, value_of
+from maestro_hive.maestro.state.views import (
+    deadline,
+    open_waits,
+    question_id,
+    run_status,
+    value_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,8 +255,6 @@ def _end_of(state: RunState, choice: Choice) -> Entry | None:
 
 def _check_time(store: Store, run_id: str, question: Entry) -> None:
     """Raise if a question's time is over: it ends so when its run is resumed."""
-    from maestro_hive.maestro.state.events import deadline  # noqa: PLC0415 - slow to import
-
     until = deadline(question, facts_of(question))
     if until is not None and until <= store.clock.now():
         raise ConfigurationError(

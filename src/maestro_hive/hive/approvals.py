@@ -67,5 +67,5 @@ class Approvals:
         run = self._run
         if run.is_stopping or question.identity in run.run.state.answers:
             return
-        with run.suspended_by_failure():
+        with run.suspended_by_failure:
             run.append(runs.wait_ended(question.identity, name, "cancelled"))

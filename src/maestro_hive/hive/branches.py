@@ -59,6 +59,7 @@ class Branch:
         "_start",
         "_tasks",
         "given",
+        "has_ended",
         "history",
         "is_busy",
         "path",
@@ -68,7 +69,9 @@ class Branch:
     def __init__(self, history: History | None, path: str, parent: Branch | None = None) -> None:
         self.history = history
         self.path = path
+        #: The task that it is, from its start to its end.
         self.task: asyncio.Future[Any] | None = None
+        self.has_ended = False
         #: Whether an operation is being executed in it, so that it is not the workflow's turn.
         self.is_busy = False
         self._tasks = 0
@@ -100,14 +103,15 @@ class Branch:
         number = self._calls[content] = self._calls.get(content, 0) + 1
         return number
 
-    def position(self, content: bytes, extra: bytes = b"") -> bytes:
-        """Return the position of the next call of this content here; ``extra`` is a part of it."""
-        number = self.number_of(content)
+    def place(self, content: bytes, extra: bytes = b"") -> bytes:
+        """Return the identity of the next call of this content here; ``extra`` is a part of it."""
+        short = content[:CONTENT_BYTES]
+        number = self.number_of(short)
         if number == 1 and not self.path and not extra:
-            return FIRST
+            return short + FIRST
         mark = _IN_BODY if self.history is None else _IN_WORKFLOW
         place = hashlib.sha256(f"{self.path}#{number}#".encode() + extra).digest()
-        return mark + place[: _POSITION_BYTES - 1]
+        return short + mark + place[: _POSITION_BYTES - 1]
 
     def note(self, identity: bytes, outcome: bytes | None) -> None:
         """Take into account what was recorded in this branch."""
@@ -143,6 +147,8 @@ class Branch:
         parent = self._parent
         if self.task is not None:
             _by_task.pop(self.task, None)  # it refers to the task, so that would stay for ever
+            # The context of the task has the branch: both would wait for the garbage collector.
+            self.task, self.has_ended = None, True
         if parent is not None and self in parent._open:  # noqa: SLF001 - of its own class
             parent._open.remove(self)  # noqa: SLF001
             recorded = self.recorded()
@@ -153,12 +159,6 @@ class Branch:
 
 #: Digests are added modulo this.
 _SUMS = 1 << 256
-
-
-def place(branch: Branch, content: bytes, extra: bytes = b"") -> bytes:
-    """Return the identity of the next call of this content in a branch."""
-    short = content[:CONTENT_BYTES]
-    return short + branch.position(short, extra)
 
 
 def place_inside(identity: bytes, content: bytes) -> bytes:
@@ -175,18 +175,24 @@ def is_in_body(identity: bytes) -> bool:
 
 def current_branch() -> Branch | None:
     """Return the branch that is executed here."""
+    loop = asyncio._get_running_loop()  # noqa: SLF001 - None in a thread of a step
+    task = None if loop is None else asyncio.current_task(loop)
+    return _branch.get() if task is None else _branch_in(task)
+
+
+def _branch_in(task: asyncio.Task[Any]) -> Branch | None:
+    """Return the branch that is executed in the current task."""
     found = _branch.get()
-    if asyncio._get_running_loop() is None:  # noqa: SLF001 - a thread of a step
+    if found is not None and found.task is task and not found.is_busy:
         return found
-    task = asyncio.current_task()
-    own = None
-    if task is not None and (_by_task or _by_work):
-        own = _by_task.get(task) or _by_work.get(task.get_coro())
+    own = _by_task.get(task) or _by_work.get(task.get_coro())
     if own is not None:
         # In an operation, its context has what is executed there: nothing, or the body of a step.
         is_inside = own.is_busy and (found is None or found.history is None)
         return found if is_inside else None if own.is_busy else own
-    if found is None or found.task is None or task is None or found.task is task:
+    if found is None or found.task is task:
+        return found
+    if found.task is None and not found.has_ended:
         return found
     return _branch_without_factory(found, task)
 
@@ -295,22 +301,24 @@ class Operation:
     ``close`` ends it.
     """
 
-    __slots__ = ("_slot", "_task", "_token", "branch", "history", "identity", "run")
+    __slots__ = ("_slot", "_token", "branch", "history", "identity", "run", "task")
 
     def __init__(self, run: ActiveRun) -> None:
         if run.is_stopping:
             run.check_active()
-        branch = current_branch() or run.detached
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
+        assert task is not None
+        branch = _branch_in(task) or run.detached
         history = branch.history
         self.run = run
+        self.task = task
         self.branch = branch
         self.identity = b""
         self._slot: Slot | None = None
-        task = self._task = asyncio.current_task()
-        assert task is not None
-        run.tasks[task] = run.tasks.get(task, 0) + 1
+        run.operations.add(self)
         self._token = _branch.set(None)  # tasks that are created inside of it are not numbered
-        if history is not None and history.loop is not asyncio.get_running_loop():
+        if history is not None and history.loop is not loop:
             history = None  # the order is that of the run's own loop
         self.history = history
         branch.is_busy = True
@@ -319,11 +327,8 @@ class Operation:
 
     def close(self) -> None:
         """Go on in the workflow's own code."""
-        tasks, task, branch, history = self.run.tasks, self._task, self.branch, self.history
-        assert task is not None
-        left = tasks[task] = tasks[task] - 1
-        if not left:
-            del tasks[task]
+        branch, history = self.branch, self.history
+        self.run.operations.discard(self)
         branch.is_busy = False
         if history is not None:
             if branch in history.branches:
@@ -339,8 +344,8 @@ class Operation:
 
     def place(self, content: bytes, extra: bytes = b"") -> bytes:
         """Return its identity: what is called, and where."""
-        self.identity = place(self.branch, content, extra)
-        return self.identity
+        identity = self.identity = self.branch.place(content, extra)
+        return identity
 
     def place_of(self, content: bytes) -> bytes:
         """Return the identity of a call of another content at the same place."""
@@ -408,19 +413,19 @@ class Operation:
         history = self.history
         if history is None or self._slot is not None:
             return
-        # As ``is_alone`` says, without a call: most steps are those of one branch.
-        is_simple = len(history.branches) == 1 and not history.slots and not history.recording
-        if not (is_simple and not history.is_replaying) and not history.is_alone:
+        if not history.is_alone:
             self._slot = history.reserve(outcome)
 
     async def turn(self, outcome: Entry, content: bytes | None) -> None:
         """Return when it is the turn of its outcome; ``content`` is what the workflow sees of it."""
-        cancelled = await self.reach_turn(outcome)
-        if cancelled is not None:  # whoever cancelled it does not want the outcome any more
-            raise cancelled
+        self.reserve(outcome)
+        if self._slot is not None:
+            cancelled = await self._reach_turn(outcome)
+            if cancelled is not None:  # whoever cancelled it does not want the outcome any more
+                raise cancelled
         self.branch.note(self.identity, content)
 
-    async def reach_turn(self, outcome: Entry) -> asyncio.CancelledError | None:
+    async def _reach_turn(self, outcome: Entry) -> asyncio.CancelledError | None:
         """Return when it is the turn of its outcome, and how it was cancelled meanwhile.
 
         A cancellation ends it in that turn and not before: whether its outcome was being recorded,
@@ -449,14 +454,14 @@ class Operation:
     async def end_cancelled(self, outcome: Entry) -> None:
         """Return in the turn of an outcome that was recorded although the workflow cancelled it."""
         if not self.run.is_stopping:
-            await self.reach_turn(outcome)
+            await self._reach_turn(outcome)
 
     async def turn_despite_cancellation(self, outcome: Entry, content: bytes | None) -> None:
         """Return when it is the turn of its outcome, however often it is cancelled meanwhile.
 
         It is for an outcome that came after a cancellation, or is one.
         """
-        await self.reach_turn(outcome)
+        await self._reach_turn(outcome)
         self.branch.note(self.identity, content)
 
     async def record_cancelled(self, entry: NewEntry, recorded: Callable[[], Entry | None]) -> None:
@@ -467,7 +472,7 @@ class Operation:
         run = self.run
         if run.is_stopping or self.history is None:
             return
-        with run.suspended_by_failure():
+        with run.suspended_by_failure:
             run.append(entry)  # at once: it may be cancelled again
         outcome = recorded()
         assert outcome is not None

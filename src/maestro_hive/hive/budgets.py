@@ -271,8 +271,6 @@ def _raised(account: str, tokens: int | None, usd: int | None, limits: Limits) -
 
 def declared_budgets(given: object) -> dict[str, Any]:
     """Return the limits that a program gives its hive, by account; raise if they are none."""
-    if given is None:
-        return {}
     if not isinstance(given, Mapping) or given.keys() <= {"tokens", "usd"}:
         return {f"run:{EACH}": checked_amount("the budget of each run", given)}
     found: dict[str, Any] = {}

@@ -33,9 +33,10 @@ from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.views import run_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from maestro_hive.hive.functions import WorkflowFunction
+    from maestro_hive.hive.hive import Hive
     from maestro_hive.hive.runs import Input
     from maestro_hive.maestro.state.projections import RunState, StepState
     from maestro_hive.maestro.state.records import Entry, RunRecord
@@ -124,10 +125,11 @@ def fork(
     in_words: dict[str, str] | None = None,
     new_id: str | None = None,
     known: Mapping[str, WorkflowFunction[..., Any]] = MappingProxyType({}),
+    again: Collection[str] = (),
 ) -> str:
     """Create a run with the completed steps of another one, and return its id; it is not executed yet.
 
-    The step ``from_step`` is executed again. Steps before it stay completed, and those after it too:
+    The step ``from_step`` is executed again, and so are all steps with a name in ``again``. Steps before it stay completed, and those after it too:
     they run again exactly when their input changes. ``changed`` replaces arguments of the workflow
     by name, and ``in_words`` by typed texts: the parameter's type decides what they mean. ``known``
     has the parameters of a workflow where they are not recorded: that was enqueued by its name.
@@ -159,11 +161,34 @@ def fork(
         forked_from=run_id,
         from_step=None if first_new is None else first_new.name or first_new.number,
     )
-    copied = [first, *_copied(store, state, source, first_new)]
+    copied = [first, *_copied(store, state, source, first_new, again)]
     budget = budget_of(store, run_id)
     limit = None if budget is None or budget.limit is None else RunBudget(budget.limit)
     _create(store, name, record.workflow, copied, limit)
     return name
+
+
+def fork_without(
+    hive: Hive, run_id: str, names: Collection[str], *, new_id: str, **changed: Any
+) -> None:
+    """Fork a run without the steps of these names, which are executed again."""
+    fork(
+        hive._open(),  # noqa: SLF001 - of this package
+        run_id,
+        changed=changed,
+        new_id=new_id,
+        known=hive._workflows,  # noqa: SLF001
+        again=names,
+    )
+
+
+def record_start(
+    hive: Hive, workflow: WorkflowFunction[..., Any], run_id: str, **arguments: Any
+) -> None:
+    """Create a run with its arguments, durably; it is not executed yet."""
+    files.check_identifier(run_id, "run id")
+    given = hive._input(workflow, (), arguments)  # noqa: SLF001 - of this package
+    _create(hive._open(), run_id, given.workflow, [runs.started(given)], None)  # noqa: SLF001
 
 
 def _create(
@@ -171,7 +196,7 @@ def _create(
 ) -> None:
     """Create a run with these entries, in one transaction; raise if there is one of that name."""
     known = store.run(name)  # an executor may have listed it without entries
-    taken = ConfigurationError(f"there is a run {name!r} already; give the fork another id")
+    taken = ConfigurationError(f"there is a run {name!r} already; give this one another id")
     if known is not None and (store.entries(known.id) or name in store.run_leases()):
         raise taken
     lease = store.acquire_run(name, workflow, entries, _PENDING, budget=budget)
@@ -271,19 +296,25 @@ def _typed_argument(path: str, text: str, shape: Json, before: Json) -> Json:
 
 
 def _copied(
-    store: Store, state: RunState, source: list[Entry], first_new: StepState | None
+    store: Store,
+    state: RunState,
+    source: list[Entry],
+    first_new: StepState | None,
+    again: Collection[str],
 ) -> Iterator[NewEntry]:
     """Yield the entries to copy: those of completed steps, and others up to the step to execute again."""
     end = first_new.started.seq if first_new is not None else state.seq + 1
     completed = {
         step.number
         for step in state.steps.values()
-        if step.completed is not None and step is not first_new
+        if step.completed is not None and step is not first_new and step.name not in again
     }
     over = {
         identity
         for identity, entry in state.answers.items()
-        if entry.seq < end and facts_of(entry).get("how") in ("over", "answered")
+        if entry.seq < end
+        and facts_of(entry).get("how") in ("over", "answered")
+        and facts_of(entry).get("name") not in again
     }
     children = _child_results(store, state)
     for entry in effective_entries(source):

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.store import Reader, Store
     from maestro_hive.maestro.state.strict_json import Json
 
-DEFAULT_QUEUE = "default"
 #: The waits after failures that say nothing about the run: the first, what it grows by, the longest.
 _FIRST_SECONDS = 5.0
 _GROWTH = 2.0

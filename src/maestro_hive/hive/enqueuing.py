@@ -1,127 +1,37 @@
-"""Runs without a caller: accepted when they are recorded, and executed by workers."""
+"""What a hive does for runs without a caller: starting and enqueuing them, queues and workers.
+
+It imports what does the work when it is needed, as ``Hive`` does.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from maestro_hive.engine import settings, values
-from maestro_hive.engine.budget import checked_amount
-from maestro_hive.engine.open_run import Opening
-from maestro_hive.engine.step_record import steps_around
-from maestro_hive.hive import runs
-from maestro_hive.hive.branches import active_run_or_none, current_branch, place
-from maestro_hive.hive.budgets import declare, run_budget
-from maestro_hive.hive.dispatching import (
-    DEFAULT_QUEUE,
-    belongs_to_workers,
-    check_version,
-    dispatch_facts,
-    give_to_workers,
-    wake_workers,
-)
-from maestro_hive.hive.functions import Definitions, WorkflowFunction
-from maestro_hive.hive.handle import RunHandle
-from maestro_hive.hive.runner import HowStarted
-from maestro_hive.hive.same_run import check_equal
-from maestro_hive.kernel import files
+from maestro_hive.hive.definitions import DEFAULT_QUEUE, Definitions
 from maestro_hive.kernel.errors import ConfigurationError, RunLeasedError
-from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.records import EntryKind, NewDispatch
-from maestro_hive.maestro.state.store import NewRun
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
     from maestro_hive.engine.options import Amount
     from maestro_hive.engine.rates import Rate
+    from maestro_hive.hive.accepting import Order
     from maestro_hive.hive.active_run import ActiveRun
+    from maestro_hive.hive.functions import WorkflowFunction
+    from maestro_hive.hive.handle import RunHandle
     from maestro_hive.hive.hive import Hive
     from maestro_hive.hive.queues import QueueSettings
     from maestro_hive.hive.runner import Runner
     from maestro_hive.hive.runs import Input
     from maestro_hive.hive.worker import Worker
+    from maestro_hive.maestro.state.records import NewDispatch
     from maestro_hive.maestro.state.store import RunLease, Store
-    from maestro_hive.maestro.state.strict_json import Json
 
 R = TypeVar("R")
-
-_priority = settings.rule(int, "a whole number up to a million", lambda it: abs(it) <= 1_000_000)
-
-
-class Order(NamedTuple):
-    """A run to record for workers."""
-
-    run_id: str
-    given: Input
-    dispatch: NewDispatch
-    #: The run whose workflow enqueues it.
-    by: str | None = None
-    #: What it may spend with its children.
-    budget: Amount | None = None
-
-
-#: How often it is tried to get a run whose holder leaves it at that moment.
-_ATTEMPTS = 10
-
-
-def enqueue(store: Store, order: Order) -> None:
-    """Record a run for workers, durably; one that is recorded is left as it is.
-
-    Raises ``RunMismatchError`` if that has another workflow or other arguments, and ``RunLeasedError``
-    if its caller executes it in another process. One that belonged to its caller, who left it, belongs
-    to workers from now on.
-    """
-    run_id, given, dispatch, by, budget = order
-    if budget is not None:  # before a worker can take it
-        declare(store, run_budget(run_id, budget))
-    facts: dict[str, Json] = {**dispatch_facts(dispatch), "enqueued_by": by}
-    around = [{"run": each.run, "step": each.step} for each in steps_around()]
-    if around:  # what these have reserved of budgets, its calls need not wait for
-        facts["enqueued_in"] = around
-    first = runs.started(given, **facts)
-    new = NewRun(run_id, given.workflow, (first,), runs.PENDING, dispatch)
-    if not store.create_runs([new])[0]:
-        _take_existing(store, order)
-    wake_workers(store)
-
-
-def _take_existing(store: Store, order: Order) -> None:
-    """Check that a run is the one that is recorded already, and let it belong to workers."""
-    run_id = order.run_id
-    state = runs.read_run(store, run_id)
-    if state.started is None:
-        raise ConfigurationError(
-            f"run {run_id!r} was not started by a workflow, but by executors; give this one"
-            " another run_id"
-        )
-    check_equal(run_id, runs.recorded_input(state.started, store.load), order.given)
-    for _ in range(_ATTEMPTS):
-        if runs.ended_state(store, run_id) is not None or belongs_to_workers(store, run_id):
-            return
-        if give_to_workers(store, run_id, order.dispatch):
-            return
-        lease = store.run_leases().get(run_id)
-        if lease is not None and not belongs_to_workers(store, run_id):
-            # Stopped by its caller, no worker would have it: so it is not accepted.
-            holder = lease.holder
-            raise RunLeasedError(run_id, host=holder.host, pid=holder.pid, since=holder.since)
-
-
-def new_dispatch(
-    queue: object, priority: object = 0, delay: object = 0.0, version: object = None
-) -> NewDispatch:
-    """Return how workers get a run; raise if that is given wrongly."""
-    return NewDispatch(
-        queue=files.check_identifier(cast("str", queue), "queue"),
-        priority=_priority("priority", priority),
-        due=float(settings.number(0)("delay", delay)),
-        version=check_version(version),
-    )
 
 
 def own_budget(
@@ -173,12 +83,21 @@ class Enqueuing(Definitions):
         concurrency and the rate of the queue are for what workers take from it. What has to keep
         them, or may have to wait for its turn, is for ``enqueue``. ``budget`` is what it may spend.
         """
+        import asyncio
+
+        from maestro_hive.engine import values
+        from maestro_hive.engine.open_run import Opening
+        from maestro_hive.hive import accepting, runs
+        from maestro_hive.hive.dispatching import give_to_workers
+        from maestro_hive.hive.handle import RunHandle
+        from maestro_hive.hive.runner import HowStarted
+
         made = self._known(workflow)
         budget, kwargs = own_budget(made.parameters, budget, kwargs)
         given = self._input(made, args, kwargs)
         name = self._name(made, run_id)
         self._set_budget(name, budget)
-        dispatch = new_dispatch(queue)
+        dispatch = accepting.new_dispatch(queue)
         handle: RunHandle[R] = RunHandle(self._open, name)
         runner = self._runs
         if runs.ended_state(self._open(), name) is not None:
@@ -204,6 +123,9 @@ class Enqueuing(Definitions):
 
     def _started_elsewhere(self, started: asyncio.Task[Any], name: str) -> RunHandle[Any]:
         """Return the handle of a run that another process executes, for workers; or raise why not."""
+        from maestro_hive.hive.dispatching import belongs_to_workers
+        from maestro_hive.hive.handle import RunHandle
+
         try:
             started.result()
         except RunLeasedError:
@@ -233,7 +155,13 @@ class Enqueuing(Definitions):
         ``version`` has it executed by workers of that version alone. In a workflow it is enqueued
         once per run, however often that is resumed. ``budget`` is what it may spend with its children.
         """
-        dispatch = new_dispatch(queue, priority, delay, version)
+        from maestro_hive.engine.budget import checked_amount
+        from maestro_hive.hive import accepting, runs
+        from maestro_hive.hive.branches import active_run_or_none
+        from maestro_hive.hive.handle import RunHandle
+        from maestro_hive.kernel import files
+
+        dispatch = accepting.new_dispatch(queue, priority, delay, version)
         if budget is not None:
             checked_amount("the budget of the run", budget)
             budget, kwargs = own_budget(self._parameters_of(workflow), budget, kwargs)
@@ -244,7 +172,8 @@ class Enqueuing(Definitions):
         else:
             name = runs.new_id(given.workflow) if run_id is None else run_id
             files.check_identifier(name, "run id")
-            enqueue(self._open(), Order(name, given, dispatch, budget=budget))
+            order = accepting.Order(name, given, dispatch, budget=budget)
+            accepting.enqueue(self._open(), order)
         return RunHandle(self._open, name)
 
     async def aenqueue(
@@ -261,6 +190,11 @@ class Enqueuing(Definitions):
         **kwargs: Any,
     ) -> RunHandle[R]:
         """Do as ``enqueue``, without blocking the event loop."""
+        from contextvars import copy_context
+
+        from maestro_hive.engine import values
+        from maestro_hive.hive.branches import active_run_or_none
+
         call: Callable[[], RunHandle[R]] = partial(
             self.enqueue,
             workflow,
@@ -281,6 +215,8 @@ class Enqueuing(Definitions):
     def _set_budget(self, run_id: str, budget: Amount | None) -> None:
         """Set what a run may spend with its children, before it is started."""
         if budget is not None:
+            from maestro_hive.hive.budgets import declare, run_budget
+
             declare(self._open(), run_budget(run_id, budget))
 
     def _parameters_of(self, workflow: Callable[..., Awaitable[Any]] | str) -> tuple[str, ...]:
@@ -293,6 +229,9 @@ class Enqueuing(Definitions):
         self, workflow: Callable[..., Awaitable[Any]] | str, args: tuple[Any, ...], kwargs: Any
     ) -> Input:
         """Return a workflow's input; as it is given, where the code of the workflow is not known."""
+        from maestro_hive.hive import runs
+        from maestro_hive.kernel import files
+
         if not isinstance(workflow, str):
             return self._input(self._known(workflow), args, kwargs)
         known = self._workflows.get(files.check_identifier(workflow, "workflow"))
@@ -309,9 +248,15 @@ class Enqueuing(Definitions):
         budget: Amount | None = None,
     ) -> str:
         """Enqueue a run from a workflow, once: its id follows from where that is called."""
+        from maestro_hive.hive import runs
+        from maestro_hive.hive.accepting import Order
+        from maestro_hive.hive.branches import current_branch
+        from maestro_hive.kernel import files
+        from maestro_hive.maestro.state import codec
+
         run.check_active()
         branch = current_branch() or run.detached
-        identity = place(branch, runs.identity_of("enqueue", given.identity, run_id or ""))
+        identity = branch.place(runs.identity_of("enqueue", given.identity, run_id or ""))
         known = run.run.state.values.get(identity)
         if known is None:
             made_id = runs.child_id(run.run_id, given.workflow, identity)
@@ -319,7 +264,7 @@ class Enqueuing(Definitions):
             files.check_identifier(name, "run id")
             # First the run: after a kill in between, it is found by its id.
             self._enqueue_by(run, Order(name, given, dispatch, run.run_id, budget))
-            with run.suspended_by_failure():
+            with run.suspended_by_failure:
                 made = codec.encode(name, "the run id")
                 run.run.append([runs.value_recorded(identity, "enqueue", made)], sync=False)
             known = run.run.state.values[identity]
@@ -328,8 +273,10 @@ class Enqueuing(Definitions):
 
     def _enqueue_by(self, run: ActiveRun, order: Order) -> None:
         """Enqueue a run; what is wrong with that is the workflow's, and a failed store is not."""
+        from maestro_hive.hive.accepting import enqueue
+
         wrong: ConfigurationError | None = None
-        with run.suspended_by_failure():
+        with run.suspended_by_failure:
             try:
                 enqueue(self._open(), order)
             except ConfigurationError as error:
@@ -353,7 +300,7 @@ class Enqueuing(Definitions):
         them the same everywhere. What nobody limits is limited by the worker's own concurrency.
         A run that ``start`` begins does not pass them, nor count: only what workers take does.
         """
-        from maestro_hive.hive.queues import QueueSettings  # noqa: PLC0415 - not for every program
+        from maestro_hive.hive.queues import QueueSettings
 
         made = QueueSettings.checked(name, concurrency, per_worker, rate)
         known = self._queues.setdefault(made.name, made)
@@ -379,11 +326,7 @@ class Enqueuing(Definitions):
         one after that is left when the thread has ended, or with this process. A run that only waits
         is released from memory after ``release_after`` seconds, and taken again when it is due.
         """
-        from maestro_hive.hive.worker import (  # noqa: PLC0415 - as above
-            Worker,
-            WorkerHost,
-            WorkerSettings,
-        )
+        from maestro_hive.hive.worker import Worker, WorkerHost, WorkerSettings
 
         chosen = WorkerSettings.checked(
             queues=queues,
@@ -406,6 +349,9 @@ class Enqueuing(Definitions):
 
     def _claimed(self, store: Store, lease: RunLease) -> tuple[WorkflowFunction[..., Any], Input]:
         """Return the workflow and the input of a run that a worker has taken."""
+        from maestro_hive.hive import runs
+        from maestro_hive.maestro.state.records import EntryKind
+
         (first,) = store.entries(lease.run, up_to=1) or (None,)
         if lease.seq != 1 or first is None or first.kind != EntryKind.RUN_STARTED:
             return self._as_started(lease.name)

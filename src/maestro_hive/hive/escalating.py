@@ -123,7 +123,7 @@ class StepEscalation:
             await self._answered()
             ended = state.answers[self.identity]
         self.note_delivered()
-        with run.suspended_by_failure():
+        with run.suspended_by_failure:
             reply = Reply.read(run.run.store.load(ended), facts_of(ended).get("by"))
         run.context.escalations.end(self.id, reply.outcome)
         return reply
@@ -147,7 +147,7 @@ class StepEscalation:
         """Record that the workflow cancelled the step: nobody is asked any more."""
         if self.run.is_stopping or self.identity not in self.run.run.state.questions:
             return
-        with self.run.suspended_by_failure():
+        with self.run.suspended_by_failure:
             self.run.append(runs.wait_ended(self.identity, self.plan.name, "cancelled"))
         self.run.context.escalations.end(self.id, "The workflow no longer needs the step.")
 
@@ -173,7 +173,7 @@ class StepEscalation:
             escalation=self.id,
             step=self.plan.identity.hex(),
         )
-        with run.suspended_by_failure():
+        with run.suspended_by_failure:
             await run.record(asked, change=outbox.added(self._record(case, None)))
 
     @property
@@ -266,7 +266,7 @@ class StepEscalation:
         record = outbox.found_escalation(run.store, self.id)
         if record is None or not record.delivered or self.id in run.state.delivered:
             return
-        with self.run.suspended_by_failure():
+        with self.run.suspended_by_failure:
             run.append(
                 [outbox.delivered_entry(self.plan.identity, self.plan.name, record)], sync=False
             )

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
-import weakref
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
-    Literal,
     ParamSpec,
-    Protocol,
     TypeVar,
-    Unpack,
     overload,
 )
 
 from maestro_hive.engine.attempt import is_async
 from maestro_hive.engine.definitions import is_same_definition, origin
-from maestro_hive.engine.healing.function_healers import FunctionHealer, checked_errors
+from maestro_hive.engine.healing.function_healers import FunctionHealer
 from maestro_hive.engine.healing.healers import DEFAULT_HEALERS, name_of
 from maestro_hive.engine.options import Options, StepOptions, checked_text
 from maestro_hive.engine.parameters import Parameters, is_in_class
@@ -31,19 +28,17 @@ from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from maestro_hive.engine.options import Key
     from maestro_hive.hive.active_run import ActiveRun
-    from maestro_hive.hive.schedules import ScheduledWorkflow
+    from maestro_hive.hive.definitions import Definitions
     from maestro_hive.maestro.state.strict_json import Json
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 S = TypeVar("S")
-WorkflowT = TypeVar("WorkflowT", bound="WorkflowFunction[..., Any]")
-HealerT = TypeVar("HealerT", bound="Callable[..., Any]")
 
 
 class StepFunction(Generic[P, R]):
@@ -65,21 +60,36 @@ class StepFunction(Generic[P, R]):
         #: What is called with the arguments as they are recorded.
         self.task = self.parameters.function
         self.is_async = is_async(function)
+        #: The step whose limits and breaker it has: itself, or the one that it is a named part of.
+        self.definition: StepFunction[..., Any] = self
+        self._defaults = self.parameters.defaults
         #: How many arguments a call has that is recorded as it is; None where each call is bound.
         self._arity = self.parameters.arity
-        if options.key is not None or self.parameters.is_method:
+        needs_names = options.key is not None and (self._defaults or not callable(options.key))
+        if needs_names or self.parameters.is_method:
             self._arity = None
-        self._defaults = self.parameters.defaults
         if not self._defaults:
             _ = self.planner
+
+    def named(self, name: str) -> StepFunction[P, R]:
+        """Return the same step under another name: what all its names share is made once."""
+        _ = self._recorded  # or each of them would make it
+        made = copy.copy(self)
+        made.name = name
+        made.__dict__.pop("planner", None)
+        return made
 
     @functools.cached_property
     def planner(self) -> Planner:
         """Plans its calls; with defaults it is made at the first one: their codecs are there then."""
         asks = self.options.on_ambiguous == "ask" or self.options.escalate
         returns = declared_result(self.function) if asks else None
-        options = self.options.recorded()
-        return Planner(self.persona, self.name, options, self.parameters, returns)
+        return Planner(self.persona, self.name, self._recorded, self.parameters, returns)
+
+    @functools.cached_property
+    def _recorded(self) -> dict[str, Any]:
+        """Its options as they are recorded with each attempt."""
+        return self.options.recorded()
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the recorded result, or else call the function until it succeeds."""
@@ -88,8 +98,9 @@ class StepFunction(Generic[P, R]):
         if kwargs or len(args) != self._arity:
             result = await self._call_bound(run, args, kwargs)
         else:
-            defaults = self._defaults
-            result = await run.steps.call(self, args, {**defaults} if defaults else kwargs)
+            defaults, by_hand = self._defaults, self.options.key
+            key = None if by_hand is None else self._checked_key(by_hand(*args))  # type: ignore[operator]
+            result = await run.steps.call(self, args, {**defaults} if defaults else kwargs, key)
         return result
 
     async def _call_bound(
@@ -103,8 +114,7 @@ class StepFunction(Generic[P, R]):
     def _key_for(self, key: Key, bound: inspect.BoundArguments) -> str:
         """Return the identity that was given by hand, for these arguments."""
         if callable(key):
-            made: object = key(*bound.args, **bound.kwargs)
-            return checked_text(f"the key of step {self.name!r}", made)
+            return self._checked_key(key(*bound.args, **bound.kwargs))
         try:
             text = key.format(**bound.arguments)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
@@ -112,7 +122,10 @@ class StepFunction(Generic[P, R]):
                 f"the key {key!r} of step {self.name!r} cannot be made of its arguments"
                 f" ({', '.join(bound.arguments)}): {error!r}"
             ) from error
-        return checked_text(f"the key of step {self.name!r}", text)
+        return self._checked_key(text)
+
+    def _checked_key(self, made: object) -> str:
+        return checked_text(f"the key of step {self.name!r}", made)
 
     # --- as a method ---
 
@@ -248,181 +261,33 @@ def function_name(function: Callable[..., Any]) -> str:
 # --- those that are defined on a hive ---------------------------------------------------------------
 
 
-class StepDecorator(Protocol):
-    """The type of what ``hive.step(…)`` returns: makes a step of a function, async or not."""
-
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> StepFunction[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> StepFunction[P, R]: ...
-
-
-class WorkflowDecorator(Protocol):
-    """The type of what ``hive.workflow(…)`` returns: makes a workflow of an async function."""
-
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> WorkflowFunction[P, R]:
-        """Make the workflow."""
-        ...
+def make_step(function: Callable[..., Any], options: Mapping[str, Any]) -> StepFunction[..., Any]:
+    """Return the step that a function makes with these options; raise if it makes none."""
+    _check_function("step", function)
+    name = options.get("name")
+    named = function_name(function) if name is None else name
+    checked = Options().changed(dict(options), StepOptions, f"of step {named!r} the option")
+    return StepFunction(function, named, checked)
 
 
-class ScheduleDecorator(Protocol):
-    """The type of what ``hive.schedule(…)`` returns: gives a workflow a schedule, and returns it."""
+def make_workflow(function: Callable[..., Any], name: str | None) -> WorkflowFunction[..., Any]:
+    """Return the workflow that a function makes; raise if it makes none."""
+    _check_function("workflow", function)
+    own = files.check_identifier(name or function_name(function), "workflow")
+    return WorkflowFunction(function, own)
 
-    def __call__(self, workflow: WorkflowT, /) -> WorkflowT:
-        """Add the schedule."""
-        ...
 
-
-class Definitions:
-    """The steps, workflows, schedules and healers of a hive, by name."""
-
-    def __init__(self) -> None:
-        self._workflows: dict[str, WorkflowFunction[..., Any]] = {}
-        self._steps: dict[tuple[str, str], StepFunction[..., Any]] = {}
-        self._schedules: dict[str, ScheduledWorkflow] = {}
-        self._healers: list[FunctionHealer] = []
-
-    @overload
-    def step(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> StepFunction[P, R]: ...
-    @overload
-    def step(self, function: Callable[P, R], /) -> StepFunction[P, R]: ...
-    @overload
-    def step(self, **options: Unpack[StepOptions]) -> StepDecorator: ...
-    def step(  # type: ignore[misc]  # the overloads are narrower
-        self, function: Callable[..., Any] | None = None, /, **options: Any
-    ) -> Any:
-        """Make a durable step of a function, async or not.
-
-        The options are those of ``StepOptions``; the configuration decides what is not given.
-        """
-
-        def decorate(function: Callable[..., Any]) -> StepFunction[..., Any]:
-            _check_function("step", function)
-            name = options.get("name")
-            named = function_name(function) if name is None else name
-            what = f"of step {named!r} the option"
-            checked = Options().changed(dict(options), StepOptions, what)
-            return self._add_step(StepFunction(function, named, checked))
-
-        return decorate if function is None else decorate(function)
-
-    def healer(
-        self, *errors: type[BaseException], name: str | None = None
-    ) -> Callable[[HealerT], HealerT]:
-        """Ask a function, async or not, about attempts that fail by errors of these types.
-
-        It is called with the failure, the step's arguments by name, and what was tried; it takes the
-        first of these if it takes fewer. It answers with feedback for the next attempt (a text), with
-        changed arguments (a dict), with a ``Fix``, which may also repair files of the workspace, or
-        with None. ``name``, or the function's own, is what it is called in records.
-        """
-        checked = checked_errors(errors)
-
-        def decorate(function: HealerT) -> HealerT:
-            called = str(name or getattr(function, "__name__", type(function).__name__))
-            made = FunctionHealer(function, checked, called)
-            _check_healer(called, function, self._healers)
-            self._healers[:] = [each for each in self._healers if each.name != called] + [made]
-            return function
-
-        return decorate
-
-    def _add_step(self, step: StepFunction[..., Any]) -> StepFunction[..., Any]:
-        place = (step.persona, step.name)
-        known = self._steps.get(place)
-        if known is not None:
-            name = f"{step.name!r} of {step.persona!r}"
-            _check_redefinition("steps", name, known.function, step.function)
-        self._steps[place] = step
-        return step
-
-    @overload
-    def workflow(self, function: Callable[P, Awaitable[R]], /) -> WorkflowFunction[P, R]: ...
-    @overload
-    def workflow(self, *, name: str | None = ...) -> WorkflowDecorator: ...
-    def workflow(
-        self, function: Callable[..., Any] | None = None, *, name: str | None = None
-    ) -> Any:
-        """Make a workflow of an async function; its runs are resumed by its name."""
-
-        def decorate(function: Callable[..., Any]) -> WorkflowFunction[..., Any]:
-            _check_function("workflow", function)
-            own = files.check_identifier(name or function_name(function), "workflow")
-            known = self._workflows.get(own)
-            if known is not None:
-                _check_redefinition("workflows", repr(own), known.function, function)
-            made = WorkflowFunction(function, own)
-            made.home = weakref.ref(self)
-            self._workflows[own] = made
-            return made
-
-        return decorate if function is None else decorate(function)
-
-    def schedule(
-        self,
-        expression: str,
-        *,
-        tz: str = "UTC",
-        catch_up: Literal["latest", "all", "none"] = "latest",
-        overlap: Literal["skip", "queue", "allow"] = "skip",
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        tick: str | None = None,
-        name: str | None = None,
-        queue: str = "default",
-    ) -> ScheduleDecorator:
-        """Run a workflow at the times of a cron expression, in a time zone; workers do it.
-
-        Each tick is a run, ``NAME-20261117T080000Z``. ``catch_up`` is for ticks that passed while no
-        worker was there: one run for the "latest", "all" of them, or "none". ``overlap`` is for a
-        tick that comes while a run is unfinished: "skip" it, "queue" it, or "allow" both. ``args``
-        and ``kwargs`` are the workflow's arguments, and its parameter ``tick`` gets the tick's time.
-        Stands above ``@hive.workflow``; a second one of the same workflow needs a ``name``.
-        """
-
-        def decorate(workflow: WorkflowT) -> WorkflowT:
-            from maestro_hive.hive.schedules import define  # noqa: PLC0415 - not for all programs
-
-            made = define(
-                workflow,
-                name,
-                expression=expression,
-                tz=tz,
-                catch_up=catch_up,
-                overlap=overlap,
-                args=tuple(args),
-                kwargs=dict(kwargs or {}),
-                tick=tick,
-                queue=queue,
-            )
-            self._add_schedule(self._known(workflow), made)
-            return workflow
-
-        return decorate
-
-    def _add_schedule(self, workflow: WorkflowFunction[..., Any], made: ScheduledWorkflow) -> None:
-        known = self._schedules.get(made.name)
-        if known is not None:
-            first = known.workflow
-            if first is workflow or not is_same_definition(first.function, workflow.function):
-                raise ConfigurationError(
-                    f"there are two schedules {made.name!r}, of {_shown(first)} and of"
-                    f" {_shown(workflow)}; give one of them name="
-                )
-        self._schedules[made.name] = made
-
-    def _known(self, workflow: Callable[..., Awaitable[R]]) -> WorkflowFunction[..., R]:
-        if isinstance(workflow, WorkflowFunction):
-            known = self._workflows.setdefault(workflow.name, workflow)
-            if known is not workflow:
-                raise ConfigurationError(
-                    f"this Hive has another workflow {workflow.name!r}; the one to run was defined on"
-                    " another Hive"
-                )
-            return workflow
-        raise ConfigurationError(
-            f"{_shown(workflow)} is not a workflow; put @hive.workflow above it"
-        )
+def make_healer(
+    function: Callable[..., Any],
+    errors: tuple[type[BaseException], ...],
+    name: str | None,
+    known: list[FunctionHealer],
+) -> FunctionHealer:
+    """Return the healer that a function makes beside those that are known; raise if it makes none."""
+    called = str(name or getattr(function, "__name__", type(function).__name__))
+    made = FunctionHealer(function, errors, called)
+    _check_healer(called, function, known)
+    return made
 
 
 def _check_function(what: str, function: object) -> None:
@@ -431,26 +296,26 @@ def _check_function(what: str, function: object) -> None:
     if isinstance(function, classmethod | staticmethod):
         kind = type(function).__name__
         raise ConfigurationError(
-            f"{_shown(function.__func__)} is a {kind}: put @hive.{what} below @{kind}"
+            f"{shown(function.__func__)} is a {kind}: put @hive.{what} below @{kind}"
         )
     if not callable(function) or isinstance(function, type):
         raise ConfigurationError(f"a {what} must be a function, not {function!r}")
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise ConfigurationError(
-            f"{_shown(function)} is a generator, and a {what} must return: return a list"
+            f"{shown(function)} is a generator, and a {what} must return: return a list"
         )
     first = next(iter(inspect.signature(function).parameters), None)
     if first not in ("self", "cls"):
         return
     if what == "workflow":
         raise ConfigurationError(
-            f"{_shown(function)} is a method, and a workflow must be a function: it is called by its"
+            f"{shown(function)} is a method, and a workflow must be a function: it is called by its"
             " name after a restart, where there is no object. Define it outside of the class, with"
             " the object as an argument; its steps may be methods"
         )
     if not is_in_class(function):
         raise ConfigurationError(
-            f"{_shown(function)} has an argument {first!r} and is no method: give it another name, or"
+            f"{shown(function)} has an argument {first!r} and is no method: give it another name, or"
             " define it in its class"
         )
 
@@ -465,25 +330,37 @@ def _check_healer(name: str, function: object, known: list[FunctionHealer]) -> N
     for each in known:
         if each.name == name and not is_same_definition(each.function, function):
             raise ConfigurationError(
-                f"there are two healers {name!r}, {_shown(each.function)} and {_shown(function)};"
+                f"there are two healers {name!r}, {shown(each.function)} and {shown(function)};"
                 " give one of them name="
             )
 
 
-def _check_redefinition(what: str, name: str, known: object, new: object) -> None:
+def check_redefinition(what: str, name: str, known: object, new: object) -> None:
     """Raise if there would be two of one name; one that is defined again replaces the first."""
     if is_same_definition(known, new):
         return
     if origin(known) != origin(new):
         raise ConfigurationError(
-            f"there are two {what} {name}, {_shown(known)} and {_shown(new)}, which have one identity;"
+            f"there are two {what} {name}, {shown(known)} and {shown(new)}, which have one identity;"
             " give one of them name="
         )
     raise ConfigurationError(
-        f"there are two {what} {name}, both made of {_shown(new)} and not the same: one would get the"
+        f"there are two {what} {name}, both made of {shown(new)} and not the same: one would get the"
         " results of the other; give each of them its own name="
     )
 
 
-def _shown(function: object) -> str:
+def check_second_schedule(
+    name: str, first: WorkflowFunction[..., Any], second: WorkflowFunction[..., Any]
+) -> None:
+    """Raise if a schedule would be of two workflows; one that is defined again replaces the first."""
+    if first is second or not is_same_definition(first.function, second.function):
+        raise ConfigurationError(
+            f"there are two schedules {name!r}, of {shown(first)} and of {shown(second)};"
+            " give one of them name="
+        )
+
+
+def shown(function: object) -> str:
+    """Return what a function is called in a message."""
     return str(getattr(function, "__qualname__", None) or repr(function))

@@ -18,9 +18,9 @@ from maestro_hive.hive.errors import (
     RunMismatchError,
 )
 from maestro_hive.hive.live_workers import is_taken
-from maestro_hive.hive.runs import ended_state, find_run, outcome, status_of
+from maestro_hive.hive.runs import ended_state, find_run, outcome
 from maestro_hive.kernel.errors import MaestroError
-from maestro_hive.maestro.state.views import OVER
+from maestro_hive.maestro.state.views import OVER, shown_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -52,7 +52,7 @@ class RunHandle(Generic[R]):
         """The run's status, as ``hive.runs`` lists it; pending before it is listed."""
         store = self._opened()
         record = store.run(self.run_id)
-        return "pending" if record is None else status_of(record, store.run_leases())
+        return "pending" if record is None else shown_status(record, store.run_leases())
 
     async def result(self) -> R:
         """Return the run's result when it has ended; raise if it failed, or nobody executes it.

@@ -105,11 +105,6 @@ class Turns:
             if self._due:  # not before: what was delivered to any of them comes first
                 self._loop.call_soon(self._take, context=self._context)
 
-    @property
-    def has_more(self) -> bool:
-        """Whether the loop may have something else to do."""
-        return self.ready is None or bool(self.ready)
-
     def own_time(self, history: History) -> float | None:
         """Return when the next timer of a workflow's own is due, in the time of the loop."""
         own = [each.when() for each in self._timers if _is_of(history, each)]
@@ -162,6 +157,7 @@ class History:
         #: By number: the entry after which an outcome is being recorded, in the order of their start.
         self.recording: dict[int, int] = {}
         self._turns = _turns_of(loop)
+        self._ready = self._turns.ready
         self._count = self._quiet = 0
         self._most = _MOST_TURNS
         #: Until when it is waited for a timer of the workflow's own.
@@ -224,8 +220,8 @@ class History:
         """Whether there is one branch, and nothing to come before it: then there is no order."""
         if len(self.branches) > 1 or self.slots or self.recording:
             return False
-        # A task that was made without the factory may be about to start.
-        return not (self.is_replaying and self._turns.has_more)
+        # A task that was made without the factory may be about to start, if the loop has more to do.
+        return not self.is_replaying or not (self._ready is None or self._ready)
 
     @property
     def is_delivering(self) -> bool:
@@ -313,8 +309,10 @@ class History:
                 heappush(slots, each)
             return  # ``set_ready`` or ``end_recording`` goes on
         for each in group:
-            if each.deliver is not None:
-                each.deliver()
+            # Its operation has the slot: both would wait for the garbage collector.
+            deliver, each.deliver = each.deliver, _nothing
+            if deliver is not None:
+                deliver()
         self._schedule_if_needed()
 
     def _call_all(self, calls: list[Callable[[], None]]) -> None:

@@ -1,67 +1,42 @@
-"""Hive: steps, workflows and runs over one state folder."""
+"""Hive: steps, workflows and runs over one state folder.
+
+Each method imports what does its work: a program may import ``Hive`` and define, list or control runs
+without what executes them.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import secrets
 import threading
-from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
-from uuid import UUID, uuid4
 
-from maestro_hive.engine import settings, values
-from maestro_hive.engine.audit import DEFAULT_NAME, AuditLog
-from maestro_hive.engine.callers_tickets import chosen_system
-from maestro_hive.engine.config import ExecutionConfig, get_execution_config
-from maestro_hive.engine.copies import copier
-from maestro_hive.engine.failures import with_own_lines
-from maestro_hive.engine.healing.stage import check_disabled
-from maestro_hive.engine.policy_rules import PolicyEnforcer
-from maestro_hive.engine.prices import Prices, read_prices
-from maestro_hive.hive import answers, cancelling, control, escalations, resolving, waits
-from maestro_hive.hive.branches import active_run_or_none
-from maestro_hive.hive.budgets import Budgets, declare, declared_budgets
 from maestro_hive.hive.enqueuing import Enqueuing, own_budget
-from maestro_hive.hive.errors import UnknownRunError
-from maestro_hive.hive.handle import RunHandle
-from maestro_hive.hive.handle import follow as follow_events
-from maestro_hive.hive.keeping_escalations import EscalationKeeper, sync_all
-from maestro_hive.hive.runner import Runner
-from maestro_hive.hive.runs import (
-    find_run,
-    list_runs,
-    make_input,
-    new_id,
-    read_input,
-    read_run,
-)
-from maestro_hive.hive.same_run import check_fits
-from maestro_hive.hive.steps import RunContext
-from maestro_hive.hive.streams import follow as follow_stream
-from maestro_hive.hive.waits import DurableTimeout
-from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError, StoreClosedError
-from maestro_hive.kernel.process import run_async
-from maestro_hive.kernel.signals import until_signal
-from maestro_hive.maestro.state.stores import close_store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from datetime import datetime
+    from uuid import UUID
 
+    from maestro_hive.engine.audit import AuditLog
+    from maestro_hive.engine.config import ExecutionConfig
     from maestro_hive.engine.escalation import Escalation
     from maestro_hive.engine.healing.stage import HealingEngine
     from maestro_hive.engine.options import Amount
     from maestro_hive.engine.policy import Enforcer
+    from maestro_hive.engine.policy_rules import PolicyEnforcer
+    from maestro_hive.engine.prices import Prices
     from maestro_hive.engine.tickets import TicketSystem
     from maestro_hive.hive.answers import Question
     from maestro_hive.hive.attending import Asked
+    from maestro_hive.hive.budgets import Budgets
     from maestro_hive.hive.escalations import EscalationView
     from maestro_hive.hive.functions import WorkflowFunction
+    from maestro_hive.hive.handle import RunHandle
+    from maestro_hive.hive.runner import Runner
     from maestro_hive.hive.runs import Input, RunInfo
+    from maestro_hive.hive.waits import DurableTimeout
     from maestro_hive.maestro.state.events import RunEvent
     from maestro_hive.maestro.state.store import Store
     from maestro_hive.maestro.state.streams import StreamChunk
@@ -109,16 +84,20 @@ class Hive(Enqueuing):
         policy: str | Path | PolicyEnforcer | None = None,
         audit_log: bool | str | Path | None = None,
     ) -> None:
+        from maestro_hive.engine.callers_tickets import chosen_system
+        from maestro_hive.engine.prices import read_prices
+        from maestro_hive.hive import hive_arguments as arguments
+
         super().__init__()
-        self.config = _config_for(folder, config)
+        self.config = arguments.config_for(folder, config)
         self._healing_engine = healing_engine
         self._tickets = chosen_system(self.config, escalation=escalation)
         self._workspace = None if workspace is None else Path(workspace).expanduser().absolute()
-        decides = _enforcer(policy, enforcer, self._workspace)
+        decides = arguments.enforcer_of(policy, enforcer, self._workspace)
         self._helpers = {"enforcer": decides}
-        self._audit = _audit(audit_log, decides)
-        self._cancel_grace = float(settings.number(0)("cancel_grace", cancel_grace))
-        self._declared = declared_budgets(budget)
+        self._audit = arguments.audit_of(audit_log, decides)
+        self._cancel_grace = arguments.grace_of(cancel_grace)
+        self._declared = arguments.limits_of(budget)
         #: What models cost.
         self.prices = read_prices(prices)
         self._store: Store | None = None
@@ -129,6 +108,8 @@ class Hive(Enqueuing):
     @property
     def budget(self) -> Budgets:
         """The budgets of personas, runs, queues and days: limits, and what was spent."""
+        from maestro_hive.hive.budgets import Budgets
+
         return Budgets(self._open)
 
     # --- running ---
@@ -168,9 +149,15 @@ class Hive(Enqueuing):
     ) -> R:
         """Run a workflow from a program without an event loop; ``budget`` as of ``run``.
 
-        While it runs, the first Ctrl+C or SIGTERM stops it: the stop is recorded and counts as no
-        failure, and the process ends as it would have. A second one ends it at once.
+        While it runs, the first Ctrl+C, SIGTERM or SIGHUP stops it: the stop is recorded and counts as
+        no failure, and the process ends as it would have. A second one ends it at once.
         """
+        import asyncio
+
+        from maestro_hive.engine.failures import with_own_lines
+        from maestro_hive.kernel.process import run_async
+        from maestro_hive.kernel.signals import until_signal
+
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
             raise ConfigurationError(
@@ -189,6 +176,10 @@ class Hive(Enqueuing):
             raise with_own_lines(error)  # noqa: B904 - the same error
 
     def _name(self, workflow: WorkflowFunction[..., Any], run_id: str | None) -> str:
+        from maestro_hive.hive.branches import active_run_or_none
+        from maestro_hive.hive.runs import new_id
+        from maestro_hive.kernel import files
+
         if run_id is not None:
             return files.check_identifier(run_id, "run id")
         if active_run_or_none() is not None:
@@ -204,6 +195,8 @@ class Hive(Enqueuing):
         return await self._run(made, given, run_id)
 
     async def _run(self, workflow: WorkflowFunction[..., R], given: Input, run_id: str) -> R:
+        from maestro_hive.engine.failures import with_own_lines
+
         try:
             result: R = await self._runs.run(workflow, given, run_id)
         except MaestroError as error:
@@ -215,6 +208,8 @@ class Hive(Enqueuing):
 
     async def sleep(self, seconds: float) -> None:
         """Sleep in a workflow; a restart sleeps only for what is left. Holds no thread."""
+        from maestro_hive.hive import waits
+
         await waits.sleep(seconds)
 
     @overload
@@ -249,6 +244,8 @@ class Hive(Enqueuing):
         where it is given. After ``timeout`` seconds, those before a restart included, TimeoutError.
         ``about`` is shown to the person who is asked; about something else, it is another question.
         """
+        from maestro_hive.hive import waits
+
         return await waits.wait_for(name, timeout, type, about)
 
     def timeout(self, seconds: float) -> DurableTimeout:
@@ -257,18 +254,30 @@ class Hive(Enqueuing):
         The time before a restart counts. When it is over, what the block waits for is cancelled, and
         TimeoutError is raised.
         """
+        from maestro_hive.hive.waits import DurableTimeout
+
         return DurableTimeout(seconds)
 
     def now(self) -> datetime:
         """Return the time (UTC) in a workflow; a resumed one gets the same."""
+        from maestro_hive.hive import waits
+
         return waits.recorded_value("now", lambda run: run.run.store.clock.now())
 
     def random(self) -> float:
         """Return a random number from 0 to 1 in a workflow; a resumed one gets the same."""
+        import secrets
+
+        from maestro_hive.hive import waits
+
         return waits.recorded_value("random", lambda _: secrets.SystemRandom().random())
 
     def uuid(self) -> UUID:
         """Return a random UUID in a workflow; a resumed one gets the same."""
+        from uuid import uuid4
+
+        from maestro_hive.hive import waits
+
         return waits.recorded_value("uuid", lambda _: uuid4())
 
     # --- from outside ---
@@ -289,11 +298,15 @@ class Hive(Enqueuing):
         With ``early`` it may also be the next question of this name, which is yet to be asked.
         ``question`` is the id of one of several with this name, as ``questions`` has it.
         """
+        from maestro_hive.hive import answers
+
         store = self._open()
         answers.answer(store, run_id, name, value, by=by, early=early, question=question)
 
     def questions(self, run_id: str) -> list[Question]:
         """Return the questions that a run waits for, with what they are about."""
+        from maestro_hive.hive import answers
+
         return answers.questions(self._open(), run_id)
 
     async def attend(
@@ -304,12 +317,14 @@ class Hive(Enqueuing):
         Each question, approval and escalation is told once. With ``leave`` the run is suspended when
         it does nothing but wait for people, and who awaits it gets ``RunReleased``.
         """
-        from maestro_hive.hive.attending import attend  # noqa: PLC0415 - slow to import
+        from maestro_hive.hive.attending import attend
 
         await attend(self._open(), run_id, tell, leave=leave)
 
     def escalations(self, run_id: str | None = None) -> list[EscalationView]:
         """Return the failures that wait for a person: of steps with ``escalate=True``, and of executors."""
+        from maestro_hive.hive import escalations
+
         return escalations.list_escalations(self._open(), run_id)
 
     def answer_escalation(
@@ -327,6 +342,8 @@ class Hive(Enqueuing):
         the type that it declares. ``give_up`` has the workflow get the error; then ``feedback`` is the
         reason. An escalation takes one answer: later ones get ``AlreadyAnsweredError``.
         """
+        from maestro_hive.hive import escalations
+
         given = (result is not UNRESOLVED) + give_up
         if given > 1 or (result is not UNRESOLVED and feedback is not None):
             raise ConfigurationError(
@@ -345,10 +362,14 @@ class Hive(Enqueuing):
 
         Workers, and runs that wait, do so every some seconds. Returns which escalations were answered.
         """
+        from maestro_hive.hive.keeping_escalations import sync_all
+
         return [] if self._tickets is None else await sync_all(self._open(), self._tickets)
 
     def retry(self, run_id: str, step: str | int | None = None) -> None:
         """Request a retry of what failed; ``run`` or ``resume`` then executes it."""
+        from maestro_hive.hive import control
+
         control.retry(self._open(), run_id, step)
 
     def resolve(
@@ -366,6 +387,8 @@ class Hive(Enqueuing):
         ``rerun`` lets it be executed again. It is recorded for exactly this call of the step (a name,
         ``name#2`` or a number), and ``run`` or ``resume`` then goes on.
         """
+        from maestro_hive.hive import resolving
+
         if (completed is UNRESOLVED) is not rerun:
             raise ConfigurationError("resolve() takes either completed=… or rerun=True")
         if rerun:
@@ -375,6 +398,8 @@ class Hive(Enqueuing):
 
     def cancel(self, run_id: str, reason: str = "") -> bool:
         """Cancel a run and its children, wherever they are executed; False if all have ended."""
+        from maestro_hive.hive import cancelling
+
         return cancelling.cancel(self._open(), run_id, reason)
 
     def fork(
@@ -391,6 +416,8 @@ class Hive(Enqueuing):
         completed, and those after it run again exactly when their input changes. ``changed_inputs`` replace
         arguments of the workflow.
         """
+        from maestro_hive.hive import control
+
         return control.fork(
             self._open(),
             run_id,
@@ -409,10 +436,15 @@ class Hive(Enqueuing):
         roots: bool = False,
     ) -> list[RunInfo]:
         """List runs, newest first: all, or with ``roots`` only those that are no children."""
+        from maestro_hive.hive.runs import list_runs
+
         return list_runs(self._open(), status, workflow, limit, roots=roots)
 
     def handle(self, run_id: str) -> RunHandle[Any]:
         """Return a handle of a run, wherever it is executed."""
+        from maestro_hive.hive.handle import RunHandle
+        from maestro_hive.hive.runs import find_run
+
         find_run(self._open(), run_id)  # or say that there is none
         return RunHandle(self._open, run_id)
 
@@ -424,6 +456,8 @@ class Hive(Enqueuing):
         It goes on while a process executes the run, here or elsewhere; without ``follow``, it ends
         with what there is.
         """
+        from maestro_hive.hive.handle import follow as follow_events
+
         return follow_events(self._open(), run_id, after=after, wait=follow)
 
     def stream(
@@ -437,6 +471,9 @@ class Hive(Enqueuing):
         for; of another one that no process executes, ``RunInactiveError``: go on after the last
         ``seq`` when one does. Without ``follow`` it ends with what there is.
         """
+        from maestro_hive.engine import settings
+        from maestro_hive.hive.streams import follow as follow_stream
+
         number = settings.whole(0)("after", after)
         return follow_stream(self._open(), run_id, step, after=number, wait=follow)
 
@@ -452,6 +489,9 @@ class Hive(Enqueuing):
             store, self._store, self._runner = self._store, None, None
             self._is_closed = True
         if store is not None:
+            from maestro_hive.engine.copies import copier
+            from maestro_hive.maestro.state.stores import close_store
+
             try:
                 copier().flush(store)
             finally:
@@ -467,6 +507,8 @@ class Hive(Enqueuing):
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        from maestro_hive.engine import values
+
         await values.in_thread(self.close)
 
     def _open(self) -> Store:
@@ -474,6 +516,8 @@ class Hive(Enqueuing):
         store = self._store
         if store is not None and store.usable:
             return store
+        from maestro_hive.maestro.state.stores import close_store, open_store
+
         with self._mutex:
             if self._is_closed:
                 raise StoreClosedError("this Hive was closed; make another one to go on")
@@ -484,11 +528,17 @@ class Hive(Enqueuing):
                 folders = self.config.state.resolve()
                 self._store = open_store(folders.state, persistent=folders.persistent)
                 if self._declared:
+                    from maestro_hive.hive.budgets import declare
+
                     declare(self._store, self._declared)
             return self._store
 
     @property
     def _runs(self) -> Runner:
+        from maestro_hive.hive.keeping_escalations import EscalationKeeper
+        from maestro_hive.hive.runner import Runner
+        from maestro_hive.hive.steps import RunContext
+
         with self._mutex:
             store = self._open()
             if self._runner is None:
@@ -510,6 +560,8 @@ class Hive(Enqueuing):
 
     def _check_disabled(self) -> None:
         """Raise if a step, or all of them, shall not ask a healer that nobody has defined."""
+        from maestro_hive.engine.healing.stage import check_disabled
+
         own = self._healing_engine
         everywhere = self.config.level1.disabled_healers
         check_disabled(everywhere, own, self._healers, "Level1Config.")
@@ -519,24 +571,28 @@ class Hive(Enqueuing):
 
     def _audit_log(self, store: Store) -> AuditLog | None:
         """Return where decisions are written; a hive in memory has no folder for it."""
-        if isinstance(self._audit, Path):
-            return AuditLog(self._audit, store)
-        return (
-            AuditLog(Path(store.location) / DEFAULT_NAME, store)
-            if self._audit and store.format
-            else None
-        )
+        if not self._audit or (self._audit is True and not store.format):
+            return None
+        from maestro_hive.engine.audit import DEFAULT_NAME, AuditLog
+
+        path = Path(store.location) / DEFAULT_NAME if self._audit is True else self._audit
+        return AuditLog(path, store)
 
     # --- finding workflows ---
 
     def _input(
         self, workflow: WorkflowFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Input:
+        from maestro_hive.hive.runs import make_input
+
         bound_args, bound_kwargs = workflow.bind(args, kwargs)
         names, types = workflow.parameters, workflow.types
         return make_input(workflow.name, bound_args, bound_kwargs, names, types)
 
     def _as_started(self, run_id: str) -> tuple[WorkflowFunction[..., Any], Input]:
+        from maestro_hive.hive.errors import UnknownRunError
+        from maestro_hive.hive.runs import read_input, read_run
+
         store = self._open()
         if store.run(run_id) is None:
             self._runs.restore(run_id)
@@ -547,6 +603,8 @@ class Hive(Enqueuing):
 
     def _bound(self, run_id: str, given: Input) -> tuple[WorkflowFunction[..., Any], Input]:
         """Return the workflow of a run, which takes its arguments as it is now."""
+        from maestro_hive.hive.same_run import check_fits
+
         found = self._workflows.get(given.workflow)
         if found is None:
             known = ", ".join(sorted(self._workflows)) or "none"
@@ -561,47 +619,3 @@ class Hive(Enqueuing):
 def stopped_message(run_id: str) -> str:
     """Return what the caller of a run that a signal stopped is told."""
     return f"run {run_id!r} was stopped; it resumes when it is started again"
-
-
-def _enforcer(
-    policy: str | Path | PolicyEnforcer | None, enforcer: Enforcer | None, workspace: Path | None
-) -> Enforcer | None:
-    """Return what decides about the calls of steps."""
-    if policy is not None and enforcer is not None:
-        raise ConfigurationError("Hive() takes a policy or an enforcer, and was given both")
-    if isinstance(policy, str | PathLike):
-        return PolicyEnforcer.from_file(policy, workspace)
-    decides: object = enforcer if policy is None else policy
-    if decides is not None and not callable(getattr(decides, "check", None)):
-        raise settings.refused("the enforcer", decides, "an object with a method check")
-    return enforcer if policy is None else policy
-
-
-def _audit(given: bool | str | Path | None, enforcer: Enforcer | None) -> bool | Path:
-    """Return where an audit log is written: a path, or whether it is in the state folder."""
-    if isinstance(given, bool | None):
-        if given and enforcer is None:
-            raise ConfigurationError(
-                "audit_log=True: nothing decides; give a policy or an enforcer"
-            )
-        return enforcer is not None if given is None else given
-    path: object = given
-    if not isinstance(path, str | PathLike) or not str(path):
-        raise settings.refused("audit_log", given, "a path, True or False")
-    return Path(given).expanduser().absolute()
-
-
-def _config_for(folder: str | Path | None, config: ExecutionConfig | None) -> ExecutionConfig:
-    if isinstance(folder, str) and "://" in folder:
-        raise ConfigurationError(
-            f"Hive({folder!r}): this version stores state in a folder, and takes no address"
-        )
-    if folder is None:
-        return (config or get_execution_config()).frozen()
-    given: object = folder
-    if not isinstance(given, str | PathLike) or not str(given):
-        raise ConfigurationError(f"Hive({folder!r}): a state folder is named by a text or a Path")
-    base = ExecutionConfig() if config is None else config
-    place = Path(folder).expanduser().absolute()  # now: the program may go elsewhere
-    state = replace(base.state, state_dir=str(place), checkpoint_dir=str(place / "checkpoints"))
-    return replace(base, state=state).frozen()

@@ -27,7 +27,7 @@ def only_waits(run: ActiveRun) -> bool:
     """Return whether every open durable call of a run and of its children is a wait."""
     if run.is_stopping or run.is_cancelled or run.history.is_delivering:
         return False
-    calls = sum(run.tasks.values())
+    calls = len(run.operations)
     if not calls or calls != len(run.waits) + len(run.children):
         return False  # a step is executed, or a child is being opened or ended
     if any(run.is_settled(call.identity) for call in run.waits):

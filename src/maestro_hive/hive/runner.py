@@ -418,12 +418,12 @@ class Runner:
             run_id = runs.child_id(parent.run_id, workflow.name, identity)
             self._refuse_left_over(parent, run_id)
             first = runs.child_started(identity, run_id, workflow.name)
-            with parent.suspended_by_failure():
+            with parent.suspended_by_failure:
                 await parent.run.record(first, sync=False)
         status = await self._run_child(operation, workflow, given, run_id)
         ended = runs.child_ended(identity, run_id, workflow.name, status)
         outcomes = parent.run.state.outcomes
-        with parent.suspended_by_failure():
+        with parent.suspended_by_failure:
             try:
                 await parent.run.record(ended, sync=False)
             except asyncio.CancelledError:
@@ -499,7 +499,7 @@ class Runner:
         """Return or raise how a child ended, as it is recorded, when it is the turn of that."""
         operation.reserve(ended)
         run_id = _child_of(ended)
-        with operation.run.suspended_by_failure():  # as by a class that is not imported here
+        with operation.run.suspended_by_failure:  # as by a class that is not imported here
             last = ended if ended.sha256 is not None else self._end_of(run_id)
             outcome = runs.outcome_of(run_id, last, self._store.load)
         await operation.turn(ended, last.sha256 or last.facts)

@@ -12,17 +12,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from maestro_hive.engine.errors import BudgetExceeded
-from maestro_hive.engine.recorded_errors import error_from
 from maestro_hive.hive.errors import RunCancelledError, RunFailedError, UnknownRunError
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import codec, records
 from maestro_hive.maestro.state.budgets import refused_by
 from maestro_hive.maestro.state.projections import facts_of, fold
 from maestro_hive.maestro.state.records import EntryKind, NewEntry
-from maestro_hive.maestro.state.views import OVER, STOPPED, effective_status
+from maestro_hive.maestro.state.views import OVER, STATUSES, STOPPED, shown_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime
 
     from maestro_hive.maestro.state.codec import Encoded, EncodedCall
@@ -273,9 +272,6 @@ def is_same_suspension(last: Entry, new: NewEntry) -> bool:
 # --- reading ------------------------------------------------------------------------------------
 
 
-STATUSES = (PENDING, RUNNING, WAITING, *OVER, STOPPED, BANKRUPT)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """One run, as listings show it."""
@@ -353,7 +349,7 @@ def list_runs(
         RunInfo(
             run_id=record.name,
             workflow=record.workflow,
-            status=status_of(record, held),
+            status=shown_status(record, held),
             created_at=record.created_at,
             updated_at=record.updated_at,
             parent=record.parent,
@@ -362,11 +358,6 @@ def list_runs(
         for record in records
     )
     return [info for info in shown if status in (None, info.status)][:limit]
-
-
-def status_of(record: RunRecord, held: Container[str]) -> str:
-    """Return the status to show, given the names of the runs that living processes hold."""
-    return effective_status(record.workflow, record.status, held=record.name in held)
 
 
 def ended_state(store: Store, run_id: str) -> RunState | None:
@@ -405,6 +396,8 @@ def _raise(error: Exception) -> NoReturn:
 
 def failure(run_id: str, error: Json) -> RunFailedError:
     """Return a failure as it was recorded: its cause is what the workflow raised."""
+    from maestro_hive.engine.recorded_errors import error_from  # noqa: PLC0415 - slow to import
+
     failed = RunFailedError(run_id, error)
     failed.__cause__ = error_from(error)
     return failed

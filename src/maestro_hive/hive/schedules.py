@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.engine import values
-from maestro_hive.hive import cron_ticks, enqueuing, schedule_rules
+from maestro_hive.hive import accepting, cron_ticks, schedule_rules
 from maestro_hive.hive.errors import RunMismatchError
 from maestro_hive.hive.functions import WorkflowFunction, function_name
 from maestro_hive.hive.runs import input_of
@@ -90,7 +90,7 @@ class ScheduledWorkflow:
             expression=self.expression,
             tz=self.tz,
             workflow=self.workflow.name,
-            call=call.data.decode(),
+            call=call.value.data.decode(),
             parameters=self.workflow.parameters,
             types=self.workflow.types,
             tick=self.tick,
@@ -210,9 +210,9 @@ def enqueue(store: Store, schedule: Schedule, tick: datetime, *, manual: bool = 
     """Create the run of a tick, unless it exists; return its id when that is durable."""
     wants = schedule.definition
     run_id = schedule_rules.run_id(schedule.name, tick, manual=manual)
-    order = enqueuing.Order(run_id, input_at(wants, tick), enqueuing.new_dispatch(wants.queue))
+    order = accepting.Order(run_id, input_at(wants, tick), accepting.new_dispatch(wants.queue))
     try:
-        enqueuing.enqueue(store, order)
+        accepting.enqueue(store, order)
     except RunMismatchError as error:
         # Its arguments changed after it was created by a process that died then.
         logger.warning("schedule %s: the run of a tick exists already: %s", schedule.name, error)

@@ -58,7 +58,7 @@ from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import EntryKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from maestro_hive.engine.audit import AuditLog
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.healing.healers import Healer
     from maestro_hive.engine.healing.stage import HealingEngine
     from maestro_hive.engine.options import Options
-    from maestro_hive.engine.plan import Plan
+    from maestro_hive.engine.plan import EncodeCall, Plan
     from maestro_hive.engine.policy import Approver, Enforcer
     from maestro_hive.engine.prices import Prices
     from maestro_hive.engine.rates import Rate
@@ -217,10 +217,15 @@ class StepCalls:
         active = self._active
         operation = Operation(active)
         try:
-            is_plain = codec.is_small(args) and (not kwargs or codec.is_small(kwargs.values()))
-            plan = await self._plan(operation, step, args, kwargs, key, is_plain=is_plain)
-            if active.resumed_at:
-                plan = await self._claim(operation, plan, key)
+            own = None
+            if codec.is_small(args) and (not kwargs or codec.is_small(kwargs.values())):
+                plan = self._planned(operation, step, args, kwargs, key)
+            else:
+                own = OwnArguments(args, kwargs)
+                plan = await self._planned_large(operation, step, *own.planned, key)
+                own.encoded = plan.encoded
+            if active.resumed_at and not active.replay.claim(plan.identity) and key is None:
+                plan = await self._find_moved(operation, plan)
             outcome = self._outcome(plan)
             if outcome is not None:
                 if active.run.state.unjudged:
@@ -230,7 +235,6 @@ class StepCalls:
                 known = active.run.state.by_identity.get(plan.identity)
                 await operation.cancelled_again(outcome, None if known is None else known.started)
             await operation.may_execute(plan.name)
-            own = None if is_plain else OwnArguments(plan.encoded)
             body, is_async = task or step.task, step.is_async
             if self._context.substitutes is not None:
                 body, is_async = self._substitute(step, plan, body), True
@@ -249,41 +253,46 @@ class StepCalls:
         run_id = self._active.run_id
         return self._context.substitutes.body(step, run_id, plan.identity, task)
 
-    async def _plan(
+    def _planned(
         self,
         operation: Operation,
         step: StepFunction[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: str | None,
-        *,
-        is_plain: bool,
+        encode: EncodeCall = codec.encode_call,
     ) -> Plan:
-        store_input, hidden = step.options.store_input, step.parameters.hidden
-        place = operation.place if key is None else operation.place_by_key
-        if is_plain:
-            return step.planner.plan(
-                args, kwargs, key=key, store_input=store_input, hidden=hidden, place=place
-            )
+        """Return which step a call is."""
+        return step.planner.plan(
+            args,
+            kwargs,
+            key=key,
+            store_input=step.options.store_input,
+            hidden=step.parameters.hidden,
+            encode=encode,
+            place=operation.place if key is None else operation.place_by_key,
+        )
+
+    async def _planned_large(
+        self,
+        operation: Operation,
+        step: StepFunction[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: str | None,
+    ) -> Plan:
+        """Return which step a call is whose arguments may be large: in a thread, if they are."""
         operation.hold()
         try:
             return await values.plan(
-                step.planner,
-                args,
-                kwargs,
-                key=key,
-                store_input=store_input,
-                hidden=hidden,
-                place=place,
+                partial(self._planned, operation, step, args, kwargs, key), args, kwargs
             )
         finally:
             operation.release()
 
-    async def _claim(self, operation: Operation, plan: Plan, key: str | None) -> Plan:
-        """Return the plan with the identity under which the step is recorded, if it is."""
+    async def _find_moved(self, operation: Operation, plan: Plan) -> Plan:
+        """Return the plan with the identity under which earlier code recorded the step, if it did."""
         replay = self._active.replay
-        if replay.claim(plan.identity) or key is not None:
-            return plan
         earlier = self._earlier.contents(plan)
         for content in earlier:
             identity = operation.place_of(content)
@@ -300,7 +309,7 @@ class StepCalls:
         entry = self._earlier.match(plan, identity[:CONTENT_BYTES])
         if entry is not None:
             # At once: while it waited, it could be cancelled before its own cancellation is found.
-            with self._active.suspended_by_failure():
+            with self._active.suspended_by_failure:
                 self._active.run.append([entry], sync=False)
         return plan.at(identity)
 
@@ -319,11 +328,15 @@ class StepCalls:
         if outcome.kind == EntryKind.STEP_FAILED:
             await operation.turn(outcome, outcome.facts)
             return self._raise(plan, outcome)
-        operation.reserve(outcome)
-        with self._active.suspended_by_failure():  # as by a class that is not imported here
+        result = None
+        with self._active.suspended_by_failure:  # as by a class that is not imported here
             data = self._active.run.store.load(outcome)
-            result = None if not data else await values.decode(data, "result")
-        await self._turn_of(operation, outcome)
+            if data and values.is_large(data):
+                operation.reserve(outcome)  # others may be delivered while it is decoded
+                result = await values.decode(data, "result")
+            elif data:
+                result = codec.decode(data, "result")
+        await _turn_of(operation, outcome)
         return result
 
     async def _judge(self, step: StepFunction[..., Any], plan: Plan) -> None:
@@ -331,17 +344,11 @@ class StepCalls:
         state = self._active.run.state.by_identity.get(plan.identity)
         if state is None or state.completed is None or not state.repairs:
             return
-        spec = self._prepared.setdefault(step, self._prepare(step)).spec
+        definition = step.definition
+        spec = self._prepared.setdefault(definition, self._prepare(definition)).spec
         record = RunStep(self._active.run, plan, 1)
-        with self._active.suspended_by_failure():
+        with self._active.suspended_by_failure:
             await judge_completed(StepExecution(spec, record, step.name, step.task, (), {}, True))
-
-    async def _turn_of(self, operation: Operation, completed: Entry) -> None:
-        if completed.facts and facts_of(completed).get("cancelled"):
-            # It was cancelled, and completed all the same: so it is again.
-            await operation.turn_despite_cancellation(completed, completed.sha256)
-        else:
-            await operation.turn(completed, completed.sha256)
 
     def _raise(self, plan: Plan, outcome: Entry) -> None:
         """Raise a step's own error, as it is recorded; return if it is to be skipped."""
@@ -371,9 +378,9 @@ class StepCalls:
         call: StepArguments,
     ) -> Any:
         run = self._active.run
-        prepared = self._prepared.get(step)
+        prepared = self._prepared.get(step.definition)
         if prepared is None:
-            prepared = self._prepared[step] = self._prepare(step)
+            prepared = self._prepared[step.definition] = self._prepare(step.definition)
         turn = Turn(run, plan.identity, plan.name)
         while not turn.take():
             await turn.wait()
@@ -401,7 +408,7 @@ class StepCalls:
             turn.give_back()
         completed = run.state.by_identity[plan.identity].completed
         if completed is not None:  # unless the run was reset meanwhile
-            await self._turn_of(operation, completed)
+            await _turn_of(operation, completed)
         return result
 
     async def _attempted(
@@ -456,7 +463,7 @@ class StepCalls:
         entry = escalation.entry_of(reply)
         if entry is None:
             return False
-        with self._active.suspended_by_failure():
+        with self._active.suspended_by_failure:
             await self._active.run.record(entry, sync=True)
         return True
 
@@ -467,7 +474,7 @@ class StepCalls:
     async def _failed(self, operation: Operation, plan: Plan, facts: dict[str, Any]) -> Any:
         """Record that a step failed for good, and raise its error."""
         run = self._active.run
-        with self._active.suspended_by_failure():
+        with self._active.suspended_by_failure:
             try:
                 await run.record(runs.step_failed(plan.identity, plan.name, **facts), sync=True)
             except asyncio.CancelledError:
@@ -541,6 +548,14 @@ class StepCalls:
             waits_for_breaker=options.waits_for_breaker,
         )
         return PreparedStep(spec, policy)
+
+
+def _turn_of(operation: Operation, completed: Entry) -> Awaitable[None]:
+    """Return what ends when it is the turn of a step's result."""
+    if completed.facts and facts_of(completed).get("cancelled"):
+        # It was cancelled, and completed all the same: so it is again.
+        return operation.turn_despite_cancellation(completed, completed.sha256)
+    return operation.turn(completed, completed.sha256)
 
 
 async def _checked(execution: StepExecution, rounds: Rounds) -> Any:

@@ -16,7 +16,6 @@ from maestro_hive.hive.branches import (
     active_run,
     current_branch,
     detached_task,
-    place,
 )
 from maestro_hive.hive.inbox import changed_messages
 from maestro_hive.kernel.clock import Wait
@@ -114,7 +113,7 @@ async def _record(
     run: ActiveRun, entry: NewEntry, *, sync: bool = True, change: DocumentChange | None = None
 ) -> None:
     """Record an entry of a wait; if that fails, the run is suspended."""
-    with run.suspended_by_failure():
+    with run.suspended_by_failure:
         await run.record(entry, sync=sync, change=change)
 
 
@@ -279,7 +278,7 @@ async def _timed_out(run: ActiveRun, identity: bytes, name: str) -> bool:
         if messages.to(identity) is not None:
             raise _AnswerWaitsError(f"the answer to {name!r} came in time")
 
-    with run.suspended_by_failure():
+    with run.suspended_by_failure:
         try:
             ended = runs.wait_ended(identity, name, "timeout")
             await run.record(ended, change=changed_messages(run.run_id, check))
@@ -383,13 +382,13 @@ def recorded_value(name: str, make: Callable[[ActiveRun], ResultT]) -> ResultT:
     run.check_active()
     # No operation: there may be no task here, as in a callback and in the thread of a step.
     branch = current_branch() or run.detached
-    identity = place(branch, runs.identity_of("value", name))
+    identity = branch.place(runs.identity_of("value", name))
     recorded = run.run.state.values.get(identity)
     if recorded is None:
         others = run.context.substitutes
         made = make(run) if others is None else others.value(name, run.run_id, identity)
         encoded = codec.encode(made, name)
-        with run.suspended_by_failure():
+        with run.suspended_by_failure:
             run.run.append([runs.value_recorded(identity, name, encoded)], sync=False)
         recorded = run.run.state.values[identity]
     branch.note(identity, recorded.sha256)

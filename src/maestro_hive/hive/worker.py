@@ -18,8 +18,8 @@ from maestro_hive.hive.active_run import ActiveTask, active_here
 from maestro_hive.hive.adopting import adopt_stopped, dispatch_of_dead_caller
 from maestro_hive.hive.branches import leave_branches
 from maestro_hive.hive.cancelling import end_cancelled
+from maestro_hive.hive.definitions import DEFAULT_QUEUE
 from maestro_hive.hive.dispatching import (
-    DEFAULT_QUEUE,
     WorkerSignal,
     check_version,
     due_after,

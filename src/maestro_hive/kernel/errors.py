@@ -168,10 +168,18 @@ class DecodeError(CodecError):
 class RunLeasedError(MaestroError):
     """Another process holds the lease: it executes this run."""
 
-    def __init__(self, run_id: str, *, host: str, pid: int, since: datetime) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        host: str,
+        pid: int,
+        since: datetime,
+        way_out: str = "stop that process",
+    ) -> None:
         super().__init__(
             f"run {run_id!r} is being executed by process {pid} on {host}"
-            f" since {since:%Y-%m-%d %H:%M:%S} UTC; wait for it, or stop that process"
+            f" since {since:%Y-%m-%d %H:%M:%S} UTC; wait for it, or {way_out}"
         )
         self.run_id = run_id
         self.host = host

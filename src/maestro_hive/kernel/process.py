@@ -8,18 +8,21 @@ is declared here: it is made when it is first used, and made again in a forked c
 from __future__ import annotations
 
 import atexit
+import gc
 import itertools
 import os
 import threading
 import weakref
 from collections import deque
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from asyncio import AbstractEventLoop
+    from collections.abc import Callable, Coroutine, Iterator
 
     _Job: TypeAlias = tuple[Future[Any], Callable[[], Any]]
     #: A worker is known by where its jobs are put.
@@ -198,4 +201,44 @@ def run_async(work: Coroutine[Any, Any, ValueT]) -> ValueT:
         asyncio.get_running_loop().set_default_executor(Executor(1))
         return await work
 
-    return asyncio.run(main())
+    with asyncio.Runner() as runner:
+        try:
+            return runner.run(main())
+        except KeyboardInterrupt:
+            _interrupted.add(runner.get_loop())  # before what is left is cancelled
+            raise
+
+
+_interrupted: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
+
+
+def is_interrupted(loop: AbstractEventLoop) -> bool:
+    """Return whether Ctrl+C has ended what ``run_async`` runs: the rest is to end at once."""
+    return loop in _interrupted
+
+
+# --- the garbage collector ------------------------------------------------------------------------
+
+#: The blocks that have turned it off: a child that is forked meanwhile turns it on again.
+_without_collector: PerProcess[set[object]] = PerProcess(
+    set, lambda blocks: gc.enable() if blocks else None
+)
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Make many objects that all stay, without looking for garbage among them again and again.
+
+    That would take a tenth of a second each time, in which no thread goes on.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    block = object()
+    _without_collector().add(block)
+    gc.disable()
+    try:
+        yield
+    finally:
+        _without_collector().discard(block)
+        gc.enable()

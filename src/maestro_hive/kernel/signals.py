@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a graceful stop: the task is cancelled, and can still record its state.
+"""SIGINT, SIGTERM and SIGHUP as a graceful stop: the task is cancelled, and can still record its state.
 
 The handlers are ordinary ones, not those of the loop (``loop.add_signal_handler``): they run even
 while a coroutine blocks the loop, so the second signal always reaches the previous handlers; and
@@ -20,14 +20,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 from maestro_hive.kernel.process import PerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from types import FrameType, TracebackType
 
 _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Handlers | None"
 
 ResultT = TypeVar("ResultT")
 
-_POLITE = (signal.SIGINT, signal.SIGTERM)
+_POLITE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: What is awaited between the first signal and the cancellation: until what runs has ended.
+Grace: TypeAlias = "Callable[[], Coroutine[Any, Any, object]]"
 
 # Without what ``signal`` does around them: it tries to make an enum of each handler, which takes longer
 # than all else that is done here, for every run.
@@ -35,12 +38,15 @@ _getsignal: Callable[[int], _Handler] = signal._signal.getsignal  # type: ignore
 _setsignal: Callable[[int, _Handler], _Handler] = signal._signal.signal  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-async def until_signal(work: Awaitable[ResultT], message: str) -> ResultT:
-    """Return what ``work`` gives; the first SIGINT or SIGTERM cancels it, and then ends the program.
+async def until_signal(
+    work: Awaitable[ResultT], message: str, grace: Grace | None = None
+) -> ResultT:
+    """Return what ``work`` gives; the first signal that stops cancels it, and then ends the program.
 
-    As it would have ended: by a KeyboardInterrupt, which has the message, or with the code of SIGTERM.
+    As it would have ended: by a KeyboardInterrupt, which has the message, or with the code of the
+    signal. With ``grace``, which is awaited first, work that ends meanwhile is not cancelled.
     """
-    stop = stop_politely()
+    stop = stop_politely(grace)
     try:
         async with stop:
             return await work
@@ -52,10 +58,10 @@ async def until_signal(work: Awaitable[ResultT], message: str) -> ResultT:
     raise SystemExit(128 + stop.signal)
 
 
-def stop_politely() -> PoliteStop:
-    """While its body runs, let the first SIGINT or SIGTERM cancel the current task.
+def stop_politely(grace: Grace | None = None) -> PoliteStop:
+    """While its body runs, let the first SIGINT, SIGTERM or SIGHUP cancel the current task.
 
-    The second one does what it would have done before, so that a program that is stuck can still
+    With ``grace``, when that has been awaited. The second one does what it would have done before, so that a program that is stuck can still
     be stopped. A signal that is ignored stays ignored. In another thread than the main one, this
     does nothing.
 
@@ -67,15 +73,17 @@ def stop_politely() -> PoliteStop:
                 raise
             sys.exit(128 + stop.signal)
     """
-    return PoliteStop()
+    return PoliteStop(grace)
 
 
 class PoliteStop:
     """What ``async with stop_politely()`` gives: ``signal`` is the one that came, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: Grace | None = None) -> None:
         self.signal: signal.Signals | None = None
         self._is_cancelled = False
+        self._grace = grace
+        self._waiting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
@@ -93,8 +101,10 @@ class PoliteStop:
         trace: TracebackType | None,
     ) -> None:
         _handlers().remove(self)
-        is_late = self.signal is not None and not self._is_cancelled
+        is_late = self.signal is not None and not self._is_cancelled and self._grace is None
         self._is_cancelled = True
+        if self._waiting is not None:
+            self._waiting.cancel()
         if is_late and error is None:  # it came after the body's last await
             self._task.cancel()
             await asyncio.sleep(0)
@@ -104,7 +114,19 @@ class PoliteStop:
         if self.signal is None:
             self.signal = signal.Signals(number)
             with suppress(RuntimeError):  # a closed loop runs no task
-                self.loop.call_soon_threadsafe(self._cancel)  # which wakes it, too
+                self.loop.call_soon_threadsafe(self._begin)  # which wakes it, too
+
+    def _begin(self) -> None:
+        if self._grace is None:
+            self._cancel()
+        elif not self._is_cancelled:
+            self._waiting = self.loop.create_task(self._cancel_after(self._grace))
+
+    async def _cancel_after(self, grace: Grace) -> None:
+        try:
+            await grace()
+        finally:
+            self._cancel()
 
     def _cancel(self) -> None:
         if not self._is_cancelled:

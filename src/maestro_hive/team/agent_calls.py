@@ -6,11 +6,14 @@ It is called inside of a step. The next attempt, also after a kill, goes on in t
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maestro_hive.engine.context import current, records_around
+from maestro_hive.engine.values import in_thread
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.kernel.files import make_private_folder, reason_of
 from maestro_hive.team.agents import (
@@ -25,6 +28,7 @@ from maestro_hive.team.agents import (
     adapter,
     call_for,
 )
+from maestro_hive.team.results import result_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.prices import Prices
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.agents import Command, Event, Outcome
-    from maestro_hive.team.graph import Persona
+    from maestro_hive.team.graph import Graph, Persona
     from maestro_hive.team.processes import Ended
 
     #: Executes a command; what it prints is passed on in pieces, in a thread.
@@ -58,6 +62,7 @@ class AgentTask:
         execute: Execute,
         budget_usd: float | None = None,
         prices: Prices | None = None,
+        schema: dict[str, Json] | None = None,
     ) -> None:
         assert persona.agent is not None
         self._persona = persona
@@ -69,21 +74,27 @@ class AgentTask:
         #: What the step may spend, in all of its attempts.
         self._budget_usd = budget_usd
         self._prices = prices
+        #: Of its result; agents that do not know schemas are told in the prompt alone.
+        self._schema = schema
         self._context = current()
         self._saved: Json = self._context.progress.get(SESSION)
         self._session_errors = 0
 
-    async def call(self) -> str | None:
+    async def call(self) -> Json:
         """Return what the agent says when it is done; None if its context is full.
 
-        Then the next call is made in a fresh session. What failed is raised, as the engine takes it.
+        If its result has a schema, it is the result; it is not checked yet. With a full context, the
+        next call is made in a fresh session. What failed is raised, as the engine takes it.
         """
         while True:
             is_fresh = self._saved is None
             outcome, has_worked = await self._call()
             failure = outcome.failure
             if failure is None:
-                return _clean(outcome.text)
+                text = _clean(outcome.text)
+                if self._schema is None or outcome.structured is not None:
+                    return text if self._schema is None else outcome.structured
+                return result_in(text)
             if outcome.try_again_now and self._session_errors < _MOST_SESSION_ERRORS:
                 self._session_errors += 1
                 continue
@@ -100,6 +111,7 @@ class AgentTask:
             folder=str(self._folder),
             session=self._session(),
             budget_usd=self._left(),
+            schema=self._schema if self._adapter.has_schema else None,
             feedback="\n\n".join(self._context.feedback),
         )
         command = self._adapter.command(call)
@@ -148,11 +160,7 @@ class AgentTask:
             case SessionKnown():
                 self._save(event.session)
             case Used():
-                try:
-                    self._context.spend(**event.spent())
-                finally:  # it was counted, also when that was too much
-                    if event.session is not None:
-                        self._save(event.session)
+                self._count(event)
             case Said():
                 self._log(event.text)
             case Acted():
@@ -161,6 +169,14 @@ class AgentTask:
                 self._log(f"not permitted: {event.tool} {event.detail}")
             case Waiting():
                 self._log(f"{self._adapter.name} waits: {event.message}")
+
+    def _count(self, event: Used) -> None:
+        """Count what was used, in one record with the session: reports of it go on from there."""
+        if event.session is None:
+            self._context.spend(**event.spent())
+            return
+        self._saved = event.session.to_json()
+        self._context.spend_and_save({SESSION: self._saved}, **event.spent())
 
     def _log(self, text: str) -> None:
         line = f"{_clean(text).rstrip()}\n"
@@ -199,3 +215,34 @@ class AgentTask:
 def _clean(text: str) -> str:
     """Return a text that can be encoded: the output of a program may have half a character."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+# --- versions -------------------------------------------------------------------------------------
+
+#: For how many seconds an agent may think about its version.
+_VERSION_SECONDS = 30.0
+
+
+async def version_warnings(graph: Graph) -> list[str]:
+    """Return what to say about the versions of a graph's agents; nothing about those that were tried."""
+    personas = map(graph.persona_of, graph.tasks)
+    agents = sorted({each.agent for each in personas if each is not None and each.agent})
+    found = await asyncio.gather(*(in_thread(partial(_version_warning, each)) for each in agents))
+    return [each for each in found if each is not None]
+
+
+def _version_warning(agent: str) -> str | None:
+    known = adapter(agent)
+    try:
+        done = subprocess.run(  # noqa: S603 - as the graph says
+            known.version_argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_VERSION_SECONDS,
+            check=False,
+            start_new_session=True,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return known.version_warning("")
+    return known.version_warning(done.stdout.decode("utf-8", "replace"))

@@ -7,48 +7,58 @@ failed verification is in its error, which is the feedback for the next attempt.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import inspect
 import os
 import shutil
 import sys
-from contextvars import copy_context
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from maestro_hive.engine.attempt import call_in_thread, is_async, is_from_a_signal
 from maestro_hive.engine.context import current
 from maestro_hive.engine.values import in_thread
+from maestro_hive.hive.active_run import WorkflowStopped
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.kernel.process import threads
 from maestro_hive.team.agent_calls import AgentTask
 from maestro_hive.team.agents import AgentNotInstalledError, check_installed
-from maestro_hive.team.errors import CommandFailedError, GateFailedError, VerificationFailedError
-from maestro_hive.team.graph import Persona
+from maestro_hive.team.errors import (
+    CommandFailedError,
+    GateFailedError,
+    TooManyHandoversError,
+    VerificationFailedError,
+)
+from maestro_hive.team.inputs import agent_persona, digests
 from maestro_hive.team.processes import SHELL, Ended, Survivors, execute
 from maestro_hive.team.progress import CHECKPOINT, ContextFull, ProgressFile, as_checkpoint
-from maestro_hive.team.prompts import prompt_of, with_feedback
+from maestro_hive.team.prompts import with_feedback
+from maestro_hive.team.results import check_result, check_schema, written_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from maestro_hive.engine.prices import Prices
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.agents import Command
-    from maestro_hive.team.graph import Gate, Graph, Task
+    from maestro_hive.team.graph import Graph, Persona
+    from maestro_hive.team.ownership import Ownership
+    from maestro_hive.team.restoring import CheckpointFiles
 
 #: How many seconds a persona and a verification, or a gate, have if the graph does not say.
 TASK_SECONDS = 3600.0
 CHECK_SECONDS = 600.0
 #: How often a fresh worker goes on from a checkpoint, if the graph does not say.
 MAX_HANDOVERS = 10
+#: How many tasks an error names.
+_NAMED = 8
 #: What the system takes as one argument or variable at most is 128 KiB, with its end.
 _MOST_ARGUMENT_BYTES = 128 * 1024 - 64
-#: Larger files are not read for their digest.
-_MOST_FILE_BYTES = 64 * 1024 * 1024
+#: What a Python persona raises that is meant for more than its task.
+_NOT_FAILURES = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, WorkflowStopped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,29 +104,66 @@ class Workplace:
     functions: dict[str, Callable[[Assignment], Any]] = field(default_factory=dict)
     #: What models cost, for agents that do not say it.
     prices: Prices | None = None
+    #: The files of worker checkpoints, and those that the run was restored with.
+    checkpoints: CheckpointFiles | None = None
+    restored: Mapping[str, Json] = field(default_factory=dict)
+    #: What checks that tasks write their own files only; None if no task declares any.
+    ownership: Ownership | None = None
 
     async def work(self, given: dict[str, Json], results: dict[str, Json], limits: Limits) -> Json:
         """Do a task, verify it, and return its result: the digests of its files, and a value.
 
         A persona that needs something first has a result that asks for it, and is not verified.
         """
-        value = None
-        if "python" in given["persona"]:
-            value = await self._python(given, results, limits)
-        elif "agent" in given["persona"]:
-            value = await self._agent(given, limits)
-        elif (asked := await self._command(given, limits)) is not None:
+        saved = self.restored.get(given["id"])
+        if saved is not None and CHECKPOINT not in current().progress:
+            current().save_progress(**{CHECKPOINT: saved})
+        async with self._writing(given["id"]):
+            value, asked = await self._persona(given, results, limits)
+        if asked is not None:
             return {"asks": asked}
+        schema = given.get("output_schema")
+        if schema is not None:
+            await in_thread(partial(check_result, value, schema))
         check = given.get("verification")
         if check is not None:
-            await self._verify(given["id"], check)
+            async with self._writing(None):
+                await self._verify(given["id"], check)
         paths = given["files"]
-        digests = await in_thread(partial(_digests, self.folder, paths)) if paths else {}
+        made = await in_thread(partial(digests, self.folder, paths)) if paths else {}
+        if self.checkpoints is not None:
+            self.checkpoints.remove(given["id"])
         if "command" in given["persona"]:
             self._progress_of(given).remove()
+            self._result_of(given).unlink(missing_ok=True)
         if "agent" in given["persona"]:
             shutil.rmtree(self.calls_folder / given["id"], ignore_errors=True)
-        return {"files": digests} if value is None else {"files": digests, "value": value}
+        return {"files": made} if value is None else {"files": made, "value": value}
+
+    def _writing(self, task: str | None) -> AbstractAsyncContextManager[None]:
+        """Return what a task writes its files in, or something else all files."""
+        if self.ownership is None:
+            return nullcontext()
+        return self.ownership.unchecked() if task is None else self.ownership.working(task)
+
+    async def _persona(
+        self, given: dict[str, Json], results: dict[str, Json], limits: Limits
+    ) -> tuple[Json, str | None]:
+        """Let the persona work; return its value, and what it asks for."""
+        if "python" in given["persona"]:
+            return await self._python(given, results, limits), None
+        if "agent" in given["persona"]:
+            return await self._agent(given, limits), None
+        if "output_schema" not in given:
+            return None, await self._command(given, limits)
+        path = self._result_of(given)
+        path.unlink(missing_ok=True)  # of an attempt that failed
+        asked = await self._command(given, limits)
+        return (written_result(path) if asked is None else None), asked
+
+    def _result_of(self, given: dict[str, Json]) -> Path:
+        """Return the file that a command writes its result to, if one is asked for."""
+        return self.progress_folder / f"{given['id']}.result.json"
 
     async def _command(self, given: dict[str, Json], limits: Limits) -> str | None:
         """Execute a persona's command; its exit code is its word. Return what it asks for, if anything."""
@@ -153,7 +200,7 @@ class Workplace:
                 self._save(given["id"], full.fields)
         raise _too_many(limits)
 
-    async def _agent(self, given: dict[str, Json], limits: Limits) -> str:
+    async def _agent(self, given: dict[str, Json], limits: Limits) -> Json:
         """Call an agent, and again in a fresh session as often as its context is full."""
         work = AgentTask(
             agent_persona(given["persona"]),
@@ -162,9 +209,10 @@ class Workplace:
             execute=partial(self._run_agent, given["id"]),
             budget_usd=limits.budget_usd,
             prices=self.prices,
+            schema=given.get("output_schema"),
         )
         for _ in range(limits.max_handovers + 1):
-            said: str | None = await _in_time(work.call(), limits.seconds, "the agent")
+            said: Json = await _in_time(work.call(), limits.seconds, "the agent")
             if said is not None:
                 return said
             current().write("the context is full: a fresh session goes on\n")
@@ -185,30 +233,46 @@ class Workplace:
         if saved is None:
             return False
         worker, now = str(self.worker_of(task)), SystemClock().now()
-        current().save_progress(
-            **{CHECKPOINT: as_checkpoint(saved, task=task, worker=worker, now=now)}
-        )
+        checkpoint = as_checkpoint(saved, task=task, worker=worker, now=now)
+        current().save_progress(**{CHECKPOINT: checkpoint})
+        if self.checkpoints is not None:
+            self.checkpoints.write(task, checkpoint)
         return True
 
     async def check_gate(self, given: dict[str, Json], seconds: float) -> bool:
         """Return whether a gate has passed; one that is required and has not raises."""
-        ended = await _in_time(self._shell(given["command"], given["gate"]), seconds, "the gate")
-        if ended.code and given["required"]:
-            raise GateFailedError(f"gate {given['gate']!r} {ended}{_shown(ended)}")
-        return not ended.code
+        try:
+            async with self._writing(None):
+                work = self._shell(given["command"], given["gate"])
+                ended = await _in_time(work, seconds, f"gate {given['gate']!r}")
+        except TimeoutError as error:
+            reason = str(error)
+        else:
+            if not ended.code:
+                return True
+            reason = f"gate {given['gate']!r} {ended}{_shown(ended)}"
+        if given["required"]:
+            raise GateFailedError(reason)
+        return False
 
     async def _verify(self, task: str, check: dict[str, Json]) -> None:
         seconds = check.get("timeout_seconds") or CHECK_SECONDS
-        ended = await _in_time(self._shell(check["command"], task), seconds, "the verification")
+        sought = _Sought(check.get("expected") or "", current().write)
+        try:
+            work = self._shell(check["command"], task, sought.write)
+            ended = await _in_time(work, seconds, "the verification")
+        except TimeoutError as error:  # which would speak against the persona's provider
+            raise _not_verified(check, str(error)) from None
         if ended.code:
-            expected = f"\nexpected: {check['expected']}" if check.get("expected") else ""
-            raise VerificationFailedError(
-                f"the verification {ended}: {check['command']}{expected}{_shown(ended)}",
-                "TEST_FAILURE",
-            )
+            raise _not_verified(check, f"the verification {ended}", _shown(ended))
+        if not sought.is_found:
+            reason = "the verification succeeded, and its output does not contain what is expected"
+            raise _not_verified(check, reason, _shown(ended))
 
-    async def _shell(self, command: str, name: str) -> Ended:
-        write = current().write
+    async def _shell(
+        self, command: str, name: str, write: Callable[[str], None] | None = None
+    ) -> Ended:
+        write = write or current().write
         write(f"$ {command}\n")
         return await execute(
             [SHELL, "-c", command],
@@ -234,6 +298,7 @@ class Workplace:
             environment={
                 **self._environment(given["id"]),
                 "MAESTRO_PROGRESS": str(progress.path),
+                "MAESTRO_RESULT": str(self._result_of(given)),
             },
             survivors=self.survivors,
             text=prompt,
@@ -251,10 +316,18 @@ class Workplace:
             folder=self.folder,
         )
         function = self.functions[given["persona"]["python"]]
-        if inspect.iscoroutinefunction(function):
-            return await function(call)
-        work = partial(copy_context().run, function, call)
-        return await asyncio.wrap_future(threads.run(work))
+        try:
+            if is_async(function):
+                return await function(call)
+            return await call_in_thread(function, (call,), {})
+        except (Exception, *_NOT_FAILURES):
+            raise
+        except BaseException as error:
+            if is_from_a_signal(error):
+                raise
+            # As of ``sys.exit``: it is this task that failed, and not the process.
+            said = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise CommandFailedError(f"the persona raised {said}") from error
 
     def _environment(self, name: str) -> dict[str, str]:
         """Return what a command finds in its environment."""
@@ -273,6 +346,24 @@ class Workplace:
         }
 
 
+class _Sought:
+    """A text that an output has to contain, in one line or over several; looks at each piece of it."""
+
+    def __init__(self, text: str, write: Callable[[str], None]) -> None:
+        self._text = text.strip()
+        self._write = write
+        self._end = ""
+        self.is_found = not self._text
+
+    def write(self, piece: str) -> None:
+        """Look at a piece, and pass it on."""
+        if not self.is_found:
+            seen = self._end + piece
+            self.is_found = self._text in seen
+            self._end = seen[-len(self._text) :]
+        self._write(piece)
+
+
 async def _in_time(work: Any, seconds: float, who: str) -> Any:
     limit = asyncio.timeout(seconds)
     try:
@@ -284,8 +375,13 @@ async def _in_time(work: Any, seconds: float, who: str) -> Any:
         raise TimeoutError(f"{who} took longer than {seconds:g} s, and was ended") from None
 
 
-def _too_many(limits: Limits) -> CommandFailedError:
-    return CommandFailedError(
+def _not_verified(check: dict[str, Json], what: str, output: str = "") -> VerificationFailedError:
+    expected = f"\nexpected: {check['expected']}" if check.get("expected") else ""
+    return VerificationFailedError(f"{what}: {check['command']}{expected}{output}", "TEST_FAILURE")
+
+
+def _too_many(limits: Limits) -> TooManyHandoversError:
+    return TooManyHandoversError(
         f"the context was full {limits.max_handovers + 1} times, and the limit of fresh workers is"
         f" {limits.max_handovers}; divide the task, or set max_handovers"
     )
@@ -293,76 +389,6 @@ def _too_many(limits: Limits) -> CommandFailedError:
 
 def _shown(ended: Ended) -> str:
     return f"\n{ended.tail}" if ended.tail else ", and printed nothing"
-
-
-def _digests(folder: Path, paths: list[str]) -> dict[str, str]:
-    """Return the SHA-256 of those files that exist."""
-    found = {}
-    for each in paths:
-        path = folder / each
-        try:
-            if path.is_file() and path.stat().st_size <= _MOST_FILE_BYTES:
-                found[each] = hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError:
-            continue
-    return found
-
-
-# --- what is recorded as the input of a task, and of a gate ---------------------------------------
-
-
-def task_input(graph: Graph, task: Task) -> dict[str, Json]:
-    """Return what a task is executed with: when this changes, it is executed again."""
-    persona = graph.persona_of(task)
-    assert persona is not None, "check_personas has refused the graph"
-    given: dict[str, Json] = {
-        "id": task.id,
-        "title": task.title,
-        "prompt": prompt_of(task),
-        "persona": _persona_input(persona),
-        "files": list(task.files.owned),
-    }
-    if task.verification is not None:
-        check = task.verification
-        given["verification"] = {
-            "command": check.command,
-            "timeout_seconds": check.timeout_seconds,
-            "expected": check.expected,
-        }
-    return given
-
-
-def _persona_input(persona: Persona) -> dict[str, Json]:
-    if persona.python is not None:
-        return {"python": persona.python}
-    if persona.agent is None:
-        return {"command": list(persona.command or ())}
-    return {
-        "agent": persona.agent,
-        "model": persona.model,
-        "args": list(persona.args),
-        "permissions": persona.permissions,
-    }
-
-
-def agent_persona(given: dict[str, Json]) -> Persona:
-    """Return the persona of an agent from what is recorded of it."""
-    return Persona(name=given["agent"], **{**given, "args": tuple(given["args"])})
-
-
-def with_answer(given: dict[str, Json], asked: str, answer: str) -> dict[str, Json]:
-    """Return what a task is executed with after it has asked for something, and got an answer."""
-    return {**given, "prompt": f"{given['prompt']}\nYou asked: {asked}\nThe answer: {answer}\n"}
-
-
-def gate_input(gate: Gate, results: Mapping[str, Json]) -> dict[str, Json]:
-    """Return what a gate is executed with, after what the tasks of its level have made."""
-    return {
-        "gate": gate.name,
-        "command": gate.command,
-        "required": gate.required,
-        "after": dict(results),
-    }
 
 
 # --- before anything starts -----------------------------------------------------------------------
@@ -373,18 +399,30 @@ def check_personas(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment
 
     All that is wrong is named at once, before anything has started.
     """
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"nothing was started: the folder of the run, {folder}, is not there; move it back, or"
+            " start the graph where it is now"
+        )
     functions: dict[str, Callable[[Assignment], Any]] = {}
     wrong: dict[str, list[str]] = {}
     for task in graph.tasks:
         persona = graph.persona_of(task)
         try:
+            if task.output_schema is not None:
+                check_schema(task.output_schema)
             _check_persona(persona, folder, functions)
         except ConfigurationError as error:
             wrong.setdefault(str(error), []).append(task.id)
     if wrong:
-        lines = "\n".join(f"  {', '.join(ids[:8])}: {text}" for text, ids in wrong.items())
+        lines = "\n".join(f"  {_named(ids)}: {text}" for text, ids in wrong.items())
         raise ConfigurationError(f"nothing was started: tasks cannot be executed:\n{lines}")
     return functions
+
+
+def _named(ids: list[str]) -> str:
+    more = len(ids) - _NAMED
+    return ", ".join(ids[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _check_persona(
@@ -407,11 +445,19 @@ def _check_persona(
         if persona.python not in functions:
             functions[persona.python] = load_function(persona.python, folder)
         return
-    program = (persona.command or ("",))[0]
-    if "/" in program and (folder / program).is_file():
+    _check_program((persona.command or ("",))[0], folder)
+
+
+def _check_program(program: str, folder: Path) -> None:
+    if "/" not in program:
+        if shutil.which(program) is None:
+            raise ConfigurationError(f"the program {program!r} is not on PATH")
         return
-    if shutil.which(program) is None:
-        raise ConfigurationError(f"the program {program!r} is not on PATH")
+    path = folder / program
+    if not path.is_file():
+        raise ConfigurationError(f"the program {program!r} is not there")
+    if not os.access(path, os.X_OK):
+        raise ConfigurationError(f"the program {program!r} is not executable; chmod +x makes it so")
 
 
 def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:
@@ -425,7 +471,7 @@ def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"the function {name} was not found: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"the module of {name} cannot be imported: {type(error).__name__}: {error}"
         ) from error

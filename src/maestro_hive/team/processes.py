@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import StorageError
 from maestro_hive.kernel.files import make_private_folder, reason_of
-from maestro_hive.kernel.process import PerProcess, threads
+from maestro_hive.kernel.process import PerProcess, is_interrupted, threads
 from maestro_hive.team.errors import CommandFailedError
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ SHELL = "/bin/sh"
 _BEHIND_GATE = 'read -r _ && exec "$@"'
 #: How many seconds a group has between SIGTERM and SIGKILL.
 GRACE_SECONDS = 2.0
+#: How long its end is waited for after that; half of it for output that others hold.
+_KILLED_SECONDS = 1.0
 #: How much of the end of an output is given in errors, and how long one chunk of it is at most.
 _TAIL_CHARACTERS = 1_500
 _CHUNK_CHARACTERS = 8_000
@@ -101,12 +103,72 @@ async def execute(
 async def _end(group: _Group, attended: asyncio.Future[Ended]) -> None:
     """End a group, politely first; return when it has ended."""
     attended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    group.output_seconds = _KILLED_SECONDS / 2
     group.signal(signal.SIGTERM)
     try:
-        await asyncio.wait({attended}, timeout=GRACE_SECONDS)
+        await _done(attended, GRACE_SECONDS)
     finally:
         group.signal(signal.SIGKILL)
-    await asyncio.wait({attended}, timeout=GRACE_SECONDS)
+    await _done(attended, _KILLED_SECONDS)
+
+
+async def _done(future: asyncio.Future[Ended], seconds: float) -> None:
+    """Return when a future is done, or the time is over; or if the process is to end at once.
+
+    Not when the caller is cancelled again: to stop a run cancels its calls several times, as each of
+    the tasks that they are inside of does.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not future.done() and loop.time() < deadline and not is_interrupted(loop):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({future}, timeout=deadline - loop.time())
+
+
+def start_guarded(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a command that is killed with its group when this process dies; its output is a pipe.
+
+    Whoever has waited for its end calls ``unguard``.
+    """
+    process = _behind_gate(arguments, folder, environment)
+    assert process.stdin is not None
+    try:
+        _guard().add(process.pid)
+        process.stdin.write(b"\n")
+        process.stdin.close()
+    except BaseException:
+        with process:
+            process.kill()
+        raise
+    return process
+
+
+def unguard(pid: int) -> None:
+    """Note that a command of ``start_guarded`` has ended: its number may be another's."""
+    _guard().remove(pid)
+
+
+def _behind_gate(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the shell that becomes the command when it gets a line, as the leader of a group."""
+    try:
+        return subprocess.Popen(  # noqa: S603 - a graph is a program
+            [SHELL, "-c", _BEHIND_GATE, "sh", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=dict(environment),
+            start_new_session=True,
+            bufsize=0,
+        )
+    except OSError as error:
+        raise CommandFailedError(
+            f"{arguments[0]} could not be started in {folder}: {reason_of(error)}"
+        ) from error
 
 
 class _Group:
@@ -119,22 +181,10 @@ class _Group:
         environment: Mapping[str, str],
         write: Callable[[str], None],
     ) -> None:
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - a graph is a program
-                [SHELL, "-c", _BEHIND_GATE, "sh", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                env=dict(environment),
-                start_new_session=True,
-                bufsize=0,
-            )
-        except OSError as error:
-            raise CommandFailedError(
-                f"{arguments[0]} could not be started in {folder}: {reason_of(error)}"
-            ) from error
+        self._process = _behind_gate(arguments, folder, environment)
         self.pid = self._process.pid
+        #: For how long the rest of its output is waited for when it has ended.
+        self.output_seconds = _OUTPUT_SECONDS
         self._output = _Output(write)
         self._lock = threading.Lock()
         self._is_reaped = False
@@ -178,7 +228,7 @@ class _Group:
             is_known = False
         self.signal(signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
-            reading.result(_OUTPUT_SECONDS)
+            reading.result(self.output_seconds)
         with self._lock:
             self._is_reaped = True
         _guard().remove(self.pid)
@@ -293,8 +343,9 @@ class _Guard:
     def remove(self, pid: int) -> None:
         """Note that a group has ended."""
         with self._lock:
-            self._groups.discard(pid)
-            self._say(f"- {pid}\n")
+            if pid in self._groups:
+                self._groups.remove(pid)
+                self._say(f"- {pid}\n")
 
     def close_inherited(self) -> None:
         """Close the pipe in a forked child: it must close when the parent dies."""
@@ -307,7 +358,8 @@ class _Guard:
                 os.write(self._pipe, line.encode())
                 return
         except BrokenPipeError:  # it was killed
-            os.close(self._pipe)
+            pipe, self._pipe = self._pipe, -1
+            os.close(pipe)
         self._pipe = self._started()
         os.write(self._pipe, "".join(f"+ {each}\n" for each in self._groups).encode())
 

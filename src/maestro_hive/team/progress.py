@@ -10,7 +10,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import DocumentCorruptError
+from maestro_hive.kernel.errors import DecodeError, DocumentCorruptError
+from maestro_hive.maestro.state import strict_json
 from maestro_hive.team.errors import CommandFailedError
 from maestro_hive.team.state import Checkpoint
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 #: Under which name it is in the progress of a step.
 CHECKPOINT = "checkpoint"
 _MOST_BYTES = 1024 * 1024
+#: What is nested deeper could not be recorded inside of a checkpoint.
+_MOST_DEPTH = 50
 
 
 class ContextFull(Exception):  # noqa: N818 - no error: the work goes on
@@ -56,11 +59,10 @@ class ProgressFile:
         if not data.strip() or data == self._seen:
             return None
         self._seen = data
-        text = data.decode("utf-8", "replace")
         try:
-            return json.loads(text)
-        except ValueError:
-            return text
+            return strict_json.parse(data, depth=_MOST_DEPTH)
+        except DecodeError:  # what cannot be recorded as JSON is a text
+            return data.decode("utf-8", "replace")
 
     def remove(self) -> None:
         """Remove it: the task is complete."""

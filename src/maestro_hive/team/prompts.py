@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,9 +41,15 @@ def _rules(task: Task) -> Iterator[str]:
         yield "\n".join(
             ["Acceptance criteria:", *(f"- {each}" for each in task.acceptance_criteria)]
         )
+    if task.output_schema is not None:
+        schema = json.dumps(task.output_schema, sort_keys=True)
+        yield (
+            "The result is JSON that this JSON Schema describes, and nothing else; a command writes it to"
+            f" the file that MAESTRO_RESULT names:\n{schema}"
+        )
     if task.verification is not None:
         expected = task.verification.expected
-        more = f"\nExpected: {expected}" if expected else ""
+        more = f"\nIts output contains: {expected}" if expected else ""
         yield f"The task is done when this command succeeds:\n{task.verification.command}{more}"
 
 

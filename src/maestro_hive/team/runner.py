@@ -5,19 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from maestro_hive.engine.options import Options, StepOptions
 from maestro_hive.engine.values import in_thread
 from maestro_hive.hive.branches import active_run
+from maestro_hive.hive.control import fork_without, record_start
+from maestro_hive.hive.dispatching import is_bankrupt
 from maestro_hive.hive.functions import StepFunction
 from maestro_hive.hive.typed_arguments import recorded_arguments
 from maestro_hive.hive.waits import wait_for
-from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.team.graph import GraphError, check_graph
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError
+from maestro_hive.maestro.state.stores import open_reader
+from maestro_hive.maestro.state.views import question_id
+from maestro_hive.team.folder_lock import held_for
+from maestro_hive.team.graph import Retry, make_plan
+from maestro_hive.team.inputs import gate_input, task_input, with_answer
+from maestro_hive.team.ownership import Ownership
 from maestro_hive.team.personas import (
     CHECK_SECONDS,
     MAX_HANDOVERS,
@@ -25,16 +33,23 @@ from maestro_hive.team.personas import (
     Limits,
     Workplace,
     check_personas,
-    gate_input,
-    task_input,
-    with_answer,
 )
+from maestro_hive.team.plans import WORKFLOW, asks, gate_name, plan_of
 from maestro_hive.team.processes import Survivors
-from maestro_hive.team.scheduler import Execution, WorkerSlots, gate_name, urgency_of
-from maestro_hive.team.state_file import StateFile
+from maestro_hive.team.restoring import (
+    CheckpointFiles,
+    Restored,
+    digest_of,
+    is_other_graph,
+    read_state,
+    taken,
+    write_graph,
+)
+from maestro_hive.team.scheduler import Execution, WorkerSlots, urgency_of
+from maestro_hive.team.state_file import StateFile, StatePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from maestro_hive.engine.options import Amount
     from maestro_hive.hive.functions import WorkflowFunction
@@ -42,14 +57,15 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Budget, Gate, Graph, Level, Persona, Plan, Task
 
-#: The name of the workflow that all team runs are runs of.
-WORKFLOW = "task-graph"
+__all__ = ["WORKFLOW", "ChosenRun", "TeamRunner", "plan_of"]
+
 #: The persona that gates are executed by.
 _GATES = "gates"
 #: How many seconds an attempt has beyond the limits of its parts, to end their processes.
 _MARGIN_SECONDS = 60.0
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]+")
 _LONGEST_NAME = 80
+_NO_RETRY = Retry()
 
 
 class ChosenRun(NamedTuple):
@@ -59,6 +75,35 @@ class ChosenRun(NamedTuple):
     #: Whether it is there already, and the run that it goes on from with a changed graph.
     exists: bool
     forked_from: str | None = None
+    #: The tasks and gates that it executes again, although that run has completed them.
+    again: frozenset[str] = frozenset()
+
+
+class Executing(NamedTuple):
+    """A team run that this process has started to execute."""
+
+    run_id: str
+    plan: Plan
+    slots: WorkerSlots
+    #: The number of the last event of the run before, and the questions that were open then.
+    last_event: int
+    questions: frozenset[str]
+
+
+class TeamObserver(Protocol):
+    """Who is told how the execution of a run goes on, on its event loop; what happens is in its events."""
+
+    def executing(self, run: Executing) -> None:
+        """Note that this process has started to execute a run."""
+
+    def complete(self, name: str) -> None:
+        """Note that a task or a gate is complete, also if it was before."""
+
+    def parked(self, name: str, *, is_parked: bool) -> None:
+        """Note that a task waits for the breaker of its persona, or does not any more."""
+
+    def asks(self, name: str, question: str) -> None:
+        """Note what a task asks, before its wait is recorded; also if it has its answer."""
 
 
 class TeamRunner:
@@ -68,9 +113,21 @@ class TeamRunner:
     ``resume``, also with another number of workers.
     """
 
-    def __init__(self, hive: Hive, *, workers: int = 4) -> None:
+    def __init__(
+        self,
+        hive: Hive,
+        *,
+        workers: int = 4,
+        strict: bool = False,
+        observer: TeamObserver | None = None,
+    ) -> None:
+        """Execute on a hive; ``strict``: a changed file that can be of several tasks stops the run."""
         self._hive = hive
+        self._observer = observer
         self._workers = workers
+        self._strict = strict
+        #: The graphs of runs that are about to start here, as they were checked.
+        self._checked: dict[str, Graph] = {}
         folders = hive.config.state.resolve()
         if not folders.persistent:
             raise ConfigurationError(
@@ -78,6 +135,7 @@ class TeamRunner:
                 " the next start has to find"
             )
         self._state_folder = Path(folders.state)
+        self._own_folders = (self._state_folder.absolute(), Path(folders.checkpoints).absolute())
         self.workflow: WorkflowFunction[..., dict[str, Json]] = hive.workflow(name=WORKFLOW)(
             self._defined()
         )
@@ -97,20 +155,28 @@ class TeamRunner:
         """
         place = (folder or Path.cwd()).absolute()
         check_personas(graph, place)
-        result: dict[str, Json] = await self._hive.run(
-            self.workflow,
-            graph=graph.to_document(),
-            folder=str(place),
-            run_id=run_id,
-            budget=budget if budget is not None else _amount(graph.budget),
-        )
+        if graph.is_as_read:
+            self._checked[run_id] = graph
+        try:
+            with held_for(place, run_id):
+                result: dict[str, Json] = await self._hive.run(
+                    self.workflow,
+                    graph=graph.source if graph.is_as_read else graph.to_document(),
+                    folder=str(place),
+                    restored=self._restored_with(run_id),
+                    run_id=run_id,
+                    budget=budget if budget is not None else _amount(graph.budget),
+                )
+        finally:
+            self._checked.pop(run_id, None)
         return result
 
     async def resume(self, run_id: str) -> dict[str, Json]:
         """Resume a team run as it was started."""
         document, folder = self.arguments(run_id)
         check_personas(plan_of(document).graph, folder)
-        result: dict[str, Json] = await self._hive.resume(run_id)
+        with held_for(folder, run_id):
+            result: dict[str, Json] = await self._hive.resume(run_id)
         return result
 
     def arguments(self, run_id: str) -> tuple[dict[str, Json], Path]:
@@ -120,11 +186,23 @@ class TeamRunner:
             raise ConfigurationError(f"there is no run {run_id!r} that was started")
         return found[1]["graph"], Path(found[1]["folder"])
 
-    def choose(self, graph: Graph, folder: Path, *, force: bool = False) -> ChosenRun:
+    def _restored_with(self, run_id: str) -> Json:
+        """Return what a run was restored with, from a state file; None if it was not."""
+        found = recorded_arguments(self._hive, self.workflow, run_id)
+        return None if found is None else found[1].get("restored")
+
+    def exists(self, run_id: str) -> bool:
+        """Return whether there is a team run with this id."""
+        return any(each.run_id == run_id for each in self._hive.runs(workflow=WORKFLOW))
+
+    def choose(
+        self, graph: Graph, folder: Path, *, force: bool = False, is_part: bool = False
+    ) -> ChosenRun:
         """Return the run that executes a graph in a folder.
 
         That is the last run of its feature there. If the graph has changed since, it is a new run that
-        has what that one completed, as far as its input is the same. With ``force`` it is a new one.
+        has what that one completed, as far as its input is the same. With ``force`` it is a new one; of
+        a graph that is a part of another one it has what that one completed of the rest.
         """
         slug = _NOT_IN_IDS.sub("-", graph.feature).strip("-")[:_LONGEST_NAME] or "graph"
         numbered = re.compile(rf"{re.escape(slug)}(?:-(\d{{1,6}}))?")
@@ -134,7 +212,7 @@ class TeamRunner:
                 taken[int(found[1] or 1)] = info
         number = max(taken, default=0) + 1
         fresh = slug if number == 1 else f"{slug}-{number}"
-        if force:
+        if force and not is_part:
             return ChosenRun(fresh, exists=False)
         for each in sorted(taken, reverse=True):
             run_id = taken[each].run_id
@@ -142,31 +220,128 @@ class TeamRunner:
                 continue
             document, place = self.arguments(run_id)
             if place == folder and document.get("feature") == graph.feature:
+                if force:
+                    again = frozenset(_names(graph))
+                    return ChosenRun(fresh, exists=False, forked_from=run_id, again=again)
                 if document == graph.to_document():
                     return ChosenRun(run_id, exists=True)
                 return ChosenRun(fresh, exists=False, forked_from=run_id)
         return ChosenRun(fresh, exists=False)
 
     def fork(self, chosen: ChosenRun, graph: Graph) -> None:
-        """Make the run that goes on from another one with a changed graph."""
+        """Make the run that goes on from another one with a changed graph.
+
+        Not while that one is executed: it would lack what is completed from then on.
+        """
         assert chosen.forked_from is not None
-        self._hive.fork(chosen.forked_from, new_run_id=chosen.run_id, graph=graph.to_document())
+        _, folder = self.arguments(chosen.forked_from)
+        changed: dict[str, Json] = {"graph": graph.to_document()}
+        restored = self._restored_with(chosen.forked_from)
+        if restored is not None and chosen.again:
+            tasks = {
+                name: each for name, each in restored["tasks"].items() if name not in chosen.again
+            }
+            changed["restored"] = {**restored, "tasks": tasks}
+        with held_for(folder, chosen.run_id):
+            fork_without(
+                self._hive, chosen.forked_from, chosen.again, new_id=chosen.run_id, **changed
+            )
+
+    def restorable(self, graph: Graph, folder: Path) -> Restored | None:
+        """Return what the state file of a folder has of a run of this graph whose journal is gone.
+
+        Raises ``ConfigurationError`` if that file is all that is left of something else.
+        """
+        found = read_state(folder)
+        if found is None or (found.run_id is not None and self._has_journal(found)):
+            return None
+        if found.run_id is None:
+            if not found.tasks:
+                return None
+            raise ConfigurationError(
+                f"{found.source} has complete tasks, and no run of maestro wrote it; to go on from it:"
+                f" 'maestro import {found.source} --graph GRAPH', or start a new run with --force, which"
+                " replaces it"
+            )
+        if is_other_graph(found, graph):
+            if len(found.tasks) in (0, len(found.ids)):
+                return None  # nothing is lost with it
+            raise ConfigurationError(
+                f"{found.source} is of another graph, of the feature {found.feature!r}, whose run"
+                f" {found.run_id} is not in {self._state_folder}: it is all that is left of that run. Move"
+                " it away, or start a new run with --force, which replaces it"
+            )
+        return found
+
+    def found_elsewhere(self, graph: Graph, folder: Path) -> Restored | None:
+        """Return the state of a run of this graph that is in the journal of another state folder."""
+        found = read_state(folder)
+        if found is None or found.run_id is None or is_other_graph(found, graph):
+            return None
+        is_elsewhere = not self.exists(found.run_id) and self._has_journal(found)
+        return found if is_elsewhere and found.tasks else None
+
+    def _has_journal(self, found: Restored) -> bool:
+        """Return whether the run that a state is of is in a journal: that is the truth, then."""
+        if found.run_id is not None and self.exists(found.run_id):
+            return True
+        folder = Path(found.store or "")
+        if found.store is None or not (folder / "journal.db").exists():
+            return False
+        try:
+            with closing(open_reader(folder)) as reader:
+                return reader.run(found.run_id or "") is not None
+        except MaestroError:
+            return False
+
+    def restore(self, run_id: str, graph: Graph, folder: Path, found: Restored) -> list[str]:
+        """Make a run of what a state file has; return the tasks that it takes as complete."""
+        document, restored = graph.to_document(), found.arguments(graph, folder)
+        complete = taken(plan_of(document), restored)
+        record_start(
+            self._hive,
+            self.workflow,
+            run_id,
+            graph=document,
+            folder=str(folder),
+            restored=restored,
+        )
+        return list(complete)
 
     def _defined(self) -> Callable[..., Any]:
-        async def task_graph(graph: dict[str, Any], folder: str) -> dict[str, Any]:
+        async def task_graph(
+            graph: dict[str, Any], folder: str, restored: dict[str, Any] | None = None
+        ) -> dict[str, Any]:
             """Execute a task graph in a folder."""
-            return await self._execute(graph, Path(folder))
+            return await self._execute(graph, Path(folder), restored)
 
         return task_graph
 
-    async def _execute(self, document: dict[str, Json], folder: Path) -> dict[str, Json]:
+    async def _execute(
+        self, document: dict[str, Json], folder: Path, restored: Json
+    ) -> dict[str, Json]:
         active = active_run("the workflow", WORKFLOW)
         run_id = active.run_id
-        plan = await in_thread(partial(plan_of, document))
+        checked = self._checked.pop(run_id, None)
+        if checked is not None and checked.source == document:
+            plan = make_plan(checked)
+        else:
+            plan = await in_thread(partial(plan_of, document))
+        complete = taken(plan, restored)
+        offered: dict[str, Json] = {} if restored is None else restored["checkpoints"]
+        await in_thread(partial(write_graph, folder, document))
         own = self._state_folder / "runs" / run_id
         survivors = Survivors(own / "processes", run_id)
         await in_thread(survivors.end)
         slots = WorkerSlots(self._workers, urgency_of(plan))
+        ownership = Ownership(
+            plan.graph,
+            folder,
+            apart=self._own_folders,
+            stop=active.suspended if self._strict else None,
+        )
+        half_done = {each.name for each in active.run.state.steps.values() if each.progress}
+        checkpoints = CheckpointFiles(folder, plan.ids, {*half_done, *offered})
         place = Workplace(
             run_id=run_id,
             folder=folder,
@@ -176,11 +351,26 @@ class TeamRunner:
             worker_of=slots.worker_of,
             functions=check_personas(plan.graph, folder),
             prices=self._hive.prices,
+            checkpoints=checkpoints,
+            restored=offered,
+            ownership=ownership if ownership.is_needed else None,
         )
         steps = _Steps(plan.graph, place, slots)
-        execution = Execution(plan, steps.run_task, steps.run_gate, slots)
-        steps.asking = execution.asking
-        file = StateFile(folder, plan, active.run.state, execution, slots)
+        execution = Execution(plan, steps.run_task, steps.run_gate, slots, complete)
+        steps.asking, steps.parked = execution.asking, execution.parked
+        steps.inputs = execution.inputs
+        known = active.run.state
+        questions = frozenset(map(question_id, known.questions.values()))
+        self._tell(Executing(run_id, plan, slots, known.seq, questions), steps, execution, complete)
+        state = StatePlace(
+            run_id=run_id,
+            folder=folder,
+            store=self._state_folder.absolute(),
+            checkpoints=checkpoints,
+            restored={} if restored is None else restored["tasks"],
+            is_bankrupt=lambda: active.stop_error is not None and is_bankrupt(active.stop_error),
+        )
+        file = StateFile(plan, active.run.state, execution, slots, state)
         slots.on_change = file.changed
         file.write()
         try:
@@ -193,6 +383,18 @@ class TeamRunner:
             "gates": dict(sorted(execution.gates.items())),
         }
 
+    def _tell(
+        self, run: Executing, steps: _Steps, execution: Execution, complete: Iterable[str]
+    ) -> None:
+        """Have the observer told of a run that starts, and of what is complete from the beginning."""
+        if self._observer is None:
+            return
+        steps.observer = self._observer
+        self._observer.executing(run)
+        execution.on_complete = self._observer.complete
+        for each in complete:
+            self._observer.complete(each)
+
 
 class _Steps:
     """The tasks and gates of a run as steps of it: by name, with the options that the graph says."""
@@ -202,49 +404,65 @@ class _Steps:
         self._tasks = {task.id: task for task in graph.tasks}
         self._place = place
         self._slots = slots
-        #: The tasks that wait for an answer.
+        #: The steps that tasks are, by what they have in common.
+        self._definitions: dict[tuple[Any, ...], StepFunction[..., Any]] = {}
+        #: The tasks that wait for an answer, and for a breaker.
         self.asking: set[str] = set()
+        self.parked: set[str] = set()
+        #: The digests of the inputs of tasks, by id.
+        self.inputs: dict[str, str] = {}
+        self.observer: TeamObserver | None = None
 
     async def run_task(self, task_id: str, results: dict[str, Json]) -> Json:
         """Execute a task, unless it is completed; raise its error if it failed for good."""
         task = self._tasks[task_id]
-        persona = self._graph.persona_of(task)
-        assert persona is not None
-        seconds = _first(task.timeout_seconds, persona.timeout_seconds, self._graph.timeout_seconds)
-        seconds = seconds or TASK_SECONDS
-        check = task.verification
-        checking = (check.timeout_seconds or CHECK_SECONDS) if check is not None else 0.0
-
-        handovers = _retry(task, persona, self._graph, "max_handovers")
-        budget = task.budget or persona.budget
-        limits = Limits(
-            seconds,
-            MAX_HANDOVERS if handovers is None else handovers,
-            None if budget is None else budget.usd,
-        )
-
-        async def work(given: dict[str, Any], results: dict[str, Any]) -> Any:
-            return await self._place.work(given, results, limits)
-
-        options = {
-            "persona": persona.name,
-            "breaker": persona.name,
-            "timeout": seconds + checking + _MARGIN_SECONDS,
-            "max_attempts": _retry(task, persona, self._graph, "max_attempts"),
-            "rounds": _retry(task, persona, self._graph, "rounds"),
-            "budget": _amount(budget),
-        }
-        step = self._step(work, task.id, options)
+        step = self._definition_of(task).named(task.id)
         given = task_input(self._graph, task)
+        self.inputs[task.id] = digest_of(given)
         while True:
             result = await step(given, results)
-            if "asks" not in result:
+            if not asks(result):
                 return result
             self.asking.add(task.id)
+            if self.observer is not None:
+                self.observer.asks(task.id, result["asks"])
             self._slots.on_change()
             answer = await wait_for(task.id, None, str, result["asks"])
             self.asking.discard(task.id)
             given = with_answer(given, result["asks"], answer)
+
+    def _definition_of(self, task: Task) -> StepFunction[..., Any]:
+        """Return the step that tasks with the same persona and limits are, each by its own name."""
+        persona = self._graph.persona_of(task)
+        assert persona is not None
+        seconds = _first(task.timeout_seconds, persona.timeout_seconds, self._graph.timeout_seconds)
+        retry = _retry(task, persona, self._graph)
+        budget = task.budget or persona.budget
+        limits = Limits(
+            seconds or TASK_SECONDS,
+            MAX_HANDOVERS if retry.max_handovers is None else retry.max_handovers,
+            None if budget is None else budget.usd,
+        )
+        check = task.verification
+        checking = (check.timeout_seconds or CHECK_SECONDS) if check is not None else 0.0
+        alike = (persona.name, limits, checking, retry.max_attempts, retry.rounds, budget)
+        found = self._definitions.get(alike)
+        if found is None:
+
+            async def work(given: dict[str, Any], results: dict[str, Any]) -> Any:
+                return await self._place.work(given, results, limits)
+
+            options = {
+                "persona": persona.name,
+                "breaker": persona.name,
+                # A fresh worker has as much time as the one that it goes on from.
+                "timeout": limits.seconds * (limits.max_handovers + 1) + checking + _MARGIN_SECONDS,
+                "max_attempts": retry.max_attempts,
+                "rounds": retry.rounds,
+                "budget": _amount(budget),
+            }
+            found = self._definitions[alike] = self._step(work, task.id, options)
+        return found
 
     async def run_gate(self, level: Level, gate: Gate, results: dict[str, Json]) -> bool:
         """Execute a gate of a level, unless it is completed."""
@@ -264,25 +482,51 @@ class _Steps:
         """Return a step. Its identity is its input, wherever in the graph it stands."""
         given = {each: value for each, value in options.items() if value is not None}
         checked = Options().changed({**given, "key": _key}, StepOptions, f"of {name!r}")
+        waits = self._note_parked
         return StepFunction(
-            body, name, replace(checked, stages=(self._slots,), waits_for_breaker=True)
+            body, name, replace(checked, stages=(self._slots,), waits_for_breaker=waits)
         )
+
+    def _note_parked(self, name: str, is_parked: bool) -> None:
+        (self.parked.add if is_parked else self.parked.discard)(name)
+        if self.observer is not None:
+            self.observer.parked(name, is_parked=is_parked)
+        self._slots.on_change()
+
+
+#: Made once: ``json.dumps`` makes one for every call.
+_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
 
 
 def _key(*given: Json) -> str:
-    text = json.dumps(given, sort_keys=True, separators=(",", ":"), default=str)
+    text = _encoder.encode(given)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _retry(task: Task, persona: Persona, graph: Graph, name: str) -> int | None:
+def _retry(task: Task, persona: Persona, graph: Graph) -> Retry:
     """Return what a task, its persona or its graph says about retries, in this order."""
-    found = (each.retry for each in (task, persona, graph))
-    number: int | None = _first(*(getattr(each, name) for each in found if each is not None))
-    return number
+    said = [each.retry for each in (task, persona, graph) if each.retry is not None]
+    if len(said) < 2:
+        return said[0] if said else _NO_RETRY
+    return Retry(
+        max_attempts=_first(*[each.max_attempts for each in said]),
+        rounds=_first(*[each.rounds for each in said]),
+        max_handovers=_first(*[each.max_handovers for each in said]),
+    )
 
 
 def _first(*values: Any) -> Any:
-    return next((each for each in values if each is not None), None)
+    for each in values:
+        if each is not None:
+            return each
+    return None
+
+
+def _names(graph: Graph) -> Iterator[str]:
+    """Yield the names of the steps of a graph: its tasks and gates."""
+    for level in graph.levels:
+        yield from level.tasks
+        yield from (gate_name(level, gate) for gate in level.gates)
 
 
 def _amount(budget: Budget | None) -> dict[str, float] | None:
@@ -290,11 +534,3 @@ def _amount(budget: Budget | None) -> dict[str, float] | None:
         return None
     limits = {"tokens": budget.tokens, "usd": budget.usd}
     return {name: limit for name, limit in limits.items() if limit is not None}
-
-
-def plan_of(document: dict[str, Json]) -> Plan:
-    """Return the plan of a recorded graph."""
-    checked = check_graph(json.dumps(document).encode(), "json")
-    if checked.plan is None:
-        raise GraphError("the graph of the run", checked.errors, checked.more_errors)
-    return checked.plan

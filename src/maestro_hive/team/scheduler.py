@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine.recorded_errors import failure_of
 from maestro_hive.team.errors import GraphFailedError
-from maestro_hive.team.graph import Frontier
+from maestro_hive.team.graph import Frontier, TaskState
+from maestro_hive.team.plans import gate_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -85,11 +86,21 @@ class WorkerSlots:
         self._busy: dict[str, int] = {}
         self._last: dict[str, int] = {}
         self._resting: dict[str, _Resting] = {}
+        self._is_closed = False
+        #: Set when the last attempt ends of those that are executed.
+        self._is_idle = asyncio.Event()
+
+    async def drain(self) -> None:
+        """Let no attempt start any more, and return when those that were started have ended."""
+        self._is_closed = True
+        if self._busy:
+            await self._is_idle.wait()
 
     async def enter(self, step: StepExecution) -> Slot:
         """Return when a worker is free for this attempt."""
         number = await self._acquire(step.name)
         self._busy[step.name] = self._last[step.name] = number
+        self._is_idle.clear()
         self.on_change()
         return Slot(self, step.name, number)
 
@@ -112,6 +123,8 @@ class WorkerSlots:
     def leave(self, task: str, number: int) -> None:
         """Note that a worker has ended an attempt. Another task gets it after a moment."""
         self._busy.pop(task, None)
+        if not self._busy:
+            self._is_idle.set()
         self.on_change()
         loop = asyncio.get_running_loop()
         # In a context of its own: it is no timer of the workflow's, which outcomes would wait for.
@@ -135,7 +148,7 @@ class WorkerSlots:
 
     def _give(self, number: int) -> None:
         """Give a worker to the most urgent one that waits."""
-        while self._waiting:
+        while self._waiting and not self._is_closed:
             _, _, waiting = heapq.heappop(self._waiting)
             if not waiting.done():
                 waiting.set_result(number)
@@ -143,7 +156,7 @@ class WorkerSlots:
         heapq.heappush(self._free, number)
 
     async def _acquire(self, name: str) -> int:
-        if self._free:
+        if self._free and not self._is_closed:
             return heapq.heappop(self._free)
         waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._count += 1
@@ -182,20 +195,31 @@ class Execution:
     """One execution of a graph in a workflow; ``run`` returns when nothing more can be executed."""
 
     def __init__(
-        self, plan: Plan, run_task: RunTask, run_gate: RunGate, slots: WorkerSlots
+        self,
+        plan: Plan,
+        run_task: RunTask,
+        run_gate: RunGate,
+        slots: WorkerSlots,
+        completed: Mapping[str, Json] | None = None,
     ) -> None:
+        """Execute a plan; ``completed`` are the results of tasks that need not be executed."""
         self._plan = plan
         self._tasks = {task.id: task for task in plan.graph.tasks}
         self._run_task = run_task
         self._run_gate = run_gate
         self._slots = slots
-        self._frontier = Frontier(plan)
         #: The results of tasks, by id, and whether gates have passed, by name.
-        self.results: dict[str, Json] = {}
+        self.results: dict[str, Json] = dict(completed or {})
+        #: The digests of what tasks were called with, by id.
+        self.inputs: dict[str, str] = {}
+        self._frontier = Frontier(plan, dict.fromkeys(self.results, TaskState.COMPLETE))
         self.gates: dict[str, bool] = {}
         self.failures: dict[str, Exception] = {}
-        #: The tasks that wait for an answer.
+        #: What is called with each task and gate that is complete, also if it was recorded before.
+        self.on_complete: Callable[[str], None] = lambda _: None
+        #: The tasks that wait for an answer, and for a breaker.
         self.asking: set[str] = set()
+        self.parked: set[str] = set()
         self._active = 0
         self._gating: set[int] = set()
         #: What has ended, and how that is noted.
@@ -261,6 +285,7 @@ class Execution:
                 self.gates[name] = False
                 self._end(name, self._note_failure(name, error))
                 return
+            self.on_complete(name)
         self._end(name, lambda: self._frontier.pass_gates(level.number))
 
     def _note_failure(self, name: str, error: Exception) -> Callable[[], None]:
@@ -278,6 +303,7 @@ class Execution:
     def _complete(self, task: str, result: Json) -> None:
         self.results[task] = result
         self._frontier.complete(task)
+        self.on_complete(task)
 
     def _end(self, name: str, note: Callable[[], None]) -> None:
         """Have the end of a task or of gates noted by the workflow's own task."""
@@ -296,8 +322,3 @@ class Execution:
         return GraphFailedError(
             f"failed: {names}{f' and {more} more' if more > 0 else ''}{waiting}"
         )
-
-
-def gate_name(level: Level, gate: Gate) -> str:
-    """Return the name of a gate's step; no task has one like it."""
-    return f"gate:{level.number}:{gate.name}"

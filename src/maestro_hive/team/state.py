@@ -18,12 +18,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import (
@@ -37,6 +37,7 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.kernel.files import make_private_folder, read_whole, write_atomically
 from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.strict_json import is_plain, write, write_sorted
 
 if TYPE_CHECKING:
     import os
@@ -66,6 +67,7 @@ MAX_STATE_BYTES = 64 * 1024 * 1024
 
 _DEFAULT_PATH = ".mahabharatha/state.json"
 _CLOCK = SystemClock()
+_TEXT_OR_NONE = (str, type(None))
 
 
 # --- times ---------------------------------------------------------------------------------------
@@ -132,8 +134,13 @@ class _Record:
 
     def to_dict(self) -> dict[str, Json]:
         """Return the record as JSON values."""
-        own = {name: _to_json(getattr(self, name)) for name in _readers(type(self))}
-        return own | self.extra | own  # own members come first, and are not replaced
+        members = _readers(type(self))  # type: ignore[arg-type]  # types are hashable
+        own = {
+            name: value if type(value := getattr(self, name)) in _TEXT_OR_NONE else _to_json(value)
+            for name in members
+        }
+        # Own members come first, and are not replaced.
+        return own | self.extra | own if self.extra else own
 
     @classmethod
     def from_dict(cls, data: dict[str, Json]) -> Self:
@@ -143,7 +150,7 @@ class _Record:
 
     @classmethod
     def _from_valid(cls, data: dict[str, Json]) -> Self:
-        readers = _readers(cls)
+        readers = _readers(cls)  # type: ignore[arg-type]  # as above
         members = {name: read(data[name]) for name, read in readers.items() if name in data}
         named = {*readers, *cls.checksum_members}
         members["extra"] = {name: value for name, value in data.items() if name not in named}
@@ -224,11 +231,7 @@ class ExecutionState(_Record):
         Missing folders are created. A state that ``load`` would refuse is refused here, with the
         same error, before anything is written.
         """
-        data = self.to_dict()
-        check(data, "saved", str(path))
-        text = _to_text(data, str(path))
-        make_private_folder(Path(path).parent)
-        atomic_write(path, text)
+        StateWriter(path).save(self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] = _DEFAULT_PATH) -> Self | None:
@@ -243,9 +246,15 @@ class ExecutionState(_Record):
             return None
         except OSError as error:
             raise StorageError(f"{path} could not be read: {error.strerror}") from error
-        return cls._from_valid(_from_text(text, str(path)))
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: bytes, name: str) -> Self:
+        """Return the state that the text of a file has; ``name`` names it in errors, as of ``load``."""
+        return cls._from_valid(_from_text(text, name))
 
 
+@cache
 def _readers(kind: type[_Record]) -> dict[str, Json]:
     """Return, for each member that a schema names, what makes its value from JSON."""
     named = (each for each in fields(kind) if each.name != "extra")
@@ -282,21 +291,104 @@ def atomic_write(path: str | os.PathLike[str], data: str) -> None:
     write_atomically(Path(path), text)
 
 
-def _to_text(data: dict[str, Json], name: str) -> str:
-    """Return the text of a state file, after checking that it is read back unchanged."""
-    document = {**data, "format": STATE_FORMAT}
+class _TaskText(NamedTuple):
+    """A task in a state file: the record, its text for the checksum, and its line."""
+
+    record: TaskState
+    canonical: str
+    line: str
+
+
+class StateWriter:
+    """Writes one state of an execution after the other to a file.
+
+    A task that has the same record as in the state before is not checked and made text of again: a
+    task that has changed must have another record.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._tasks: dict[str, _TaskText] = {}
+
+    def save(self, state: ExecutionState) -> None:
+        """Write a state, completely and durably, or raise and leave the old file."""
+        text = self._text_of(state)
+        make_private_folder(Path(self._path).parent)
+        atomic_write(self._path, text)
+
+    def _text_of(self, state: ExecutionState) -> str:
+        """Return the text of the file, after checking that it is read back unchanged."""
+        name, known = str(self._path), self._known(state)
+        if known:
+            left = {each: task for each, task in state.tasks.items() if each not in known}
+            data = replace(state, tasks=left).to_dict()
+        else:
+            data = state.to_dict()
+        check(data, "saved", name)
+        document = {**data, "format": STATE_FORMAT}
+        _check_faithful(document, name)
+        for each, task in document["tasks"].items():
+            known[each] = _TaskText(state.tasks[each], _sorted(task), _line(task))
+        self._tasks = {each: known[each] for each in state.tasks}
+        text = _in_lines(document, self._tasks)
+        if len(text.encode()) > MAX_STATE_BYTES:
+            raise EncodeError(
+                name, f"it would be larger than the limit of {MAX_STATE_BYTES:,} bytes"
+            )
+        return text
+
+    def _known(self, state: ExecutionState) -> dict[str, _TaskText]:
+        """Return the tasks that have not changed since the last state."""
+        if not self._tasks:
+            return {}
+        tasks = state.tasks.items()
+        last = {each: self._tasks.get(each) for each in state.tasks}
+        return {each: it for each, task in tasks if (it := last[each]) and it.record is task}
+
+
+def _check_faithful(document: dict[str, Json], name: str) -> None:
+    """Raise if JSON would give something else back."""
     canonical = _canonical(document, name, EncodeError)
-    digest = hashlib.sha256(canonical).hexdigest()
     try:
-        faithful = codec.parse(canonical, name) == document
-        text = json.dumps({**document, "sha256": digest}, ensure_ascii=False, indent=2) + "\n"
+        faithful = is_plain(document) or codec.parse(canonical, name) == document
     except (DecodeError, RecursionError) as error:
         raise EncodeError(name, str(error)) from error
     if not faithful:
         raise EncodeError(name, "JSON cannot hold a tuple, or a key that is not a string")
-    if len(text.encode()) > MAX_STATE_BYTES:
-        raise EncodeError(name, f"it would be larger than the limit of {MAX_STATE_BYTES:,} bytes")
-    return text
+
+
+def _in_lines(document: dict[str, Json], tasks: dict[str, _TaskText]) -> str:
+    """Return the text of a document with its SHA-256, and with a line for each task and worker.
+
+    The C encoder writes no line breaks, and Python's own takes a multiple of the time.
+    """
+    canonical = {key: _sorted(each) for key, each in document.items() if key != "tasks"}
+    canonical["tasks"] = _joined({each: it.canonical for each, it in sorted(tasks.items())})
+    digest = hashlib.sha256(_joined(dict(sorted(canonical.items()))).encode()).hexdigest()
+    members = []
+    for key, each in (*document.items(), ("sha256", digest)):
+        if key != "tasks":
+            lines = {name: _line(item) for name, item in each.items()} if type(each) is dict else {}
+        else:
+            lines = {name: it.line for name, it in tasks.items()}
+        members.append(f"{_line(key)}: {_block(lines) if lines else _line(each)}")
+    return "{\n  " + ",\n  ".join(members) + "\n}\n"
+
+
+def _block(lines: dict[str, str]) -> str:
+    return "{\n" + ",\n".join([f"    {_line(key)}: {it}" for key, it in lines.items()]) + "\n  }"
+
+
+def _joined(members: dict[str, str]) -> str:
+    return "{" + ",".join([f"{_line(key)}:{text}" for key, text in members.items()]) + "}"
+
+
+def _sorted(value: Json) -> str:
+    return "".join(write_sorted(value, 0))
+
+
+def _line(value: Json) -> str:
+    return "".join(write(value, 0))
 
 
 def _from_text(text: bytes, name: str) -> Json:
@@ -328,6 +420,7 @@ _SUFFIX = ".schema.json"
 _SCHEMAS = ("checkpoint", "state", "task", "task_graph", "task_graph_strict")
 #: How much of a value an error message shows.
 _SHOWN = 300
+_STATUSES = frozenset(each.value for each in TaskStatus)
 
 
 def load_schema(name: str) -> dict[str, Json]:
@@ -358,6 +451,8 @@ def check(data: Json, kind: str, source: str = "") -> None:
 
     Its message names the ``source``, the JSON path and the rule that was violated.
     """
+    if kind in ("saved", "state") and _is_plainly_valid(data):
+        return
     from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
 
     try:
@@ -375,6 +470,65 @@ def check(data: Json, kind: str, source: str = "") -> None:
             schema_path=error.absolute_schema_path,
             instance=error.instance,
         ) from None
+
+
+def _is_plainly_valid(data: Json) -> bool:
+    """Return whether a state is certainly one that can be saved; False says nothing.
+
+    The schema decides. It takes a hundred times as long, and a run saves its state again and again.
+    """
+    if type(data) is not dict:
+        return False
+    tasks, workers, names = data.get("tasks"), data.get("workers", {}), data.get("checkpoints", [])
+    return (
+        type(data.get("feature")) is str
+        and type(data.get("started_at")) is str
+        and _is_time_or_none(data["started_at"])
+        and _is_number(data.get("current_level"), least=0)
+        and type(tasks) is dict
+        and all(map(_is_plain_task, tasks.values()))
+        and type(workers) is dict
+        and all(map(_is_plain_worker, workers.values()))
+        and type(names) is list
+        and all(type(each) is str for each in names)
+        and ("format" in data) == ("sha256" in data)
+        and _is_number(data.get("format", 1), least=1)
+        and type(data.get("sha256", "")) is str
+    )
+
+
+def _is_plain_task(task: Json) -> bool:
+    return (
+        type(task) is dict
+        and type(task.get("id")) is str
+        and type(task.get("status")) is str
+        and task["status"] in _STATUSES
+        and type(task.get("worker_id")) in _TEXT_OR_NONE
+        and type(task.get("error")) in _TEXT_OR_NONE
+        and _is_time_or_none(task.get("started_at"))
+        and _is_time_or_none(task.get("completed_at"))
+    )
+
+
+def _is_plain_worker(worker: Json) -> bool:
+    return (
+        type(worker) is dict
+        and type(worker.get("id")) is str
+        and type(worker.get("status", "")) is str
+        and type(worker.get("current_task")) in _TEXT_OR_NONE
+        and _is_number(worker.get("tasks_completed", 0), least=0)
+    )
+
+
+def _is_number(value: Json, *, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+def _is_time_or_none(value: Json) -> bool:
+    try:
+        return value is None or (type(value) is str and bool(read_time(value)))
+    except ValueError:
+        return False
 
 
 @cache

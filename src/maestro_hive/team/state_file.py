@@ -1,48 +1,99 @@
 """``.mahabharatha/state.json`` of a team run: follows the journal, for programs that read it.
 
 The journal is the truth. The file is written when a run starts, soon after each change, and when the
-process stops executing the run; after a kill it is behind until the next start.
+process stops executing the run; after a kill it is behind until the next start. It has the results of
+complete tasks, so that a run whose journal is lost resumes from it (``restoring.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from maestro_hive.hive.dispatching import is_bankrupt
+from maestro_hive.kernel.errors import MaestroError
 from maestro_hive.kernel.process import threads
 from maestro_hive.kernel.redaction import cut, redact_text
-from maestro_hive.team.state import ExecutionState, TaskState, TaskStatus, WorkerState
+from maestro_hive.kernel.secret_shapes import is_secret_name
+from maestro_hive.maestro.state.strict_json import is_plain
+from maestro_hive.team.restoring import INPUT, RESULT, RUN, STORE
+from maestro_hive.team.state import (
+    ExecutionState,
+    StateWriter,
+    TaskState,
+    TaskStatus,
+    WorkerState,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
 
     from maestro_hive.maestro.state.projections import RunState, StepState
+    from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Plan
+    from maestro_hive.team.restoring import CheckpointFiles
     from maestro_hive.team.scheduler import Execution, WorkerSlots
 
 PATH = Path(".mahabharatha") / "state.json"
 #: How long after a change it is written, and which part of the time may be spent on it.
 _SOON_SECONDS = 0.2
+#: How long it may be behind because writing it is slow: it may be all that is left of a run.
+_LATE_SECONDS = 5.0
 _PART = 0.05
 _ERROR_LENGTH = 2_000
+#: A longer result of a task, as JSON, is left out.
+_RESULT_LENGTH = 8_000
+#: Made once: ``json.dumps`` makes one for every call with options.
+_encoder = json.JSONEncoder(allow_nan=False)
+#: Between texts that are searched for secrets together: no secret goes across it.
+_APART = "\n \n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePlace:
+    """Where the state of a run is written, and what it was restored with."""
+
+    run_id: str
+    folder: Path
+    #: The state folder, which has the journal.
+    store: Path
+    checkpoints: CheckpointFiles
+    #: The tasks that were taken from a state file, as that has them.
+    restored: Mapping[str, Json]
+    #: Whether a budget has stopped the run.
+    is_bankrupt: Callable[[], bool]
 
 
 class StateFile:
     """Writes the state of one execution of a graph, on one event loop."""
 
     def __init__(
-        self, folder: Path, plan: Plan, state: RunState, execution: Execution, slots: WorkerSlots
+        self,
+        plan: Plan,
+        state: RunState,
+        execution: Execution,
+        slots: WorkerSlots,
+        place: StatePlace,
     ) -> None:
-        self._path = folder / PATH
+        path = place.folder / PATH
+        self._writer = StateWriter(path)
         self._plan = plan
         self._state = state
         self._execution = execution
         self._slots = slots
+        self._place = place
+        #: The states of complete tasks, which do not change any more, and of those not started.
+        self._complete: dict[str, TaskState] = {}
+        self._pending = {each: TaskState(id=each) for each in plan.ids}
+        #: What the file says of tasks whose outcome the workflow has not got yet.
+        self._before = _complete_before(path, place.run_id)
         self._timer: asyncio.TimerHandle | None = None
         self._writing: Future[float] | None = None
         self._pause = _SOON_SECONDS
@@ -62,7 +113,7 @@ class StateFile:
         if self._writing is not None:  # or an older state would replace this one
             self._writing.exception()
             self._writing = None
-        _save(self._snapshot(), self._path)
+        self._writer.save(self._snapshot())
 
     def _start_writing(self) -> None:
         self._timer = None
@@ -72,8 +123,9 @@ class StateFile:
                 return
             if self._writing.exception() is not None:
                 return  # the end of the run raises it, for it is written then once more
-            self._pause = max(_SOON_SECONDS, self._writing.result() / _PART)
-        self._writing = threads.run(partial(_save, self._snapshot(), self._path))
+            pause = self._writing.result() / _PART
+            self._pause = min(max(_SOON_SECONDS, pause), _LATE_SECONDS)
+        self._writing = threads.run(partial(_save, self._snapshot(), self._writer))
 
     def _snapshot(self) -> ExecutionState:
         started = self._state.started
@@ -92,26 +144,56 @@ class StateFile:
             current_level=min(left, default=last),
             tasks=tasks,
             workers={each.id: each for each in self._workers()},
+            checkpoints=self._place.checkpoints.names(),
+            extra={RUN: self._place.run_id, STORE: str(self._place.store)},
         )
 
     def _tasks(self, steps: dict[str, StepState]) -> Iterator[TaskState]:
-        failures, blocked = self._execution.failures, self._execution.blocked()
+        failures = self._execution.failures
+        waiting = (self._execution.asking, self._execution.parked, self._execution.blocked())
         for name in self._plan.ids:
+            if name in self._execution.results:
+                yield self._completed(name, steps.get(name))
+                continue
             step, worker = steps.get(name), self._slots.last_worker_of(name)
+            is_waiting = any(name in each for each in waiting)
+            if not (step or worker or is_waiting or name in failures):
+                yield self._pending[name]
+                continue
             made = TaskState(id=name, worker_id=str(worker) if worker else None)
             if step is not None:
                 made.started_at = step.started.when
-            if name in self._execution.asking or name in blocked:
+            if is_waiting:
                 made.status = TaskStatus.BLOCKED
-            elif step is not None and step.completed is not None:
-                made.status = TaskStatus.COMPLETE
-                made.completed_at = step.completed.when
             elif name in failures:
-                made.status = TaskStatus.FAILED
+                spent = is_bankrupt(failures[name])
+                made.status = TaskStatus.BLOCKED if spent else TaskStatus.FAILED
                 made.error = cut(redact_text(str(failures[name])), _ERROR_LENGTH)
             elif self._slots.worker_of(name):
                 made.status = TaskStatus.RUNNING
+            elif step is not None and step.completed is not None and name in self._before:
+                made = self._before[name]  # the workflow is about to get its result
+            elif step is not None and self._place.is_bankrupt():
+                made.status = TaskStatus.BLOCKED
             yield made
+
+    def _completed(self, name: str, step: StepState | None) -> TaskState:
+        """Return the state of a complete task; it does not change any more."""
+        if name not in self._complete:
+            worker = self._slots.last_worker_of(name)
+            restored = self._place.restored.get(name)
+            made = TaskState(name, TaskStatus.COMPLETE, str(worker) if worker else None)
+            called_with = self._execution.inputs.get(name)
+            if called_with and step is not None and step.completed is not None:
+                made.started_at, made.completed_at = step.started.when, step.completed.when
+                made.extra[INPUT] = called_with
+                result = self._execution.results[name]
+                if _may_be_written(result):
+                    made.extra[RESULT] = result
+            elif restored is not None:
+                made = TaskState.from_dict(restored)
+            self._complete[name] = made
+        return self._complete[name]
 
     def _workers(self) -> Iterator[WorkerState]:
         busy = self._slots.busy()
@@ -122,8 +204,58 @@ class StateFile:
             yield WorkerState(str(number), status, task, done.get(number, 0))
 
 
-def _save(state: ExecutionState, path: Path) -> float:
+def _complete_before(path: Path, run_id: str) -> dict[str, TaskState]:
+    """Return the complete tasks of the file that an earlier process has left of the same run."""
+    if not path.exists():
+        return {}
+    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
+
+    try:
+        found = ExecutionState.load(path)
+    except (MaestroError, ValidationError):
+        return {}
+    if found is None or found.extra.get(RUN) != run_id:
+        return {}
+    tasks = found.tasks.items()
+    return {name: task for name, task in tasks if task.status is TaskStatus.COMPLETE}
+
+
+def _may_be_written(result: Json) -> bool:
+    """Return whether a result can be in the file: it is short, and has nothing like a secret in it."""
+    try:
+        text = _encoder.encode(result)
+    except (TypeError, ValueError):
+        return False  # a value that JSON does not have
+    if len(text) > _RESULT_LENGTH or not (is_plain(result) or json.loads(text) == result):
+        return False
+    return not _has_secrets(result)
+
+
+def _has_secrets(value: Json) -> bool:
+    """Return whether a text in a value looks like a secret, or stands under a name that says so."""
+    texts: list[str] = []
+    if _collect(value, texts):
+        return True
+    joined = _APART.join(texts)  # a search for each would cost more than all else about a task
+    return redact_text(joined) != joined
+
+
+def _collect(value: Json, texts: list[str]) -> bool:
+    """Add the texts of a value; return whether something stands under the name of a secret."""
+    if isinstance(value, str):
+        texts.append(value)
+    elif isinstance(value, dict):
+        texts.extend(value)
+        if any(is_secret_name(key) and item for key, item in value.items()):
+            return True
+        return any(_collect(item, texts) for item in value.values())
+    elif isinstance(value, list):
+        return any(_collect(item, texts) for item in value)
+    return False
+
+
+def _save(state: ExecutionState, writer: StateWriter) -> float:
     """Write a state, and return how many seconds that took."""
     started = time.perf_counter()
-    state.save(path)
+    writer.save(state)
     return time.perf_counter() - started

@@ -258,14 +258,15 @@ class PersonaExecutor:
 
     def _numbered(self, run: OpenRun, planner: Planner, plan: Plan, task: object) -> Plan:
         """Return the plan of a call that must not get the result of another one."""
+        number = 1
         if plan.encoded is None:  # no other call is known to be the same
-            number = run.calls[plan.identity] = run.calls.get(plan.identity, 0) + 1
+            with run.mutex:  # threads may make the same call at once
+                number = run.calls[plan.identity] = run.calls.get(plan.identity, 0) + 1
         elif Tasks.differ(task):
-            number = run.tasks.setdefault(plan.identity, Tasks()).number_of(task)
+            with run.mutex:
+                number = run.tasks.setdefault(plan.identity, Tasks()).number_of(task)
             if number > 1:
                 planner.warn_of_tasks()
-        else:
-            number = 1
         return plan if number == 1 else plan.occurrence(number)
 
     def found(self, call: Call) -> ExecutionResult | None:

@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
 
-from maestro_hive.engine.config import (
-    DEFAULT_CHECKPOINT_DIR,
-    DEFAULT_STATE_DIR,
-    ExecutionConfig,
-    frozen_config,
-    get_execution_config,
-)
+from maestro_hive.engine.config import ExecutionConfig, frozen_config, get_execution_config
 from maestro_hive.engine.copies import RunCopies
 from maestro_hive.engine.open_run import OpenRun, Restored, open_run
 from maestro_hive.engine.shared import release, retain, retained
@@ -38,7 +32,12 @@ from maestro_hive.maestro.state.projections import FIELDS, fold
 from maestro_hive.maestro.state.records import EntryKind, NewEntry, from_micros
 from maestro_hive.maestro.state.run_document import fold_copy
 from maestro_hive.maestro.state.state_manager import check_text
-from maestro_hive.maestro.state.stores import close_store, open_store
+from maestro_hive.maestro.state.stores import (
+    DEFAULT_CHECKPOINT_DIR,
+    DEFAULT_STATE_DIR,
+    close_store,
+    open_store,
+)
 from maestro_hive.maestro.state.strict_json import member
 from maestro_hive.maestro.state.views import (
     retry_count,
@@ -469,7 +468,8 @@ def save_state(
     """Record a whole state under its workflow id; return the checkpoint's id, or the workflow's."""
     given = ExecutionState.from_dict(state) if isinstance(state, dict) else state
     name = given.workflow_id if workflow_id is None else workflow_id
-    with StatePersistence(workflow_id=name) as persistence:
+    persistence = StatePersistence(workflow_id=name)
+    with persistence.run.copying(), persistence:  # no checkpoint but the one that is asked for
         persistence.update_state(**{field: getattr(given, field) for field in FIELDS})
         return persistence.checkpoint() if checkpoint else name
 

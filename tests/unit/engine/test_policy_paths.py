@@ -18,6 +18,7 @@ from maestro_hive.engine.policy_paths import (
     places_asked,
     targets_of,
 )
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,7 @@ class Job:
     output_file: str
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     "path file_path target file filename dest destination source src dst folder directory cwd paths"
     " files filePath TARGET output_path input_files log_dir out-folder".split(),
@@ -40,14 +41,12 @@ def test_an_argument_is_a_path_by_its_name(name: str) -> None:
     assert targets_of({"text": "no", name: "a.py"}) == ["a.py"]
 
 
-@pytest.mark.parametrize(
-    "name", "text profile filed pathology content filter subdirectoryname".split()
-)
+@for_each("name", "text profile filed pathology content filter subdirectoryname".split())
 def test_other_arguments_are_none(name: str) -> None:
     assert targets_of({name: "a.py"}) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments, expected",
     [
         ({"path": "a.py", "target": ".env"}, ["a.py", ".env"]),
@@ -77,7 +76,7 @@ def write(path: str, *paths: str, folder: str = "here", **more: str) -> None:
     """Take paths in every way."""
 
 
-@pytest.mark.parametrize(
+@for_each(
     "task, args, kwargs, expected",
     [
         (write, ("a",), {}, ["a", "here"]),
@@ -148,7 +147,7 @@ def test_a_workspace_may_be_named_through_a_link(tmp_path: Path, workspace: Path
 # --- patterns -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "pattern, covered, others",
     [
         (".env", [".env", "a/.env", ".ENV", ".env/x", "/etc/.env"], ["a.env", ".env.example"]),

@@ -9,6 +9,7 @@ import pytest
 
 from maestro_hive.engine.policy import AgentContext
 from maestro_hive.engine.policy_rules import Policy, PolicyEnforcer, PolicyError, policy_schema
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +70,7 @@ def policy(tmp_path: Path) -> Policy:
     return Policy.from_file(file, tmp_path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "role, tool, path, action, effect, rule",
     [
         ("developer", "write_file", "src/a.py", "write", "allow", "rules[0]"),

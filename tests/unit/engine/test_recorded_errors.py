@@ -40,6 +40,7 @@ from maestro_hive.engine.recorded_errors import (
 )
 from maestro_hive.engine.results import ExecutionAttempt, ExecutionStatus
 from maestro_hive.maestro.state import codec, codec_classes
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -264,7 +265,7 @@ EXAMPLES: list[Exception] = [
 ]
 
 
-@pytest.mark.parametrize("error", EXAMPLES, ids=lambda each: type(each).__name__)
+@for_each("error", EXAMPLES, ids=lambda each: type(each).__name__)
 def test_an_exception_comes_back_as_itself(error: Exception) -> None:
     made = read_back(error)
     assert made is not error
@@ -273,7 +274,7 @@ def test_an_exception_comes_back_as_itself(error: Exception) -> None:
     assert made.__traceback__ is None
 
 
-@pytest.mark.parametrize("error", EXAMPLES, ids=lambda each: type(each).__name__)
+@for_each("error", EXAMPLES, ids=lambda each: type(each).__name__)
 def test_the_tree_is_plain_json_and_may_be_sorted(error: Exception) -> None:
     """The facts of an entry are written with their keys sorted."""
     tree = json.loads(codec.dump_canonical(error_tree(error)))
@@ -358,7 +359,7 @@ def test_an_error_that_cannot_print_itself_comes_back() -> None:
         str(made)
 
 
-@pytest.mark.parametrize("error", EXAMPLES, ids=lambda each: type(each).__name__)
+@for_each("error", EXAMPLES, ids=lambda each: type(each).__name__)
 def test_reading_back_twice_is_reading_back_once(error: Exception) -> None:
     once = read_back(raised(error))
     assert shape(read_back(once)) == shape(once)
@@ -533,9 +534,7 @@ def test_a_codec_that_does_not_give_an_error_back_is_not_used(
     assert made.sku == "s"
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), SystemExit(2), asyncio.CancelledError(), GeneratorExit()]
-)
+@for_each("error", [KeyboardInterrupt(), SystemExit(2), asyncio.CancelledError(), GeneratorExit()])
 def test_what_is_not_an_exception_has_a_stand_in(error: BaseException) -> None:
     made = read_back(error)
     assert type(made) is RecordedError

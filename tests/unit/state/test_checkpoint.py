@@ -35,6 +35,7 @@ from maestro_hive.maestro.state.checkpoint import (
     StateMetadata,
     WorkflowState,
 )
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -293,7 +294,7 @@ def test_a_part_of_a_second_is_not_over_at_once(
     assert manager.get_checkpoint(checkpoint.checkpoint_id) == checkpoint
 
 
-@pytest.mark.parametrize("ttl", [0, -1, float("inf"), float("nan"), timedelta(0), timedelta.max])
+@for_each("ttl", [0, -1, float("inf"), float("nan"), timedelta(0), timedelta.max])
 def test_a_time_in_which_nothing_can_be_kept_is_an_error(
     manager: CheckpointManager, ttl: float | timedelta
 ) -> None:
@@ -564,7 +565,7 @@ def test_a_write_that_may_not_be_durable_says_so(
 HOSTILE = ["../x", "..", ".", "/etc/x", "a/b", "a\0b", "a\nb", "", "a" * 200, "-x", ".x", "ä", "*"]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@for_each("name", HOSTILE)
 def test_hostile_ids_are_refused_and_nothing_is_touched(
     manager: CheckpointManager, tmp_path: Path, name: str
 ) -> None:

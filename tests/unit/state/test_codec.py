@@ -34,6 +34,7 @@ from hypothesis import strategies as st
 from maestro_hive.kernel.errors import DecodeError, EncodeError
 from maestro_hive.maestro.state import codec, tree_codec
 from maestro_hive.maestro.state.codec import MAX_DEPTH, decode, encode
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     import random
@@ -402,7 +403,7 @@ def same(one: Any, two: Any) -> bool:  # noqa: C901, PLR0911 - one per kind
     return bool(one == two)
 
 
-@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+@for_each("value", VALUES.values(), ids=VALUES)
 def test_a_value_is_json_without_spaces_and_comes_back_equal_and_of_the_same_type(
     value: Any,
 ) -> None:
@@ -416,7 +417,7 @@ def test_a_value_is_json_without_spaces_and_comes_back_equal_and_of_the_same_typ
     assert codec.canonical_digest(decode(encode(value).data)) == digest
     call = codec.encode_call((value,), {"b": value, "a": 1})
     assert codec.encode_call((value,), {"a": 1, "b": value}).digest == call.digest
-    assert codec.call_of_tree(json.loads(call.data)) == call
+    assert codec.call_of_tree(json.loads(call.value.data)) == call
 
 
 @pytest.mark.parametrize("fold", [0, 1])
@@ -521,7 +522,7 @@ def test_the_short_way_gives_what_the_long_one_does_and_a_copy_what_is_read(valu
     assert same(decode(short.data), value.copy() if isinstance(value, dict | list) else value)
 
 
-@pytest.mark.parametrize("extra", ["", *map(chr, range(0x25)), "\\", "\x7f", "ü", "\u2028", "🐝"])
+@for_each("extra", ["", *map(chr, range(0x25)), "\\", "\x7f", "ü", "\u2028", "🐝"])
 def test_a_long_text_is_written_as_a_short_one_is(extra: str) -> None:
     text = f"{extra}{'x' * 3000}{extra}\\n{extra}"
     for value in (text, [text, "y", 1], {"a": text, extra: None}):
@@ -585,7 +586,7 @@ def test_a_value_has_one_digest_in_whatever_order_it_was_built(
     assert codec.canonical_digest(other) == codec.canonical_digest(value)
     given = codec.encode_call((value,), {"a": 1, "b": value})
     assert given.digest == codec.encode_call((other,), {"b": other, "a": 1}).digest
-    assert given.data == encode({"args": [value], "kwargs": {"a": 1, "b": value}}).data
+    assert given.value.data == encode({"args": [value], "kwargs": {"a": 1, "b": value}}).data
 
 
 LOOKALIKES: list[Any] = [
@@ -642,7 +643,7 @@ def test_a_field_with_a_default_may_be_added_later() -> None:
     assert decode(as_stored(Model, {"name": "a"}, "model")) == Model(name="a")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         as_stored(Plain, {"name": "a"}),
@@ -719,7 +720,7 @@ NO_FORM: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("value", NO_FORM.values(), ids=NO_FORM)
+@for_each("value", NO_FORM.values(), ids=NO_FORM)
 def test_a_value_without_a_faithful_form_is_refused_and_its_place_named(value: Any) -> None:
     for wrapped, place in (
         (value, "result"),
@@ -741,15 +742,13 @@ def test_what_is_wrong_inside_a_model_is_named() -> None:
         encode([Client(connection=object())], "result")
 
 
-@pytest.mark.parametrize(
-    "value", [{"\ud800": 1}, {"a": {"\udfff": [1]}}, {("\ud800",): 1}, {"\ud800"}], ids=ascii
-)
+@for_each("value", [{"\ud800": 1}, {"a": {"\udfff": [1]}}, {("\ud800",): 1}, {"\ud800"}], ids=ascii)
 def test_half_a_surrogate_pair_in_a_key_or_a_set_is_refused(value: Any) -> None:
     with pytest.raises(EncodeError, match="surrogate"):
         encode(value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [{object(): 1}, {object()}, {10**5000: 1}, {(10**5000,): object()}, {10**5000}],
     ids=map(str, range(5)),
@@ -786,7 +785,7 @@ def nested(wrap: Any, depth: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@for_each("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_whatever_is_shallow_enough_to_write_can_be_read(wrap: Any) -> None:
     deepest = nested(wrap, MAX_DEPTH)
     assert decode(encode(deepest).data) == deepest
@@ -844,7 +843,7 @@ BAD_JSON: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("data", BAD_JSON.values(), ids=BAD_JSON)
+@for_each("data", BAD_JSON.values(), ids=BAD_JSON)
 def test_what_is_not_strict_json_is_refused(data: bytes) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(data, "facts")
@@ -1147,12 +1146,12 @@ def test_bytes_are_written_as_base64() -> None:
     assert base64.b64decode(written["v"]) == b"\x00\xff"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "args",
     [(), (1,), ("ä\n", None, True), (1, 2.5), ([1],), ({"a": 1},), (float(3),)],
     ids=repr,
 )
-@pytest.mark.parametrize("kwargs", [{}, {"b": 1, "a": [2]}], ids=repr)
+@for_each("kwargs", [{}, {"b": 1, "a": [2]}], ids=repr)
 def test_a_call_is_encoded_as_its_arguments_are(args: Any, kwargs: Any) -> None:
     whole = codec.encode({"args": list(args), "kwargs": kwargs}, "input")
     call = codec.encode_call(args, kwargs)

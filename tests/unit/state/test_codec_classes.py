@@ -23,6 +23,7 @@ from maestro_hive.maestro.state.codec import (
     encode,
     register_codec,
 )
+from tests.tables import for_each
 
 
 class Money:
@@ -130,7 +131,7 @@ def test_a_name_belongs_to_one_class() -> None:
         register_codec(Other, lambda _: None, lambda _: Other(), name="money")
 
 
-@pytest.mark.parametrize("kind", [dict, list, str, int, float, bool, type(None), tuple, Path])
+@for_each("kind", [dict, list, str, int, float, bool, type(None), tuple, Path])
 def test_a_type_with_a_form_of_its_own_keeps_it(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match="cannot be replaced"):
         register_codec(type(Path()) if kind is Path else kind, str, str)
@@ -277,7 +278,7 @@ NUMPY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("value", NUMPY.values(), ids=NUMPY)
+@for_each("value", NUMPY.values(), ids=NUMPY)
 def test_a_value_of_numpy_comes_back(value: Any) -> None:
     encoded = encode({"in": [value]})
     back = decode(encoded.data)["in"][0]
@@ -302,7 +303,7 @@ def test_what_numpy_cannot_give_faithfully_is_refused() -> None:
             encode({"a": value})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "tree",
     [
         {"$": "ndarray", "t": "<f8", "shape": [2], "v": "AAAA"},

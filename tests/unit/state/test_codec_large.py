@@ -27,6 +27,7 @@ from maestro_hive.maestro.state.codec_large import (
     encode_large,
     is_large,
 )
+from tests.tables import for_each
 from tests.timing import cpu_seconds, is_within
 
 from .test_codec import (
@@ -78,7 +79,7 @@ def check(value: Any) -> None:
 
 @pytest.mark.usefixtures("_in_small_pieces")
 class TestInSmallPieces:
-    @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+    @for_each("value", VALUES.values(), ids=VALUES)
     def test_a_value_is_the_same_as_in_one(self, value: Any) -> None:
         check(value)
         check([value] * 7)  # pieces of three, and one more
@@ -90,13 +91,13 @@ class TestInSmallPieces:
     def test_any_value_is_the_same_as_in_one(self, value: Any) -> None:
         check(value)
 
-    @pytest.mark.parametrize("value", NO_FORM.values(), ids=NO_FORM)
+    @for_each("value", NO_FORM.values(), ids=NO_FORM)
     def test_a_value_without_a_form_is_refused_and_its_place_named(self, value: Any) -> None:
         with pytest.raises(EncodeError) as caught:
             encode_large({"users": [0] * 9 + [{"photo": value}]}, "result")
         assert caught.value.path == "result.users[9].photo"
 
-    @pytest.mark.parametrize("data", BAD_JSON.values(), ids=BAD_JSON)
+    @for_each("data", BAD_JSON.values(), ids=BAD_JSON)
     def test_what_is_not_strict_json_is_refused(self, data: bytes) -> None:
         for text in (data, b'{"a":[1,' + data + b"]}", b"[1,2,3,4,5,6,7,8,9," + data + b"]"):
             with pytest.raises(DecodeError):
@@ -142,7 +143,7 @@ class TestInSmallPieces:
         with pytest.raises(DecodeError, match="'a' stands twice"):
             decode_large(text.encode())
 
-    @pytest.mark.parametrize(
+    @for_each(
         "text",
         [
             ' [ 1, 2, {"a" : [ 1, 2 ], "b": "x" }, 3 , 4, 5, 6 ] ',
@@ -190,7 +191,7 @@ def test_too_large_a_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_value_that_is_changed_meanwhile_is_an_error_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    value = {str(number): number for number in range(5000)}
+    value = {str(number): number for number in range(50_000)}
     monkeypatch.setattr(time, "sleep", lambda _: value.pop(next(iter(value))))
     with pytest.raises(EncodeError, match="changed while it was encoded"):
         encode_large(value)
@@ -255,12 +256,12 @@ LARGE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("value", SMALL.values(), ids=SMALL)
+@for_each("value", SMALL.values(), ids=SMALL)
 def test_what_is_encoded_at_once_is_not_large(value: Any) -> None:
     assert not is_large(value)
 
 
-@pytest.mark.parametrize("value", LARGE.values(), ids=LARGE)
+@for_each("value", LARGE.values(), ids=LARGE)
 def test_what_takes_a_while_is_large(value: Callable[[], Any]) -> None:
     assert is_large(value())
 
@@ -351,13 +352,14 @@ def test_other_threads_get_their_turn(
     tree = codec_large._Tree(json.loads(data), 1 << 30, has_tags=True)
     pieces = [len(piece) for piece in codec_large._Pieces(tree)]
     assert max(pieces) <= 1_600_000
-    assert turns >= len(pieces) >= len(data) / 1_600_000
+    assert len(pieces) >= len(data) / 1_600_000
+    assert turns >= sum(pieces) // 1_600_000
     turns = 0
     assert same(decode_large(data), value)
-    assert turns >= len(data) / (1 << 18)
+    assert turns >= len(data) / (1 << 19)
 
 
-@pytest.mark.parametrize("count", [4_000, 16_000])
+@pytest.mark.parametrize("count", [2_000, 8_000])
 def test_the_cost_of_reading_does_not_grow_with_the_square_of_the_items(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from maestro_hive.maestro.state import deltas
 from maestro_hive.maestro.state.codec import MAX_BYTES, encode
 from maestro_hive.maestro.state.deltas import Copy, Instruction, Pieces, difference
+from tests.tables import for_each
 from tests.timing import cpu_seconds
 
 QUICK = settings(max_examples=100, deadline=None)
@@ -77,7 +78,7 @@ def message(number: int) -> dict[str, Any]:
     return {"role": "user", "number": number, "text": text}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "shape",
     [
         lambda count, messages: messages,
@@ -141,7 +142,7 @@ def test_the_same_text_is_one_copy() -> None:
     assert difference(text, text) == [Copy(0, len(text))]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "written",
     [
         None,
@@ -171,7 +172,7 @@ def test_what_is_no_difference_is_refused(written: object) -> None:
         deltas.from_json(written)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "size, links, whole",
     [
         (5, [[Copy(0, 5)]], b"abcd"),  # reaches beyond the text

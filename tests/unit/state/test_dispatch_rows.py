@@ -16,6 +16,7 @@ from maestro_hive.maestro.state.sqlite import dispatch
 from maestro_hive.maestro.state.sqlite.connection import connect
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append, NewRun
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +55,7 @@ def queries() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("sql", queries())
+@for_each("sql", queries())
 def test_no_query_reads_the_whole_table(store: SqliteStore, sql: str) -> None:
     """But for the leases: only those that are held have a row."""
     plan = store._file.rows(f"EXPLAIN QUERY PLAN {sql}", ("x",) * placeholders(sql))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from maestro_hive.kernel.errors import DocumentCorruptError, MaestroError, NewerFormatError
 from maestro_hive.maestro.state.run_document import DOCUMENT_FORMAT, seal, unseal
+from tests.tables import for_each
 
 BODY: dict[str, Any] = {"name": "grün 🐝", "list": [1, {"b": None, "a": 1.5}], "z": "", "a": True}
 
@@ -77,7 +78,7 @@ def test_every_cut_is_found() -> None:
                 unseal(torn, "test", "a.json")
 
 
-@pytest.mark.parametrize("more", [b"\n", b" ", b"\0", b"{}"])
+@for_each("more", [b"\n", b" ", b"\0", b"{}"])
 def test_more_bytes_are_found(more: bytes) -> None:
     text = seal("test", BODY)
     for changed in (text + more, more + text, text[:-1] + more + text[-1:]):
@@ -99,7 +100,7 @@ def test_a_newer_format_is_refused_as_such() -> None:
     assert (caught.value.found, caught.value.known) == (DOCUMENT_FORMAT + 1, DOCUMENT_FORMAT)
 
 
-@pytest.mark.parametrize("number", ["0", "-1", "true", "1.0", '"1"', "null", "[1]"])
+@for_each("number", ["0", "-1", "true", "1.0", '"1"', "null", "[1]"])
 def test_a_format_that_is_no_format_is_refused(number: str) -> None:
     text = resealed(f'{{"format":{number},"kind":"test"}}'.encode())
     with pytest.raises(DocumentCorruptError, match="format"):
@@ -112,7 +113,7 @@ def test_a_document_of_another_kind_is_refused(kind: str) -> None:
         unseal(seal(kind, BODY), "test", "a.json")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "document",
     [
         b"[]",

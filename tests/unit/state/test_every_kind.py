@@ -6,9 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from maestro_hive.maestro.state import codec, run_view
+from maestro_hive.maestro.state import codec, plain, run_view
 from maestro_hive.maestro.state.event_reader import EventReader
 from maestro_hive.maestro.state.events import EVENTS, describe, to_dict
 from maestro_hive.maestro.state.memory import MemoryStore
@@ -22,10 +20,9 @@ from maestro_hive.maestro.state.records import (
 )
 from maestro_hive.maestro.state.run_document import CopiedEntries, RunText, read_run
 from maestro_hive.maestro.state.store import Append
+from tests.tables import for_each
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from maestro_hive.maestro.state.store import Store
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -135,18 +132,12 @@ def new_entry(kind: EntryKind, example: dict[str, Any]) -> NewEntry:
     return NewEntry(kind, step, attempt, told, value, "", identity)
 
 
-@pytest.fixture
-def store() -> Iterator[Store]:
+def recorded(kind: EntryKind) -> tuple[Store, list[Entry]]:
+    """Return a store, and the entries of its run with a step, and one of this kind behind it."""
     store = MemoryStore()
-    yield store
-    store.close()
-
-
-def recorded(store: Store, kind: EntryKind) -> list[Entry]:
-    """Return the entries of a run with a step, and one of this kind behind it."""
     hold = store.acquire_run("run")
     store.append([Append(hold, [new_entry(*FIRST), new_entry(kind, EXAMPLES[kind])])])
-    return list(store.entries(hold.run))
+    return store, list(store.entries(hold.run))
 
 
 def shown(store: Store, entries: list[Entry]) -> str:
@@ -162,25 +153,25 @@ def shown(store: Store, entries: list[Entry]) -> str:
         now=NOW,
     )
     view = run_view.run_view(run, most_steps=50, most_events=10, answered=())
-    return json.dumps(run_view.to_dict(view), default=str)
+    return json.dumps(plain.to_dict(view), default=str)
 
 
 def test_no_kind_was_forgotten_here() -> None:
     assert set(EXAMPLES) == set(EntryKind)
 
 
-@pytest.mark.parametrize("kind", EntryKind, ids=lambda kind: kind.name)
-def test_a_kind_is_folded_unless_it_is_an_event_alone(store: Store, kind: EntryKind) -> None:
-    first, entry = recorded(store, kind)
+@for_each("kind", EntryKind)
+def test_a_kind_is_folded_unless_it_is_an_event_alone(kind: EntryKind) -> None:
+    store, (first, entry) = recorded(kind)
     assert (kind in FOLDED) != (kind in EVENTS_ONLY)
     before, after = fold([first], store.load), fold([first, entry], store.load)
     before.seq, before.updated_at = after.seq, after.updated_at
     assert (after == before) == (kind in EVENTS_ONLY)
 
 
-@pytest.mark.parametrize("kind", EntryKind, ids=lambda kind: kind.name)
-def test_a_kind_is_an_event_with_a_text(store: Store, kind: EntryKind) -> None:
-    first, entry = recorded(store, kind)
+@for_each("kind", EntryKind)
+def test_a_kind_is_an_event_with_a_text(kind: EntryKind) -> None:
+    store, (first, entry) = recorded(kind)
     assert kind in EVENTS
     reader = EventReader("run", store.load)
     reader.read(first)
@@ -190,9 +181,9 @@ def test_a_kind_is_an_event_with_a_text(store: Store, kind: EntryKind) -> None:
     assert json.loads(json.dumps(to_dict(event)))["seq"] == entry.seq
 
 
-@pytest.mark.parametrize("kind", EntryKind, ids=lambda kind: kind.name)
-def test_a_kind_is_shown(store: Store, kind: EntryKind) -> None:
-    first, entry = recorded(store, kind)
+@for_each("kind", EntryKind)
+def test_a_kind_is_shown(kind: EntryKind) -> None:
+    store, (first, entry) = recorded(kind)
     event = EventReader("run", store.load).read(entry)
     assert event is not None
     without, with_it = shown(store, [first]), shown(store, [first, entry])
@@ -200,11 +191,11 @@ def test_a_kind_is_shown(store: Store, kind: EntryKind) -> None:
     assert f'"event": "{to_dict(event)["event"]}", "seq": {entry.seq}' in with_it
 
 
-@pytest.mark.parametrize("kind", EntryKind, ids=lambda kind: kind.name)
-def test_a_kind_survives_an_export(store: Store, kind: EntryKind) -> None:
+@for_each("kind", EntryKind)
+def test_a_kind_survives_an_export(kind: EntryKind) -> None:
     if kind is EntryKind.RESTORED:  # entries before it are not exported, and it is not
         return
-    entries = recorded(store, kind)
+    store, entries = recorded(kind)
     record = store.run("run")
     assert record is not None
     text = RunText(store, record.id, "run", 0, len(entries), {}, "2030", 1)

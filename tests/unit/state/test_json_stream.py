@@ -15,6 +15,7 @@ from maestro_hive.maestro.state.json_stream import (
     StreamedItems,
     StreamedMembers,
 )
+from tests.tables import for_each
 
 VALUES: dict[str, Any] = {
     "texts": ["", "é 🐝 \u2028", 'a "quoted" \\ text\n', "x" * 100],
@@ -42,7 +43,7 @@ def read(stream: JsonStream) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("_small_parts")
-@pytest.mark.parametrize("indent", [None, 1])
+@for_each("indent", [None, 1])
 def test_values_are_the_same_wherever_the_text_is_cut(indent: int | None) -> None:
     _, stream = stream_of(json.dumps(VALUES, indent=indent, ensure_ascii=False))
     assert read(stream) == VALUES
@@ -66,7 +67,7 @@ def test_items_and_members_are_read_when_they_are_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("_small_parts")
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         b'{"a":1,"a":2}',

@@ -17,6 +17,7 @@ from maestro_hive.maestro.state.codec import Encoded, encode
 from maestro_hive.maestro.state.recorder import Recorder
 from maestro_hive.maestro.state.records import Entry, EntryKind, NewEntry
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
+from maestro_hive.maestro.state.store import Append
 from maestro_hive.testing import ManualClock
 from tests.contract.stores import Made
 
@@ -339,3 +340,28 @@ def test_the_loop_goes_on_while_another_process_keeps_the_journal(tmp_path: Path
     assert values(store, hold) == [encode(number).data for number in range(3)]
     other.close()
     store.close()
+
+
+def test_a_task_that_records_alone_is_not_collected_whoever_recorded_before(
+    store: Counted,
+) -> None:
+    hold = store.acquire_run("run-1")
+
+    async def work() -> int:
+        recorder = Recorder(store)
+        at_once = 0
+
+        async def alone() -> int:
+            found = 0
+            for number in range(10):
+                written = recorder.write(Append(hold, tuple(saved(number))), sync=False)
+                found += isinstance(written, list)
+                if not isinstance(written, list):
+                    await written
+            return found
+
+        await recorder.append(hold, saved(0))
+        at_once += await asyncio.ensure_future(alone())  # while this task waits
+        return at_once
+
+    assert asyncio.run(work()) >= 6

@@ -6,9 +6,6 @@ import asyncio
 import dataclasses
 import json
 import signal
-import subprocess
-import sys
-import textwrap
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +40,8 @@ from maestro_hive.maestro.state.records import Entry, EntryKind
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution import ExecutionConfig, HelpNeeded, PersonaExecutor
 from maestro_hive.unified_execution.safety_retry import SafetyRetryWrapper
+from tests.python_processes import run_python
+from tests.tables import for_each
 from tests.unit.state.test_run_state import Journal
 
 if TYPE_CHECKING:
@@ -189,8 +188,7 @@ asyncio.run(PersonaExecutor(config, "developer", workflow_id="run-1").execute(di
 
 
 def test_an_attempt_that_follows_a_kill_says_so(tmp_path: Path, config: ExecutionConfig) -> None:
-    script = [sys.executable, "-c", textwrap.dedent(DIES), str(tmp_path / "state")]
-    assert subprocess.run(script, check=False).returncode == -signal.SIGKILL
+    assert run_python(DIES, tmp_path / "state").returncode == -signal.SIGKILL
     with PersonaExecutor(config, "developer", workflow_id=RUN) as executor:
         asyncio.run(executor.execute(works_at_last, "implement"))
     events = events_in(tmp_path / "state")
@@ -340,7 +338,7 @@ def test_every_kind_of_entry_is_an_event_and_every_event_comes_up() -> None:
     assert {type(event) for event in events} == set(EVENT_TYPES)
 
 
-@pytest.mark.parametrize("event", events_of(*EVERYTHING), ids=lambda event: type(event).__name__)
+@for_each("event", events_of(*EVERYTHING), ids=lambda event: type(event).__name__)
 def test_an_event_is_json_and_a_line(event: RunEvent) -> None:
     shown = json.loads(json.dumps(to_dict(event)))
     assert shown.keys() == {"event", *(each.name for each in dataclasses.fields(event))}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import subprocess
 import sys
 import threading
 from dataclasses import dataclass
@@ -31,6 +30,8 @@ from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.state_manager import StateManager, get_state_manager
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution import ExecutionConfig, StateConfig, StatePersistence
+from tests.python_processes import PythonProcess, run_python
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,11 +83,7 @@ from maestro_hive.core.state_manager import StateManager
 sm = StateManager(sys.argv[1], auto_persist=True)
 {code}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", whole, str(folder)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return run_python(whole, folder, check=True).stdout.strip()
 
 
 def persistence_on(folder: Path, run: str = "run") -> StatePersistence:
@@ -269,7 +266,7 @@ def test_an_update_that_writes_inside_is_refused_and_harms_nobody(
     assert persistent.get_state("k") == 2
 
 
-@pytest.mark.parametrize("name", ["", None, 3])
+@for_each("name", ["", None, 3])
 def test_a_key_or_namespace_without_a_name_is_an_error(manager: StateManager, name: Any) -> None:
     with pytest.raises(ConfigurationError, match="a key is a text"):
         manager.set_state(name, 1)
@@ -333,12 +330,7 @@ sm = StateManager(sys.argv[1], auto_persist=True)
 for _ in range(50):
     sm.update_state("n", lambda n: (n or 0) + 1)
 """
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(folder)], stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(4)
-    ]
+    workers = [PythonProcess(code, folder, stderr=True) for _ in range(4)]
     errors = [worker.communicate()[1] for worker in workers]
     assert errors == [""] * 4
     assert StateManager(folder, auto_persist=True).get_state("n") == 200
@@ -556,7 +548,7 @@ def test_a_breaker_is_seen_through_the_window_and_stored_once(
     )
 
 
-@pytest.mark.parametrize("namespace", ["workflows", "circuit_breakers", "budgets", "escalations"])
+@for_each("namespace", ["workflows", "circuit_breakers", "budgets", "escalations"])
 def test_setting_through_a_window_is_a_clear_error(manager: StateManager, namespace: str) -> None:
     uses: list[Callable[[], object]] = [
         lambda: manager.set_state("k", {}, namespace),
@@ -636,7 +628,7 @@ def test_checkpoints_are_listed_and_may_be_missing(manager: StateManager) -> Non
     assert manager.list_checkpoints() == ["a", "b.2"]
 
 
-@pytest.mark.parametrize("name", ["../x", "", "a/b", ".x", "a\0", "x" * 200])
+@for_each("name", ["../x", "", "a/b", ".x", "a\0", "x" * 200])
 def test_a_hostile_checkpoint_id_is_refused(
     manager: StateManager, tmp_path: Path, name: str
 ) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+import json
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -18,8 +19,12 @@ import pytest
 from pydantic import BaseModel
 
 from maestro_hive.maestro.state import codec
-from maestro_hive.maestro.state.value_text import call_text, value_text
+from maestro_hive.maestro.state.value_text import beginning, call_text, value_text
+from tests.tables import for_each
 from tests.timing import cpu_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass
@@ -51,7 +56,7 @@ def stored(value: object) -> Any:
     return codec.parse(codec.encode(value).data)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value, text",
     [
         (None, "None"),
@@ -125,19 +130,24 @@ def test_what_is_too_long_for_a_line_has_a_line_for_each_item() -> None:
 
 
 def test_a_call_is_written_as_it_was_made() -> None:
-    call = codec.parse(codec.encode_call(("page", (1, 2)), {"retries": 3}).data)
+    call = codec.parse(codec.encode_call(("page", (1, 2)), {"retries": 3}).value.data)
     assert call_text("build", call).text == "build('page', (1, 2), retries=3)"
     assert call_text("build", {"args": [], "kwargs": {}}).text == "build()"
     assert call_text("build", [1]).text == "[1]"
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["x" * 1_000_000, b"x" * 1_000_000, list(range(500_000)), {str(n): n for n in range(200_000)}],
+    "make",
+    [
+        lambda: "x" * 1_000_000,
+        lambda: b"x" * 1_000_000,
+        lambda: list(range(200_000)),
+        lambda: {str(n): n for n in range(100_000)},
+    ],
     ids=["text", "bytes", "list", "dict"],
 )
-def test_no_more_is_written_of_a_long_value_than_is_shown(value: object) -> None:
-    tree = stored(value)
+def test_no_more_is_written_of_a_long_value_than_is_shown(make: Callable[[], object]) -> None:
+    tree = stored(make())
     assert cpu_seconds(lambda: value_text(tree), 0.1) < 0.1
     text, is_cut = value_text(tree)
     assert is_cut
@@ -154,7 +164,7 @@ def test_a_deep_value_is_cut() -> None:
     assert "…" in text
 
 
-@pytest.mark.parametrize(
+@for_each(
     "tree",
     [
         {"$": "new kind", "v": 1},
@@ -169,3 +179,27 @@ def test_a_deep_value_is_cut() -> None:
 )
 def test_a_form_that_is_not_known_is_written_as_it_is_stored(tree: dict[str, Any]) -> None:
     assert value_text(tree).text == repr(tree)
+
+
+LARGE: dict[str, Any] = {
+    "numbers": list(range(50_000)),
+    "short texts": [""] * 50_000,
+    "moments": [datetime(2030, 1, 1, tzinfo=timezone(timedelta(hours=1), "x"))] * 15_000,
+    "zones": [datetime(2030, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))] * 15_000,
+    "enums": [Colour.RED] * 15_000,
+    "pairs": dict.fromkeys(range(20000), ()),
+    "records": [Page("", ("",)) for _ in range(10_000)],
+    "what comes after": {"first": {str(each): each for each in range(50_000)}, "second": 2},
+    "a deep beginning": [[[[[0, 1]] * 10_000, 2], 3], 4],
+    "a short value": {"a": [1, 2, (3, 4)], "b": "text"},
+}
+
+
+@for_each("value", LARGE.values(), ids=LARGE)
+def test_a_text_shows_no_more_of_a_value_than_its_beginning(value: Any) -> None:
+    tree = codec.parse(codec.encode(value).data)
+    first = beginning(tree)
+    assert value_text(first) == value_text(tree)
+    call = {"args": [tree], "kwargs": {"more": tree}}
+    assert call_text("build", beginning(call)) == call_text("build", call)
+    assert len(json.dumps(first)) < 400_000

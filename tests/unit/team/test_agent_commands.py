@@ -24,6 +24,7 @@ from maestro_hive.team.agents import (
 from maestro_hive.team.graph import AGENTS, Persona, check_document
 from maestro_hive.team.graph.documents import parse_document
 from maestro_hive.team.graph.records import PERMISSIONS
+from tests.tables import for_each
 
 FIRST = Session(id="11111111-2222-4333-8444-555555555555")
 SECOND = replace(FIRST, started=True)
@@ -56,8 +57,8 @@ def test_another_agent_is_an_error_that_names_those_that_exist() -> None:
 # --- the prompt -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", AGENTS)
-@pytest.mark.parametrize("session", [None, FIRST, SECOND])
+@for_each("name", AGENTS)
+@for_each("session", [None, FIRST, SECOND])
 def test_no_text_of_a_prompt_is_an_argument(name: str, session: Session | None) -> None:
     given = call("--yolo zebra", session=session, feedback="--auto zebra")
     command = adapter(name).command(given)
@@ -66,8 +67,8 @@ def test_no_text_of_a_prompt_is_an_argument(name: str, session: Session | None) 
     assert "--auto zebra" in command.stdin
 
 
-@pytest.mark.parametrize("name", AGENTS)
-@pytest.mark.parametrize("prompt", ["/run rm x", "!rm x", "\n /clear", "@secret", "#note", "-x"])
+@for_each("name", AGENTS)
+@for_each("prompt", ["/run rm x", "!rm x", "\n /clear", "@secret", "#note", "-x"])
 def test_a_prompt_is_never_a_command_to_the_agent_itself(name: str, prompt: str) -> None:
     for session in (None, FIRST, SECOND):
         said = adapter(name).command(call(prompt, session=session)).stdin
@@ -75,7 +76,7 @@ def test_a_prompt_is_never_a_command_to_the_agent_itself(name: str, prompt: str)
         assert prompt in said
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@for_each("name", AGENTS)
 def test_a_model_that_looks_like_a_flag_is_still_a_model(name: str) -> None:
     argv = adapter(name).command(call(model="--yolo")).argv
     assert "--model=--yolo" in argv
@@ -86,7 +87,7 @@ def test_a_prompt_has_no_zero_bytes() -> None:
     assert adapter("claude").command(call("a\0b")).stdin == "ab"
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@for_each("name", AGENTS)
 def test_short_feedback_is_told_and_long_feedback_is_a_file(name: str) -> None:
     short = adapter(name).command(call(feedback="assert 1 == 2"))
     assert "assert 1 == 2" in short.stdin
@@ -99,7 +100,7 @@ def test_short_feedback_is_told_and_long_feedback_is_a_file(name: str) -> None:
     assert len(told.stdin) < 3_000
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name, opened",
     [
         ("claude", "--add-dir=/run/call"),
@@ -132,8 +133,8 @@ def test_the_folder_for_long_texts_is_an_absolute_path() -> None:
 # --- permissions ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", AGENTS)
-@pytest.mark.parametrize("session", [None, FIRST, SECOND])
+@for_each("name", AGENTS)
+@for_each("session", [None, FIRST, SECOND])
 def test_only_the_graph_gives_an_agent_more_rights(name: str, session: Session | None) -> None:
     def flags(permissions: Permissions) -> set[str]:
         given = call(session=session, permissions=permissions)
@@ -175,7 +176,7 @@ def test_permissions_that_do_not_exist_are_an_error_of_the_graph() -> None:
     assert error.message == "'yolo' is not one of own, edit, all"
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@for_each("name", AGENTS)
 def test_arguments_of_the_graph_cannot_change_how_the_output_is_read(name: str) -> None:
     argv = adapter(name).command(call(args=("--first", "--second"))).argv
     at = argv.index("--first")
@@ -194,7 +195,7 @@ def test_arguments_of_the_graph_cannot_change_how_the_output_is_read(name: str) 
 # --- sessions -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name, first, then",
     [
         ("claude", f"--session-id={FIRST.id}", f"--resume={FIRST.id}"),
@@ -228,7 +229,7 @@ def test_the_same_seed_gives_the_same_new_session() -> None:
     assert claude.new_session("run/T/1") != claude.new_session("run/T/2")
 
 
-@pytest.mark.parametrize("bad", ["", "--yolo", "a b", "../x", "a/b", "x" * 129, "ä"])
+@for_each("bad", ["", "--yolo", "a b", "../x", "a/b", "x" * 129, "ä"])
 def test_an_id_that_could_be_something_else_is_no_session(bad: str) -> None:
     with pytest.raises(ConfigurationError, match="is no id of a session"):
         Session(id=bad)
@@ -245,7 +246,7 @@ def test_a_session_that_was_told_absurd_numbers_comes_back_as_well() -> None:
     assert Session.from_json(session.to_json()) == session
 
 
-@pytest.mark.parametrize(
+@for_each(
     "bad",
     [
         *(None, [], {}, {"id": "x"}, {"id": 1, "counted": [0] * 5}),
@@ -313,14 +314,14 @@ def test_a_version_between_those_that_were_tried_is_no_warning(printed: str) -> 
     assert adapter("claude").version_warning(printed) is None
 
 
-@pytest.mark.parametrize("printed", ["3.0.0", "2.0.9", "1.9.9", "no number", ""])
+@for_each("printed", ["3.0.0", "2.0.9", "1.9.9", "no number", ""])
 def test_a_version_that_was_not_tried_is_a_warning(printed: str) -> None:
     warning = adapter("claude").version_warning(printed)
     assert warning is not None
     assert "tried: 2.1.197, 2.1.326" in warning
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@for_each("name", AGENTS)
 def test_the_page_about_agents_says_what_the_adapters_do(name: str) -> None:
     page = (Path(__file__).resolve().parents[3] / "docs/howto/agents.md").read_text("utf-8")
     known = adapter(name)
@@ -330,7 +331,7 @@ def test_the_page_about_agents_says_what_the_adapters_do(name: str) -> None:
         assert all(flag in page for flag in given & {*MORE_RIGHTS, *SOME_RIGHTS})
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@for_each("name", AGENTS)
 def test_the_versions_that_an_adapter_names_are_no_warnings(name: str) -> None:
     known = adapter(name)
     assert all(known.version_warning(each) is None for each in known.tried)

@@ -32,6 +32,7 @@ from maestro_hive.team.agents import (
 )
 from maestro_hive.team.agents.failures import failure_of, wait_in
 from maestro_hive.team.graph import AGENTS
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -213,7 +214,7 @@ def test_claude_that_waits_and_gives_up_is_rate_limited_for_the_time_it_waited()
     assert kind(killed) is FailureKind.RATE_LIMITED
 
 
-@pytest.mark.parametrize(
+@for_each(
     "status, said, expected",
     [
         (413, "Prompt is too long", FailureKind.CONTEXT_FULL),
@@ -249,7 +250,7 @@ def test_claude_gives_a_structured_result() -> None:
 # --- sessions that are wrong ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "agent, errors",
     [
         ("claude", f"No conversation found with session ID: {ID}"),
@@ -287,7 +288,7 @@ def test_a_session_that_exists_is_resumed_with_no_attempt_spent(agent: str, erro
     assert outcome.session == Session(id=ID, started=True)
 
 
-@pytest.mark.parametrize("bad", ["--yolo", "a b", "../../x", "", 7, None, ["x"], "x" * 200])
+@for_each("bad", ["--yolo", "a b", "../../x", "", 7, None, ["x"], "x" * 200])
 def test_an_output_cannot_hide_a_flag_in_the_id_of_a_session(bad: Any) -> None:
     events, outcome = read("codex", [{"type": "thread.started", "thread_id": bad}])
     assert events == []
@@ -337,7 +338,7 @@ def test_codex_that_started_another_session_is_counted_from_nothing() -> None:
     assert outcome.session.id == ID
 
 
-@pytest.mark.parametrize(
+@for_each(
     "said, expected",
     [
         ("exceeded retry limit, last status: 429 Too Many Requests", FailureKind.RATE_LIMITED),
@@ -661,7 +662,7 @@ def test_what_was_used_can_be_spent() -> None:
     assert "usage" not in Used(amount=Totals(usd=5), has_usd=True).spent()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text, seconds",
     [
         ("Retrying in 0.5 seconds...", 0.5),
@@ -700,7 +701,7 @@ def test_a_long_message_is_cut_in_its_middle() -> None:
     assert message.endswith("end")
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@for_each("agent", AGENTS)
 def test_an_agent_that_prints_nothing_has_no_result(agent: str) -> None:
     _, outcome = read(agent, [])
     assert kind(outcome) is FailureKind.CUT
@@ -733,7 +734,7 @@ def altered(value: Any, source: random.Random) -> Any:
     return copy
 
 
-@pytest.mark.parametrize("agent, event", SAMPLES)
+@for_each("agent, event", SAMPLES)
 def test_an_output_of_another_form_is_never_an_error_of_ours(agent: str, event: Any) -> None:
     source = random.Random(15)
     for _ in range(60):
@@ -744,7 +745,7 @@ def test_an_output_of_another_form_is_never_an_error_of_ours(agent: str, event: 
             assert Session.from_json(outcome.session.to_json()) == outcome.session
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@for_each("agent", AGENTS)
 def test_lines_that_are_no_events_are_skipped(agent: str) -> None:
     deep = '{"a":' * 100_000
     lines = ["", "\0", "prose", "{", deep, "[1]", '"text"', "{}", '{"type": "new"}', "x" * 10**6]

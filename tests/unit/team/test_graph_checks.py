@@ -15,6 +15,7 @@ from maestro_hive.kernel.errors import MaestroError
 from maestro_hive.team import graph_files
 from maestro_hive.team.graph import GraphError, Problem, check_graph
 from maestro_hive.team.state import load_schema
+from tests.tables import for_each
 from tests.unit.team.graphs import SEEDS, Maker, checked, codes, document, good, task, warnings
 
 if TYPE_CHECKING:
@@ -133,6 +134,22 @@ WRONG: dict[str, tuple[Any, str, str]] = {
         "missing-command",
         "$.levels['1'].gates[0]",
     ),
+    "two gates of one name": (
+        SMALL
+        | {"levels": {"1": {"gates": [{"command": "a"}, {"name": "gate 1", "command": "b"}]}}},
+        "duplicate-gate",
+        "$.levels['1'].gates[1]",
+    ),
+    "a gate with a name of two lines": (
+        SMALL | {"levels": {"1": {"gates": [{"name": "a\nb", "command": "x"}]}}},
+        "bad-gate",
+        "$.levels['1'].gates[0].name",
+    ),
+    "a gate with a long name": (
+        SMALL | {"levels": {"1": {"gates": [{"name": "x" * 101, "command": "x"}]}}},
+        "bad-gate",
+        "$.levels['1'].gates[0].name",
+    ),
     "a gate that is never reached": (
         document(
             task("A", "B", level=1),
@@ -183,7 +200,7 @@ WRONG: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@for_each("name", WRONG)
 def test_an_error_has_a_code_a_place_and_a_way_out(name: str) -> None:
     tree, code, path = WRONG[name]
     found = checked(tree)
@@ -192,7 +209,7 @@ def test_an_error_has_a_code_a_place_and_a_way_out(name: str) -> None:
     assert (found.graph, found.plan) == (None, None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "bad",
     ["../../etc", "a/b", "-rf", "1", "a b", "a\nb", "a;rm", "$(id)", "a" * 65, "ä", "A\n", "`x`"],
 )
@@ -282,13 +299,16 @@ def test_a_declared_conflict_is_no_warning() -> None:
 # --- documents that cannot be read ---
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data, form, line",
     [
-        (b'{"feature": 1,\n"feature": 2}', "json", None),
+        (b'{"feature": 1,\n"feature": 2}', "json", 2),
+        (b'{"a": [{"b": 1},\n{"b": "b",\n"\\u0062": 2, "c": NaN}]}', "json", 3),
+        (b'{"a": "NaN: [{",\n"b": [1, -Infinity]}', "json", 2),
+        (b'{"a": -1' + b"0" * 400 + b',\n\n"b": 1e999}', "json", 3),
         (b'{"feature":\n nope}', "json", 2),
         (b"", "json", 1),
-        (b'{"feature": NaN}', "json", None),
+        (b'{"feature": NaN}', "json", 1),
         (b'{"feature": "\\ud800"}', "json", None),
         (b'{"a": 1}\n\xff', "json", 2),
         (b"feature = 1\nfeature = 2\nx = 1\n", "toml", 2),
@@ -296,7 +316,7 @@ def test_a_declared_conflict_is_no_warning() -> None:
         (b"feature", "toml", None),
         (b"a = " + b"[" * 5000, "toml", None),
         (b"x = 1\n" + b"a." * 100 + b"a = 1", "toml", 2),
-        (b'{"a":' * 60 + b"1" + b"}" * 60, "json", None),
+        (b'{"a":\n' * 60 + b"1" + b"}" * 60, "json", 51),
         (b"[" * 100_000, "json", None),
     ],
 )
@@ -395,13 +415,11 @@ def test_what_is_read_is_valid_by_the_schema(seed: int) -> None:
 #: Errors that are about how the parts fit together, which no schema says.
 _ABOUT_PARTS = {
     *("duplicate-id", "two-ids", "unknown-dependency", "cycle", "duplicate-level"),
-    *("unreachable-gate", "unknown-persona", "not-executable"),
+    *("unreachable-gate", "unknown-persona", "not-executable", "duplicate-gate", "bad-gate"),
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, each in WRONG.items() if each[1] not in _ABOUT_PARTS]
-)
+@for_each("name", [name for name, each in WRONG.items() if each[1] not in _ABOUT_PARTS])
 def test_what_is_wrong_in_a_part_is_invalid_by_the_schema(name: str) -> None:
     assert not SCHEMA.is_valid(WRONG[name][0])
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from maestro_hive.team.graph import Frontier, Plan, TaskState, make_plan, ready, select, simulate
 from maestro_hive.team.graph.planning import owned_path
+from tests.tables import for_each
 from tests.unit.team.graphs import SEEDS, Maker, document, good, task
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def test_tasks_that_own_the_same_file_never_run_at_once_in_the_order_of_the_docu
     assert ready(plan, states(A=FAILED)) == ["B"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "one, other, conflict",
     [
         ("src/", "src/a.py", True),

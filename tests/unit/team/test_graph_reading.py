@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given, settings
 
 from maestro_hive.team.graph import (
@@ -21,6 +20,7 @@ from maestro_hive.team.graph import (
     check_graph,
 )
 from maestro_hive.team.graph_files import example
+from tests.tables import for_each
 from tests.unit.team.graphs import SEEDS, Maker, checked, document, good, task, warnings
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def levels(tree: Any) -> dict[int, tuple[str, ...]]:
 # --- levels ---
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given_levels",
     [
         {"1": {"name": "first", "tasks": ["A"]}, "2": {"name": "then", "tasks": ["B"]}},
@@ -54,7 +54,7 @@ def levels(tree: Any) -> dict[int, tuple[str, ...]]:
         None,
     ],
 )
-@pytest.mark.parametrize("of_tasks", [{}, {"level": None}])
+@for_each("of_tasks", [{}, {"level": None}])
 def test_levels_are_a_map_or_a_list_or_derived_from_dependencies(
     given_levels: Any, of_tasks: dict[str, Any]
 ) -> None:
@@ -79,6 +79,17 @@ def test_the_level_of_a_task_is_its_own_where_the_levels_differ() -> None:
     assert warnings(tree) == ["two-levels", "unknown-task"]
 
 
+def test_an_agent_without_a_name_is_known_by_its_own() -> None:
+    claude = {"agent": "claude", "model": "opus"}
+    tree = document(
+        task("A", persona=claude), task("B"), task("C", persona="claude"), persona=claude
+    )
+    graph = read(tree)
+    assert {persona.name for each in graph.tasks if (persona := graph.persona_of(each))} == {
+        "claude"
+    }
+
+
 def test_a_level_may_have_a_name_and_gates_and_no_list_of_tasks() -> None:
     gates = [{"command": "make test"}, {"name": "slow", "command": "x", "required": False}]
     tree = document(task("A"), levels={"1": {"gates": gates, "parallel": False}})
@@ -99,7 +110,7 @@ def test_tasks_may_be_a_map_by_id() -> None:
     assert [each.id for each in read(tree).tasks] == ["A", "B"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "members",
     [
         {"files": {"create": ["a"], "modify": ["b"], "delete": ["c"], "read": ["r"]}},
@@ -154,7 +165,7 @@ def test_steps_and_the_rest_of_a_task_are_read() -> None:
 # --- conflicts ---
 
 
-@pytest.mark.parametrize(
+@for_each(
     "matrix",
     [
         {"description": "…", "conflicts": [{"tasks": ["A", "B"], "reason": "r"}]},

@@ -16,6 +16,7 @@ from maestro_hive.kernel.clock import ManualClock
 from maestro_hive.kernel.errors import EncodeError
 from maestro_hive.team.state import (
     ExecutionState,
+    StateWriter,
     TaskState,
     TaskStatus,
     WorkerState,
@@ -25,6 +26,7 @@ from maestro_hive.team.state import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+WHEN = datetime(2030, 1, 1, tzinfo=UTC)
 VALID = '{"feature":"f","started_at":"2030-01-01T00:00:00Z","current_level":0,"tasks":{}}'
 
 
@@ -57,6 +59,36 @@ def test_saving_twice_writes_the_same_bytes(state: ExecutionState, path: Path) -
     assert loaded == state
     loaded.save(path)
     assert path.read_bytes() == first
+
+
+def test_a_writer_writes_each_state_as_a_save_of_it_does(path: Path, tmp_path: Path) -> None:
+    names = ["T2", "T10", "T1", "ü\u2028", "T3"]
+    pending = {name: TaskState(id=name) for name in names}
+    complete = {
+        name: TaskState(
+            name, TaskStatus.COMPLETE, "1", WHEN, extra={"result": {"b": 1, "a": [name]}}
+        )
+        for name in names
+    }
+    writer, saved = StateWriter(path), tmp_path / "saved.json"
+    for done in range(len(names) + 1):
+        tasks = {name: (complete if at < done else pending)[name] for at, name in enumerate(names)}
+        workers = {"1": WorkerState("1", tasks_completed=done)} if done else {}
+        state = ExecutionState("f", WHEN, done, tasks, workers, extra={"z": {"y": done}, "a": "b"})
+        writer.save(state)
+        state.save(saved)
+        assert path.read_bytes() == saved.read_bytes()
+        assert ExecutionState.load(path) == state
+
+
+def test_a_writer_refuses_what_a_save_refuses_and_leaves_the_file(path: Path) -> None:
+    good, bad = TaskState("T1"), TaskState("T2", worker_id=2)  # type: ignore[arg-type]
+    writer = StateWriter(path)
+    writer.save(ExecutionState("f", WHEN, tasks={"T1": good}))
+    before = path.read_bytes()
+    with pytest.raises(ValidationError, match="T2"):
+        writer.save(ExecutionState("f", WHEN, tasks={"T1": good, "T2": bad}))
+    assert path.read_bytes() == before
 
 
 def test_files_and_folders_are_private_whatever_the_umask(

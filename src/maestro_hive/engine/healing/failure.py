@@ -251,8 +251,12 @@ def failure_of_error(
     source: str = "exception",
     context: dict[str, Any] | None = None,
     root: Path | None = None,
+    trace: str | None = None,
 ) -> Failure:
-    """Return an exception as a failure: where the user's own code raised it, and with what."""
+    """Return an exception as a failure: where the user's own code raised it, and with what.
+
+    ``trace`` is its traceback where that is at hand: to format one takes longer than all the rest.
+    """
     kind = _type_of(error)
     path, line, function = _place(error)
     known = dict(context or {})
@@ -265,7 +269,7 @@ def failure_of_error(
         failure_id="",
         failure_type=kind,
         error_message=cut(text_of(error) or type(error).__name__, _MAX_MESSAGE),
-        stack_trace=_trace(error),
+        stack_trace=_trace(error) if trace is None else trace,
         file_path=relative(path, root),
         line_number=line,
         function_name=function,

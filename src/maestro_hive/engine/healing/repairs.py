@@ -117,8 +117,6 @@ def _share(count: HealerCount) -> float:
 
 
 def _from_json(fields: Any) -> KnownRepairs:
-    if "healer" in fields:  # written before there were counts
-        return KnownRepairs({str(fields["healer"]): HealerCount(worked=1)})
     healers = {name: HealerCount(**count) for name, count in fields["healers"].items()}
     return KnownRepairs(healers, str(fields["type"]), str(fields["step"]))
 

@@ -103,6 +103,7 @@ def diagnose(step: StepExecution, error: Exception, facts: Mapping[str, Any]) ->
             source="execution",
             context={"error_category": facts["category"]},
             root=_engine(spec).workspace.root,  # so that it is the same failure on any machine
+            trace=facts["traceback"],
         )
     except Exception:  # noqa: BLE001 - an error of the user's making, which cannot be read
         return None

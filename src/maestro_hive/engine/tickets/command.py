@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
 
@@ -36,20 +37,29 @@ class CommandTickets(OneWay):
     name = "command"
 
     def __init__(self, arguments: tuple[str, ...], timeout: float) -> None:
-        self._arguments = arguments
-        self._timeout = timeout
+        self._command = UserCommand("escalation", arguments, timeout, "escalation_command")
 
     async def create(self, case: EscalationCase) -> Ticket:
         """Give a failure to the command."""
-        lines = await self._output(escalation_message(case))
+        lines = await self._command.output(escalation_message(case))
         if not lines or not lines[0].strip():
             raise TicketUnknownError(
-                f"{self._shown()} ended with 0 and printed nothing, and must print the ticket's key"
+                f"{self._command} ended with 0 and printed nothing, and must print the ticket's key"
             )
         address = lines[1].strip() if len(lines) > 1 else ""
         return Ticket(key=lines[0].strip(), address=address or None)
 
-    async def _output(self, message: dict[str, Any]) -> list[str]:
+
+@dataclass(frozen=True, slots=True)
+class UserCommand:
+    """A command of the user's that is given messages; ``setting`` says where it was named."""
+
+    kind: str
+    arguments: tuple[str, ...]
+    timeout: float
+    setting: str
+
+    async def output(self, message: dict[str, Any]) -> list[str]:
         """Execute the command; return the lines that it printed.
 
         It reads and prints files: pipes would stay open as long as anything that it started, and a
@@ -62,11 +72,11 @@ class CommandTickets(OneWay):
             said = " ".join(_start_of(errors)[:_MAX_ERROR].split()) or "it printed no error"
             if code < 0:
                 raise TicketUnknownError(
-                    f"{self._shown()} was killed by signal {-code}: {said};"
+                    f"{self} was killed by signal {-code}: {said};"
                     " whether it made something is not known"
                 )
             if code:
-                raise TicketRefusedError(f"{self._shown()} ended with {code}: {said}")
+                raise TicketRefusedError(f"{self} ended with {code}: {said}")
             return _start_of(printed).splitlines()
 
     async def _execute(self, given: IO[bytes], printed: IO[bytes], errors: IO[bytes]) -> int:
@@ -76,29 +86,29 @@ class CommandTickets(OneWay):
         """
         try:
             process = subprocess.Popen(  # noqa: ASYNC220, S603 - a file of its own; the user's
-                self._arguments, stdin=given, stdout=printed, stderr=errors, start_new_session=True
+                self.arguments, stdin=given, stdout=printed, stderr=errors, start_new_session=True
             )
         except (OSError, ValueError) as error:
             raise TicketRefusedError(
-                f"{self._shown()} cannot be started: {error}; check escalation_command",
+                f"{self} cannot be started: {error}; check {self.setting}",
                 permanent=True,
             ) from error
         try:
-            code = await _code(process, self._timeout)
+            code = await _code(process, self.timeout)
         except BaseException:
             await _end(process)
             raise
         if code is None:
             await _end(process)
             raise TicketUnknownError(
-                f"{self._shown()} did not end in {self._timeout:g} seconds and was killed; whether it"
+                f"{self} did not end in {self.timeout:g} seconds and was killed; whether it"
                 " made something is not known"
             )
         return code
 
-    def _shown(self) -> str:
+    def __str__(self) -> str:
         """Return the program's name; its arguments may have secrets."""
-        return f"the escalation command {self._arguments[0]}"
+        return f"the {self.kind} command {self.arguments[0]}"
 
 
 async def _code(process: subprocess.Popen[bytes], seconds: float) -> int | None:

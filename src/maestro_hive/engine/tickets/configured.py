@@ -1,12 +1,12 @@
-"""Which ticket system a configuration names, and what it lacks."""
+"""Which ticket system a configuration names, and what it lacks.
+
+The systems themselves are imported where one is named: most configurations name none.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from maestro_hive.engine.tickets import github, jira, webhook
-from maestro_hive.engine.tickets.command import CommandTickets
-from maestro_hive.engine.tickets.http import Server
 from maestro_hive.kernel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ def ticket_system(config: ExecutionConfig) -> TicketSystem | None:
 
 
 def _jira(config: ExecutionConfig) -> TicketSystem:
+    from maestro_hive.engine.tickets import jira
+    from maestro_hive.engine.tickets.http import Server
+
     address = _required(config, "jira_base_url", "JIRA_BASE_URL", "jira_base_url")
     token = _required(config, "jira_api_token", "JIRA_API_TOKEN", "jira_base_url")
     email = config.jira_email
@@ -58,6 +61,9 @@ def _jira(config: ExecutionConfig) -> TicketSystem:
 
 
 def _github(config: ExecutionConfig) -> TicketSystem:
+    from maestro_hive.engine.tickets import github
+    from maestro_hive.engine.tickets.http import Server
+
     repository = _required(
         config, "github_repository", "MAESTRO_GITHUB_REPOSITORY", "github_repository"
     )
@@ -76,6 +82,9 @@ def _github(config: ExecutionConfig) -> TicketSystem:
 
 
 def _webhook(config: ExecutionConfig) -> TicketSystem:
+    from maestro_hive.engine.tickets import webhook
+    from maestro_hive.engine.tickets.http import Server
+
     address: Secret = _required(config, "webhook_url", "MAESTRO_WEBHOOK_URL", "webhook_url")
     secret = _required(config, "webhook_secret", "MAESTRO_WEBHOOK_SECRET", "webhook_url")
     server = Server(
@@ -90,6 +99,9 @@ def _webhook(config: ExecutionConfig) -> TicketSystem:
 
 
 def _slack(config: ExecutionConfig) -> TicketSystem:
+    from maestro_hive.engine.tickets import webhook
+    from maestro_hive.engine.tickets.http import Server
+
     address: Secret = _required(
         config, "slack_webhook_url", "MAESTRO_SLACK_WEBHOOK_URL", "slack_webhook_url"
     )
@@ -105,6 +117,8 @@ def _slack(config: ExecutionConfig) -> TicketSystem:
 
 
 def _command(config: ExecutionConfig) -> TicketSystem:
+    from maestro_hive.engine.tickets.command import CommandTickets
+
     return CommandTickets(config.escalation_command, config.escalation_command_timeout_seconds)
 
 

@@ -54,7 +54,7 @@ class WebhookTickets(OneWay):
 
     async def _post(self, message: dict[str, Any]) -> Response:
         headers = {"Idempotency-Key": quote(str(message["effect_key"]), safe=_IN_KEYS)}
-        return await _post(self._server, message, headers)
+        return await post(self._server, message, headers)
 
 
 class SlackTickets(OneWay):
@@ -67,7 +67,7 @@ class SlackTickets(OneWay):
 
     async def create(self, case: EscalationCase) -> Ticket:
         """Post a failure; its key is the effect key, since a message has none."""
-        await _post(self._server, {"text": _chat_text(f"*{case.summary}*\n{case.description}")})
+        await post(self._server, {"text": _chat_text(f"*{case.summary}*\n{case.description}")})
         return Ticket(key=case.effect_key)
 
 
@@ -79,9 +79,10 @@ def signature(secret: Secret, body: bytes) -> dict[str, str]:
     return {"X-Maestro-Timestamp": timestamp, "X-Maestro-Signature": f"sha256={digest}"}
 
 
-async def _post(
+async def post(
     server: Server, message: dict[str, Any], headers: dict[str, str] | None = None
 ) -> Response:
+    """Send a message; raise if it was not taken."""
     response = await server.request("POST", data=message, headers=headers, changes=True)
     if 200 <= response.status < 300:
         return response

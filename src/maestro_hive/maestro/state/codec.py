@@ -34,7 +34,6 @@ from maestro_hive.maestro.state.strict_json import (
     AtPathError,
     Json,
     Value,
-    Writer,
     check_size,
     decode_error,
     dump,
@@ -43,9 +42,11 @@ from maestro_hive.maestro.state.strict_json import (
     is_sorted,
     parse,
     parse_text,
+    plain_copy,
     write,
     write_long,
     write_sorted,
+    writer_for,
 )
 from maestro_hive.maestro.state.tree_codec import (
     TreeChecker,
@@ -79,6 +80,7 @@ __all__ = [
     "encode_flat",
     "encoded",
     "parse",
+    "plain_copy",
     "register_codec",
 ]
 
@@ -102,20 +104,14 @@ class Encoded(NamedTuple):
 
 
 class EncodedCall(NamedTuple):
-    """The arguments of a call: their bytes, the SHA-256 of these, and what identifies the call.
+    """The arguments of a call, as a value to be stored, and what identifies the call.
 
     ``digest`` is the same for equal arguments, in whatever order their dictionaries and the
     keywords are.
     """
 
-    data: bytes
-    sha256: bytes
+    value: Encoded
     digest: bytes
-
-    @property
-    def value(self) -> Encoded:
-        """The arguments as a value to be stored."""
-        return Encoded(self.data, self.sha256)
 
 
 #: Nothing can be changed inside of these.
@@ -124,6 +120,8 @@ IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 _SHORT = 256 * 1024
 #: So many scalars are encoded on an event loop, whatever they are.
 _FEW = 64
+#: So many values of plain data are copied on an event loop.
+FEW_TO_COPY = 20_000
 
 
 def is_small(values: Iterable[Value]) -> bool:
@@ -199,8 +197,10 @@ def encode_call(
         data = _tree_data(tree, value, path, MAX_DEPTH)
     digest = sha256 = _sha256(_checked(data, path)).digest()
     if has_pairs or not is_sorted(tree):
-        digest = _sha256(dump_canonical(canonical_tree(tree) if has_pairs else tree)).digest()
-    return EncodedCall(data, sha256, digest)
+        tree = canonical_tree(tree) if has_pairs else tree
+        text = "".join(writer_for(tree, canonical=True)(tree, 0))
+        digest = _sha256(text.encode()).digest()
+    return EncodedCall(Encoded(data, sha256), digest)
 
 
 def _call_with_scalars(args: tuple[Value, ...], kwargs: dict[str, Value]) -> EncodedCall | None:
@@ -218,22 +218,21 @@ def _call_with_scalars(args: tuple[Value, ...], kwargs: dict[str, Value]) -> Enc
     if len(kwargs) > 1 and list(kwargs) != sorted(kwargs):
         ordered = "".join(write_sorted(kwargs, 0))
         digest = _sha256(f'{{"args":{written[0]},"kwargs":{ordered}}}'.encode()).digest()
-    return EncodedCall(data, sha256, digest)
+    return EncodedCall(Encoded(data, sha256), digest)
 
 
 def call_of_tree(tree: Json) -> EncodedCall:
     """Return the arguments of a call whose text was parsed, and perhaps changed."""
-    data, sha256 = encoded(dump(tree))
-    return EncodedCall(data, sha256, _sha256(dump_canonical(canonical_tree(tree))).digest())
+    return EncodedCall(encoded(dump(tree)), _sha256(dump_canonical(canonical_tree(tree))).digest())
 
 
 def canonical_digest(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> bytes:
     """Return the SHA-256 of a value's canonical form: the same for every order of its keys."""
-    data = _plain_data(value, depth, write_sorted)
+    data = _plain_data(value, depth, canonical=True)
     if data is None:
         tree, has_pairs = tree_of(value, path, depth)
         tree = canonical_tree(tree) if has_pairs else tree
-        data = _tree_data(tree, value, path, depth, write_sorted)
+        data = _tree_data(tree, value, path, depth, canonical=True)
     return _sha256(_checked(data, path)).digest()
 
 
@@ -243,14 +242,15 @@ def _checked(data: bytes, path: str) -> bytes:
     return data
 
 
-def _plain_data(value: Value, depth: int, write: Writer = write) -> bytes | None:
+def _plain_data(value: Value, depth: int, *, canonical: bool = False) -> bytes | None:
     """Return the text of plain data; None if it is not, or has no text."""
     kind = type(value)
     try:
         if kind in SCALARS:
-            return "".join(write(value, 0)).encode()
+            is_long = kind is str and len(value) >= LONG_TEXT
+            return "".join((write_long if is_long else write)(value, 0)).encode()
         if (kind is dict or kind is list) and is_plain(value, depth):
-            text = "".join(write(value, 0))
+            text = "".join(writer_for(value, canonical=canonical)(value, 0))
             # One character first: searching for more is slow in long texts.
             return None if TAG in text and TAG_AS_KEY in text else text.encode()
     except (ValueError, RuntimeError):
@@ -277,10 +277,12 @@ def tree_of(
         raise no_text(value, path, depth, error) from None
 
 
-def _tree_data(tree: Json, value: object, path: str, depth: int, write: Writer = write) -> bytes:
+def _tree_data(
+    tree: Json, value: object, path: str, depth: int, *, canonical: bool = False
+) -> bytes:
     """Return the text of a value's tree, or name what in it has none."""
     try:
-        return "".join(write(tree, 0)).encode()
+        return "".join(writer_for(tree, canonical=canonical)(tree, 0)).encode()
     except RecursionError:
         raise EncodeError(path, "nested too deep for the room left on the stack") from None
     except ValueError as error:

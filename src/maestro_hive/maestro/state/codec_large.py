@@ -19,6 +19,7 @@ from operator import le
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from maestro_hive.kernel.errors import EncodeError
+from maestro_hive.kernel.process import without_garbage_collection
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.codec import Encoded, EncodedCall
 from maestro_hive.maestro.state.codec_classes import TAG
@@ -36,9 +37,10 @@ from maestro_hive.maestro.state.strict_json import (
     parse_text,
     scan_once,
     write,
-    write_sorted,
+    write_long,
+    writer_for,
 )
-from maestro_hive.maestro.state.tree_codec import TreeDecoder, canonical_tree
+from maestro_hive.maestro.state.tree_codec import TreeDecoder, TreeEncoder, canonical_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -55,6 +57,8 @@ _PIECE = 1_600_000
 _LARGE = 600_000
 #: How many items of a list or dictionary are encoded in one call at most.
 _ITEMS = 1024
+#: How much is written between two turns of other threads; to give one takes as long as some of it.
+_TURN = 1 << 16
 #: How many bytes are decoded in one call.
 _WINDOW = 1 << 18
 
@@ -63,12 +67,17 @@ _WINDOW = 1 << 18
 
 #: How many values are examined in all, and how many of one container.
 _EXAMINED = 300
+#: What takes no longer is small without an estimate: finding that out takes less than one.
+_CERTAINLY_SMALL = 10_000
 _SAMPLES = 16
 
 
-def is_large(value: object) -> bool:
+def is_large(value: Value) -> bool:
     """Return whether encoding takes longer than about 2 ms, as far as a few hundred values show."""
-    if type(value) in SCALARS and type(value) is not str:
+    kind = type(value)
+    if kind in SCALARS and kind is not str:
+        return False
+    if (kind is dict or kind is list) and is_plain(value, MAX_DEPTH, _CERTAINLY_SMALL):
         return False
     waiting: deque[tuple[Value, float]] = deque([(value, 1.0)])
     total, left = 0.0, _EXAMINED
@@ -117,7 +126,8 @@ def _estimate(value: Value) -> tuple[int, int, list[Value]]:
 
 def encode_large(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> Encoded:
     """Return what ``encode`` does; other threads need not wait."""
-    return _made(value, path, depth, lambda tree: _written(_Pieces(tree), path))
+    with without_garbage_collection():
+        return _made(value, path, depth, lambda tree: _written(_Pieces(tree), path))
 
 
 def encode_call_large(
@@ -127,15 +137,16 @@ def encode_call_large(
 
     def encoded(tree: _Tree) -> EncodedCall:
         pieces = _Pieces(tree, compare=True)
-        data, sha256 = _written(pieces, path)
-        digest = sha256
+        value = _written(pieces, path)
+        digest = value.sha256
         if not pieces.in_order:
             if tree.has_pairs:
                 tree = tree._replace(value=canonical_tree(tree.value))
-            digest = _written(_Pieces(tree, canonical=True), path).sha256
-        return EncodedCall(data, sha256, digest)
+            digest = _digest(_Pieces(tree, canonical=True))
+        return EncodedCall(value, digest)
 
-    return _made({"args": list(args), "kwargs": kwargs}, path, MAX_DEPTH, encoded)
+    with without_garbage_collection():
+        return _made({"args": list(args), "kwargs": kwargs}, path, MAX_DEPTH, encoded)
 
 
 class _Tree(NamedTuple):
@@ -169,39 +180,64 @@ def _made(value: object, path: str, depth: int, make: Callable[[_Tree], MadeT]) 
 def _written(pieces: _Pieces, path: str) -> Encoded:
     parts: list[bytes] = []
     digest = hashlib.sha256()
-    size = 0
+    size = waited = 0
     for text in pieces:
         parts.append(text.encode())
         digest.update(parts[-1])
         size += len(parts[-1])
+        waited = _let_others_go_on(waited + len(text))
         if size > MAX_BYTES:
             raise EncodeError(path, f"its text is over the limit of {MAX_BYTES:,} bytes")
-        time.sleep(0)
     return Encoded(b"".join(parts), digest.digest())
 
 
+def _digest(pieces: _Pieces) -> bytes:
+    digest = hashlib.sha256()
+    waited = 0
+    for text in pieces:
+        digest.update(text.encode())
+        waited = _let_others_go_on(waited + len(text))
+    return digest.digest()
+
+
+def _let_others_go_on(waited: int) -> int:
+    """Give other threads their turn if they have waited for so much text; return for how much now."""
+    if waited < _TURN:
+        return waited
+    time.sleep(0)
+    return 0
+
+
 class _NotPlainError(ValueError):
-    """Something has to be written with a tag."""
+    """Something in a tree is not plain, or in a value has no form."""
 
 
 class _Pieces:
-    """Yields the text of a tree in pieces; compares, if it shall, its order with the canonical."""
+    """Yields the text of a tree in pieces; compares, if it shall, its order with the canonical.
+
+    Of what is not plain, the tree is made for a few items at a time: a whole one would take many
+    times the memory of its text.
+    """
 
     def __init__(self, tree: _Tree, *, compare: bool = False, canonical: bool = False) -> None:
         self.in_order = compare and not tree.has_pairs
         self._tree = tree
         self._canonical = canonical
-        self._write = write_sorted if canonical else write
+        self._encoder = TreeEncoder()
 
     def __iter__(self) -> Iterator[str]:
         return self._of(self._tree.value, self._tree.room)
 
     def _of(self, value: Json, room: int) -> Iterator[str]:
         kind = type(value)
-        if kind is str and len(value) > _PIECE:
+        is_short = (kind is list or kind is dict) and is_plain(value, room, _PIECE)
+        text = self._text(value) if is_short else None
+        if text is not None:
+            yield text
+        elif kind is str and len(value) > _PIECE:
             yield '"'
             for at in range(0, len(value), _PIECE):
-                yield "".join(write(value[at : at + _PIECE], 0))[1:-1]
+                yield "".join(write_long(value[at : at + _PIECE], 0))[1:-1]
             yield '"'
         elif kind is list:
             yield "["
@@ -213,9 +249,9 @@ class _Pieces:
             yield from self._joined(self._parts(value), room)
             yield "}"
         elif kind in SCALARS:
-            yield "".join(write(value, 0))
+            yield "".join(writer_for(value)(value, 0))
         else:
-            raise _NotPlainError
+            yield from self._tagged(value, room)
 
     def _joined(self, parts: Iterable[Json], room: int) -> Iterator[str]:
         separator = ""
@@ -227,15 +263,38 @@ class _Pieces:
     def _part(self, part: Json, room: int) -> Iterator[str]:
         """Yield the text of a few items, without the brackets round them."""
         plain = is_plain(part, room, _PIECE)
+        text = self._text(part) if plain else None
         if plain is None:
             yield from self._divided(part, room)
-            return
-        text = "".join(self._write(part, 0)) if plain else ""
-        has_tag = not self._tree.has_tags and codec.TAG in text and codec.TAG_AS_KEY in text
-        if not plain or has_tag:
-            raise _NotPlainError
+        elif text is None:
+            yield from self._tagged(part, room, is_part=True)
+        else:
+            yield text[1:-1]
+
+    def _text(self, part: Json) -> str | None:
+        """Return the text of plain data; None if a key in it is what marks a tag."""
+        text = "".join(writer_for(part, canonical=self._canonical)(part, 0))
+        if not self._tree.has_tags and codec.TAG in text and codec.TAG_AS_KEY in text:
+            return None
         self.in_order = self.in_order and is_sorted(part)
-        yield text[1:-1]
+        return text
+
+    def _tagged(self, value: Value, room: int, *, is_part: bool = False) -> Iterator[str]:
+        """Yield the text of what is not plain; of a part, without the brackets round it."""
+        if self._tree.has_tags:
+            raise _NotPlainError
+        encoder = self._encoder
+        try:
+            tree = encoder.convert(value, room)
+        except (AtPathError, RecursionError, ValueError):
+            raise _NotPlainError from None  # the tree of the whole says what, and where it is
+        if encoder.has_pairs:
+            self.in_order = False
+            tree = canonical_tree(tree) if self._canonical else tree
+        made = _Tree(tree, _ANY_DEPTH, has_tags=True)
+        inside = _Pieces(made, compare=self.in_order, canonical=self._canonical)
+        yield from inside._part(tree, _ANY_DEPTH) if is_part else inside
+        self.in_order = inside.in_order
 
     def _divided(self, part: Json, room: int) -> Iterable[str]:
         middle = len(part) // 2
@@ -279,16 +338,17 @@ def decode_large(data: bytes, path: str = "value") -> Value:
     """Return what ``decode`` does; other threads need not wait."""
     if LARGE_BYTES < len(data) <= MAX_BYTES:
         try:
-            return _Reader(data).read()
+            with without_garbage_collection():
+                return _Reader(data).read()
         except (AtPathError, ValueError, RecursionError):
             pass  # what follows says what is wrong, or reads what is valid and not written by us
     return codec.decode(data, path)
 
 
 def _windows(data: bytes) -> Iterator[bytes]:
-    for at in range(0, len(data), _WINDOW):
+    for at in range(0, len(data), _PIECE):
+        yield data[at : at + _PIECE]
         time.sleep(0)
-        yield data[at : at + _WINDOW]
 
 
 class _NotOursError(ValueError):

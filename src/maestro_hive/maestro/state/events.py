@@ -12,11 +12,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
-from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state import codec, plain
 from maestro_hive.maestro.state.records import Entry, EntryKind
+from maestro_hive.maestro.state.views import deadline, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -435,7 +436,7 @@ class StepFailed(AttemptEvent):
     message: str = _fact("error.message")
     category: str = _fact("error.category")
     round: int = _fact("round", default=1)
-    retry_in: float | None = _read(lambda source: _wait_seconds(source.facts))
+    retry_in: float | None = _read(lambda source: wait_seconds(source.facts))
     final: bool
     healed: bool
     #: What tells this failure from others, if it was diagnosed.
@@ -461,7 +462,7 @@ class RepairTried(AttemptEvent):
     healer: str | None
     fix: str | None
     feedback: str | None
-    wait: float | None = _read(lambda source: _wait_seconds(source.facts))
+    wait: float | None = _read(lambda source: wait_seconds(source.facts))
     files: tuple[str, ...] = _read(lambda source: tuple(source.facts.get("files") or ()))
     error: str | None
 
@@ -584,7 +585,7 @@ class RoundFailed(RoundEvent):
     """A round of level 2 failed; the next one is in ``retry_in`` seconds, if there is one."""
 
     round: int = _fact("round", default=1)
-    retry_in: float | None = _read(lambda source: _wait_seconds(source.facts))
+    retry_in: float | None = _read(lambda source: wait_seconds(source.facts))
 
     def __str__(self) -> str:
         then = "; gave up" if self.retry_in is None else _retrying(self.retry_in)
@@ -660,6 +661,7 @@ EVENT_TYPES: tuple[type[RunEvent], ...] = (*EVENTS.values(), StepStopped)
 # --- showing --------------------------------------------------------------------------------------
 
 
+@plain.to_dict.register(RunEvent)
 def to_dict(event: RunEvent) -> dict[str, codec.Json]:
     """Return an event as JSON: its name under ``event``, as ``step_started``; times as ISO 8601."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
@@ -696,18 +698,3 @@ def _retrying(seconds: float | None) -> str:
 def _part(facts: Facts, name: str) -> Facts:
     value = facts.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def _wait_seconds(facts: Facts) -> float | None:
-    """Return how long is waited, if it is."""
-    seconds = _part(facts, "wait").get("seconds")
-    return None if seconds is None else float(seconds)
-
-
-def deadline(entry: Entry, facts: Facts) -> datetime | None:
-    """Return when a wait ends at the latest; None if it has no limit."""
-    seconds = _wait_seconds(facts)
-    try:
-        return None if seconds is None else entry.when + timedelta(seconds=seconds)
-    except OverflowError:  # as good as no limit
-        return None

@@ -57,7 +57,7 @@ def facts_of(entry: Entry) -> Facts:
     return _parsed(entry.facts) if entry.facts else {}
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16_384)  # each task of a team has its own name
 def _name_and_persona(facts: bytes) -> tuple[str, str]:
     """Return a step's name and persona, parsed once for all steps that are alike."""
     parsed = _parsed(facts)

@@ -6,8 +6,8 @@ disk, or while another process blocks the journal, it runs in a thread, and what
 meanwhile makes up the next batch.
 
 A task that records alone does not wait for others to join: its appends are written at once, and it
-lets the loop run again every millisecond. As soon as two tasks append in one tick, appends are
-collected again.
+lets the loop run again every millisecond. As soon as two tasks append in one tick, or take turns,
+appends are collected again: each on its own would sync, and they would never get into step.
 
 Where some of a batch need a sync and some do not, the latter are written first and the others wait
 one tick for what those tasks append next. So tasks that start and tasks that end get into step, and
@@ -27,7 +27,7 @@ from maestro_hive.kernel.process import PerProcess
 from maestro_hive.maestro.state.store import Append, DocumentGuard, RunLease, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Generator
+    from collections.abc import Awaitable, Callable, Generator
     from concurrent.futures import ThreadPoolExecutor
 
     from maestro_hive.maestro.state.records import Entry, NewEntry
@@ -42,6 +42,8 @@ _PAUSE_EVERY = 0.001
 #: After so many batches in a thread one is written on the loop, to measure how fast the disk is.
 #: The thread cannot: what it measures includes its waiting for a busy loop.
 _MEASURE_EVERY = 32
+#: After so many appends in a row a task is the only one that records, whoever did before.
+_STREAK = 4
 
 _Outcomes = Sequence["list[Entry] | Exception"]
 
@@ -57,6 +59,15 @@ def recorder_for(store: Store) -> Recorder:
     if found is None or found.store is not store:
         found = known[id(store)] = Recorder(store)
     return found
+
+
+def _reference(task: asyncio.Task[Any] | None) -> Callable[[], asyncio.Task[Any] | None]:
+    """Return what gives a task while it exists: who keeps it would keep its loop alive."""
+    return _nobody if task is None else weakref.ref(task)
+
+
+def _nobody() -> None:
+    """Return no task."""
 
 
 class _Waiting(NamedTuple):
@@ -77,6 +88,9 @@ class Recorder:
         self._waiting: list[_Waiting] = []
         self._scheduled = False
         self._alone = False
+        #: The task that appended last, with the number of its appends, and the one before it.
+        self._last = self._other = _reference(None)
+        self._streak = 0
         self._first: asyncio.Task[Any] | None = None
         self._crowded = True
         self._postponed = False
@@ -120,6 +134,11 @@ class Recorder:
     def write(self, append: Append, *, sync: bool) -> list[Entry] | Awaitable[list[Entry]]:
         """Do the same as ``append``; return what is written at once without having it awaited."""
         task = asyncio.current_task()
+        last = self._last()
+        if last is not task:
+            self._other, self._last = self._last, _reference(task)
+            self._streak = 0
+        self._streak += 1
         if not self._scheduled:
             self._schedule(task)
         elif task is not self._first:
@@ -151,7 +170,10 @@ class Recorder:
     def _schedule(self, task: asyncio.Task[Any] | None) -> None:
         """Have what is appended in this tick written at its end."""
         self._scheduled = True
-        self._alone, self._first, self._crowded = not self._crowded, task, False
+        other = self._other()
+        is_only_one = self._streak >= _STREAK or other is None or other.done()
+        self._alone = is_only_one and not self._crowded
+        self._first, self._crowded = task, False
         self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:

@@ -29,8 +29,7 @@ class EntryKind(IntEnum):
     #: apply: counts (false: no failure of the task), final, wait, ambiguous (it was stopped after its
     #: task was called), asked (a person has to say whether it had its effect), diagnosis (type,
     #: fingerprint, file, line, function, error_types, details), still_held (the leases of permits
-    #: that its thread holds until it ends: lease, fence, holder). Earlier versions had here, of a
-    #: repair: healed, healing_error, feedback, healing; and as value the changed arguments.
+    #: that its thread holds until it ends: lease, fence, holder).
     ATTEMPT_FAILED = 2
     #: An attempt succeeded, and its step is finished; facts, where it was cancelled and completed
     #: all the same: cancelled; where a person said so: resolved, by; value: the result.

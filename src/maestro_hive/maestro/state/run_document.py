@@ -25,7 +25,7 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.maestro.state import codec, deltas, entry_rules
 from maestro_hive.maestro.state.budgets import RunBudget
-from maestro_hive.maestro.state.codec_large import encode_large
+from maestro_hive.maestro.state.codec_large import encode_large, is_large
 from maestro_hive.maestro.state.json_stream import (
     BytesSource,
     JsonStream,
@@ -273,6 +273,12 @@ class RunCopy(NamedTuple):
         return DocumentCorruptError(self.source, f"run.entries[{at}]{problem}")
 
 
+def _encoded_field(name: str, value: object) -> bytes:
+    # A long one in pieces, so that other threads need not wait.
+    encode = encode_large if is_large(value) else codec.encode
+    return encode(value, f"state.{name}", depth=codec.WHOLE_DEPTH).data
+
+
 @dataclass(slots=True, eq=False)
 class RunText(Iterable[bytes]):
     """A run as JSON text, in chunks; it may be iterated more than once.
@@ -295,11 +301,8 @@ class RunText(Iterable[bytes]):
     state: dict[str, bytes] = field(init=False)
 
     def __post_init__(self, fields: dict[str, object]) -> None:
-        # Now, because they may change later; in pieces, so that other threads need not wait.
-        self.state = {
-            name: encode_large(value, f"state.{name}", depth=codec.WHOLE_DEPTH).data
-            for name, value in fields.items()
-        }
+        # Now, because they may change later.
+        self.state = {name: _encoded_field(name, value) for name, value in fields.items()}
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the text piece by piece; raise an error if the run was purged meanwhile."""

@@ -11,8 +11,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from maestro_hive.maestro.state import codec, events
-from maestro_hive.maestro.state.event_reader import EventReader, latest_events
+from maestro_hive.maestro.state import codec
+from maestro_hive.maestro.state.plain import fields_of, to_dict
 from maestro_hive.maestro.state.projections import (
     effective_entries,
     facts_of,
@@ -24,7 +24,9 @@ from maestro_hive.maestro.state.records import EntryKind, from_micros, permit_le
 from maestro_hive.maestro.state.views import (
     COMPLETED,
     ambiguous_steps,
+    deadline,
     effective_status,
+    error_line,
     open_waits,
     question_id,
     seconds_between,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from maestro_hive.maestro.state.codec import Json
+    from maestro_hive.maestro.state.events import RunEvent
     from maestro_hive.maestro.state.projections import Load, RunState, StepState
     from maestro_hive.maestro.state.records import Dispatch, Entry, Lease, RunRecord
 
@@ -235,7 +238,7 @@ class StepDetails:
     output: Json
     memory: Json
     history: tuple[Json, ...]
-    events: tuple[events.RunEvent, ...]
+    events: tuple[RunEvent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +282,7 @@ class RunView:
     saved_tokens: int
     saved_usd: float
     personas: tuple[PersonaView, ...]
-    latest_events: tuple[events.RunEvent, ...]
+    latest_events: tuple[RunEvent, ...]
 
 
 class Children(NamedTuple):
@@ -292,24 +295,10 @@ class Children(NamedTuple):
 NO_CHILDREN = Children((), 0)
 
 
-def to_dict(result: Json) -> Json:
-    """Return a typed result as plain data for JSON: tuples as lists, all other values unchanged."""
-    match result:
-        case events.RunEvent():
-            return events.to_dict(result)
-        case StepDetails():
-            details = _fields_of(result)
-            return {"run_id": result.run_id, **details.pop("step"), **details}
-        case _ if dataclasses.is_dataclass(result) and not isinstance(result, type):
-            return _fields_of(result)
-        case tuple():
-            return [to_dict(each) for each in result]
-        case _:
-            return result
-
-
-def _fields_of(result: Json) -> dict[str, Json]:
-    return {each.name: to_dict(getattr(result, each.name)) for each in dataclasses.fields(result)}
+@to_dict.register(StepDetails)
+def _(details: StepDetails) -> dict[str, Json]:
+    plain = fields_of(details)
+    return {"run_id": details.run_id, **plain.pop("step"), **plain}
 
 
 # --- a run, read ----------------------------------------------------------------------------------
@@ -403,8 +392,16 @@ def run_view(
         saved_tokens=state.saved[0],
         saved_usd=state.saved[1],
         personas=_persona_views(state),
-        latest_events=tuple(latest_events(run.record.name, run.entries, run.load, most_events)),
+        latest_events=_latest_events(run, most_events) if most_events else (),
     )
+
+
+def _latest_events(run: RecordedRun, most: int) -> tuple[RunEvent, ...]:
+    from maestro_hive.maestro.state.event_reader import (  # noqa: PLC0415 - slow to import
+        latest_events,
+    )
+
+    return tuple(latest_events(run.record.name, run.entries, run.load, most))
 
 
 def _times(run: RecordedRun) -> tuple[datetime, datetime, datetime | None]:
@@ -438,7 +435,7 @@ def wait_views(
             about=value_of(entry, load),
             name=str(facts_of(entry).get("name")),
             since=entry.when,
-            until=events.deadline(entry, facts_of(entry)),
+            until=deadline(entry, facts_of(entry)),
             shape=facts_of(entry).get("shape"),
             answered=entry.identity in answered,
             escalation=facts_of(entry).get("escalation"),
@@ -493,7 +490,7 @@ def timer_views(state: RunState) -> tuple[TimerView, ...]:
             name=str(facts_of(entry).get("name")),
             what=str(facts_of(entry).get("what")),
             since=entry.when,
-            until=events.deadline(entry, facts_of(entry)),
+            until=deadline(entry, facts_of(entry)),
         )
         for entry in started
     )
@@ -542,11 +539,20 @@ def _step_view(
     run: RecordedRun, step: StepState, label: str, threads: Mapping[int, Sequence[RunningThread]]
 ) -> StepView:
     facts = step_facts(step, label, held=run.lease is not None, until=run.executed_until)
+    refused = run.state.outcomes.get(step.identity or b"") if not step.log else None
+    if refused is not None and refused.kind == EntryKind.STEP_FAILED and not step.completed:
+        # It was retried, and failed before another attempt started: as over a budget.
+        facts |= {"status": _refused_status(refused), "last_error": error_line(refused)}
     return StepView(
         **facts,
         running_threads=tuple(threads.get(step.number, ())),
         permits_held_by=_permits_awaited(run, step),
     )
+
+
+def _refused_status(outcome: Entry) -> str:
+    error = facts_of(outcome).get("error") or {}
+    return "bankrupt" if str(error.get("type")).endswith("BudgetExceeded") else "failed"
 
 
 def _running_threads(run: RecordedRun) -> dict[int, list[RunningThread]]:
@@ -682,8 +688,10 @@ def _failed_attempt(attempt: AttemptView, entry: Entry) -> AttemptView:
     )
 
 
-def _events_of(run: RecordedRun, step: StepState) -> tuple[events.RunEvent, ...]:
+def _events_of(run: RecordedRun, step: StepState) -> tuple[RunEvent, ...]:
     """Return the events of one step: those with its number, and those with its identity."""
+    from maestro_hive.maestro.state.event_reader import EventReader  # noqa: PLC0415 - as above
+
     reader = EventReader(run.record.name, run.load)
     found = []
     for entry in run.entries:

@@ -15,6 +15,13 @@ from maestro_hive.kernel.process import PerProcess
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.store import Reader, Store
 
+#: The folders of programs that choose none.
+DEFAULT_STATE_DIR = "/var/maestro/state"
+DEFAULT_CHECKPOINT_DIR = "/var/maestro/checkpoints"
+#: Used where a default folder cannot be.
+FALLBACK_STATE_DIR = "~/.maestro/state"
+FALLBACK_CHECKPOINT_DIR = "~/.maestro/checkpoints"
+
 
 @dataclass(slots=True)
 class _Opened:

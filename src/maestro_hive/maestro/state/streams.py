@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 from maestro_hive.kernel.clock import from_micros
 from maestro_hive.maestro.state.projections import RunState, find_step, labels
 from maestro_hive.maestro.state.records import ChunkKind
-from maestro_hive.maestro.state.views import plain_values
+from maestro_hive.maestro.state.views import plain_values, value_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from datetime import datetime
 
     from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.maestro.state.records import Chunk, RunRecord
     from maestro_hive.maestro.state.store import Reader
+    from maestro_hive.maestro.state.strict_json import Json
 
 #: How many chunks are read at a time.
 _AT_A_TIME = 1_000
@@ -47,7 +49,9 @@ class StreamReader:
     """The stream of a run, or of one of its steps, in batches; it blocks, and never waits.
 
     ``step`` is a number, a name or ``name#2``, and need not have started. With ``newest`` the chunks
-    of attempts are left out that are superseded when reading starts.
+    of attempts are left out that are superseded when reading starts. With ``continues``
+    the steps of a name are read as one, under that name: it says by the result of one of them whether
+    another one follows.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class StreamReader:
         after: int = 0,
         *,
         newest: bool = False,
+        continues: Callable[[Json], bool] | None = None,
     ) -> None:
         self.run = run
         self.state = RunState()
@@ -68,6 +73,7 @@ class StreamReader:
         self._reader = reader
         self._load = plain_values(reader.load)
         self._wanted = step
+        self._continues = continues
         self._after = after
         #: The first attempt of each step that is read, by number; None: not known yet.
         self._first: dict[int, int] | None = None if newest else {}
@@ -95,15 +101,22 @@ class StreamReader:
         ]
 
     def step(self) -> StepState | None:
-        """Return the step that is read, if it has started; None if all are."""
+        """Return the step that is read, the last of several, if it has started; None if all are."""
         if self._step is None and self._wanted is not None:
-            self._step = find_step(self.state, self._wanted)
+            found = list(self._of_name(str(self._wanted)))
+            self._step = found[-1] if found else find_step(self.state, self._wanted)
         return self._step
+
+    def _of_name(self, name: str) -> Iterator[StepState]:
+        """Yield the steps that are read as one under this name."""
+        if self._continues is not None:
+            yield from (step for step in self.state.steps.values() if step.name == name)
 
     def is_writing(self, label: str) -> bool:
         """Return whether an attempt of a step may write more, as of what was read."""
         step = find_step(self.state, label)
-        return self.state.ended is None and step is not None and step.open_attempt > 0
+        steps = [*self._of_name(label)] or ([] if step is None else [step])
+        return self.state.ended is None and any(each.open_attempt > 0 for each in steps)
 
     def _read_entries(self) -> None:
         new = self._reader.entries(self.run.id, self.state.seq)
@@ -112,20 +125,23 @@ class StreamReader:
             self.state.add_all(new, self._load)
             if known != (len(self.state.steps), self.state.restored_seq):
                 self._labels, self._step = labels(self.state), None
+                if self._continues is not None:
+                    self._labels = {each.number: each.name for each in self.state.steps.values()}
 
     def _has_outcome(self) -> bool:
         if self.state.ended is not None:
             return True
         step = self.step()
-        return step is not None and (
-            step.completed is not None or step.identity in self.state.outcomes
-        )
+        if step is None or step.completed is None:
+            return step is not None and step.identity in self.state.outcomes
+        return self._continues is None or not self._continues(value_of(step.completed, self._load))
 
     def _is_wanted(self, chunk: Chunk, wanted: StepState | None) -> bool:
         step = self.state.steps.get(chunk.step)
         if step is None:
             return False  # of a run that was reset since: its entries no longer count
-        return self._wanted is None or step is wanted
+        is_one_of = self._continues is not None and step.name == self._wanted
+        return self._wanted is None or step is wanted or is_one_of
 
     def _shown(self, chunk: Chunk) -> StreamChunk:
         is_bytes = chunk.kind == ChunkKind.BYTES

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from maestro_hive.maestro.state.codec_classes import TAG, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from maestro_hive.maestro.state.codec import Json
 
@@ -25,6 +25,9 @@ ONE_LINE = 90
 #: What is nested deeper is left out.
 _DEEPEST = 30
 _LEFT_OUT = "…"
+#: How many parts of a stored value a character stands for at most: an item takes the room of two, and
+#: the largest that is written without more, a date with its zone, has ten.
+_PARTS_OF_A_CHARACTER = 6
 #: What a stored form raises that this program does not write.
 _WRONG_FORM = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -67,6 +70,36 @@ def call_text(
             )
         case _:
             return value_text(tree, most=most, width=width)
+
+
+def beginning(tree: Json, *, most: int = MOST_CHARACTERS) -> Json:
+    """Return the first parts of a stored value, which are all that a text of this length can show.
+
+    So what is done to a value before it is shown, such as replacing secrets, takes no longer for a
+    large one.
+    """
+    return _beginning(tree, iter(range(_PARTS_OF_A_CHARACTER * most)))
+
+
+def _beginning(tree: Json, left: Iterator[int]) -> Json:
+    """Return a value as far as there are numbers left, and one item more: that says there are others."""
+    if isinstance(tree, dict):
+        first: dict[str, Json] = {}
+        for key, each in tree.items():
+            is_last = next(left, None) is None
+            first[key] = _beginning(each, left)
+            if is_last:
+                break
+        return first
+    if isinstance(tree, list):
+        items: list[Json] = []
+        for each in tree:
+            is_last = next(left, None) is None
+            items.append(_beginning(each, left))
+            if is_last:
+                break
+        return items
+    return tree
 
 
 # --- layout ---------------------------------------------------------------------------------------

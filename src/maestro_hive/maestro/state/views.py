@@ -8,24 +8,28 @@ that are made from it; this module is imported by every program, and theirs woul
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from maestro_hive.kernel.errors import DecodeError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.projections import facts_of, labels, status_of, was_healed
+from maestro_hive.maestro.state.records import BANKRUPT, Entry, EntryKind, from_micros
 from maestro_hive.maestro.state.records import OVER as OVER  # noqa: PLC0414 - for callers
-from maestro_hive.maestro.state.records import Entry, EntryKind, from_micros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
     from datetime import datetime
 
     from maestro_hive.maestro.state.codec import Json
-    from maestro_hive.maestro.state.projections import Load, RunState, StepState
+    from maestro_hive.maestro.state.projections import Facts, Load, RunState, StepState
+    from maestro_hive.maestro.state.records import RunRecord
 
 #: The status of a run that is not finished and not executed: its process was killed, or left it.
 STOPPED = "stopped"
+#: The statuses of runs that have a workflow.
+STATUSES = ("pending", "running", "waiting", *OVER, STOPPED, BANKRUPT)
 #: The statuses of a step that is completed.
 COMPLETED = ("success", "recovered")
 
@@ -78,6 +82,11 @@ def effective_status(workflow: str, status: str, *, held: bool) -> str:
     if workflow and status in (*OVER, "waiting"):
         return status
     return "running"
+
+
+def shown_status(record: RunRecord, held: Container[str]) -> str:
+    """Return the status of a run to show, given the names of those that living processes hold."""
+    return effective_status(record.workflow, record.status, held=record.name in held)
 
 
 def open_waits(state: RunState) -> list[Entry]:
@@ -374,3 +383,22 @@ def error_line(entry: Entry | None) -> str | None:
         return None
     kind, message = error.get("type"), error.get("message")
     return ": ".join(str(part) for part in (kind, message if message != kind else None) if part)
+
+
+# --- waits ----------------------------------------------------------------------------------------
+
+
+def wait_seconds(facts: Facts) -> float | None:
+    """Return how long is waited, if it is."""
+    wait = facts.get("wait")
+    seconds = wait.get("seconds") if isinstance(wait, dict) else None
+    return None if seconds is None else float(seconds)
+
+
+def deadline(entry: Entry, facts: Facts) -> datetime | None:
+    """Return when a wait ends at the latest; None if it has no limit."""
+    seconds = wait_seconds(facts)
+    try:
+        return None if seconds is None else entry.when + timedelta(seconds=seconds)
+    except OverflowError:  # as good as no limit
+        return None

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: More personas than these are refused.
 MAX_PERSONAS = 1000
+#: Of a gate, which is a step of that name.
+_LONGEST_NAME = 100
 
 _PYTHON = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
@@ -63,7 +65,9 @@ class Additions(Values):
         value = owner.get("persona")
         if value is None or type(value) is str:
             return value
-        name = owner.get("id")
+        # All calls of an agent share its breaker and are counted together, as under its own name.
+        agent = value.get("agent") if type(value) is dict else None
+        name = agent if agent in AGENTS else owner.get("id")
         return self._persona(name if isinstance(name, str) else "default", value, (*at, "persona"))
 
     def _persona(self, name: str, value: Json, at: Path) -> Persona | None:
@@ -196,6 +200,14 @@ class Additions(Values):
             )
         )
 
+    def output_schema(self, owner: dict[str, Json], at: Path) -> dict[str, Json] | None:
+        """Read the JSON Schema of a result; whether it is one is found out before anything starts."""
+        value = owner.get("output_schema")
+        if value is None or type(value) is dict:
+            return value
+        self._problems.wrong_type((*at, "output_schema"), value, "a JSON Schema: an object")
+        return None
+
     def gates(self, level: dict[str, Json], at: Path) -> tuple[Gate, ...]:
         """Read the gates of a level."""
         value = level.get("gates")
@@ -204,8 +216,17 @@ class Additions(Values):
         if type(value) is not list:
             self._problems.wrong_type((*at, "gates"), value, "a list of gates")
             return ()
-        found = [self._gate(each, (*at, "gates", number)) for number, each in enumerate(value)]
-        return tuple(each for each in found if each is not None)
+        found: dict[str, Gate] = {}
+        for number, each in enumerate(value):
+            gate = self._gate(each, place := (*at, "gates", number))
+            if gate is not None and found.setdefault(gate.name, gate) is not gate:
+                self._problems.error(
+                    "duplicate-gate",
+                    place,
+                    f"two gates of the level are called {quoted(gate.name)}",
+                    "give one of the two another name",
+                )
+        return tuple(found.values())
 
     def _gate(self, value: Json, at: Path) -> Gate | None:
         if type(value) is not dict:
@@ -217,6 +238,13 @@ class Additions(Values):
             return None
         command = self.command(value["command"], (*at, "command"), "the gate")
         name = self.text(value, "name", at)
+        if name and not (name.isprintable() and name.strip() and len(name) <= _LONGEST_NAME):
+            self._problems.error(
+                "bad-gate",
+                (*at, "name"),
+                f"{quoted(name)} is no name for a gate",
+                f"write up to {_LONGEST_NAME} characters in one line",
+            )
         required = self.flag(value, "required", at, default=True)
         timeout = self.seconds(value, at)
         if command is None:

@@ -33,6 +33,10 @@ MAX_DEPTH = 50
 _LONG_TOML_NAME = re.compile(
     r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]{0,200}"|'[^'\n]{0,200}')[ \t]*\.[ \t]*){50}"""
 )
+#: What matters of JSON that was parsed; the colon after a text says that it is a key.
+_JSON_TOKEN = re.compile(
+    r"""[{}\[\]]|(?P<text>"[^"\\]*(?:\\.[^"\\]*)*")(?P<colon>\s*:)?|-?Infinity|NaN|-?[0-9][0-9.eE+-]*"""
+)
 _TOML_PLACE = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
 
 
@@ -105,16 +109,42 @@ def _parsed_json(text: str) -> Json:
     try:
         return strict_json.parse_text(text, MAX_DEPTH)
     except (AtPathError, RecursionError) as error:
-        raise _refused(error) from None
+        raise _refused(error, _refused_line(text)) from None
     except json.JSONDecodeError as error:
         raise UnreadableError(f"it is not JSON: {error.msg}", "correct it", error.lineno) from None
     except ValueError as error:  # a number of thousands of digits, or half of a surrogate pair
         raise UnreadableError(f"it is not JSON: {error!s:.200}", "correct it") from None
 
 
-def _refused(error: AtPathError | RecursionError) -> UnreadableError:
+def _refused(error: AtPathError | RecursionError, line: int | None = None) -> UnreadableError:
     reason = error.reason if isinstance(error, AtPathError) else f"nested deeper than {MAX_DEPTH}"
-    return UnreadableError(f"it is refused: {reason}", "correct it")
+    return UnreadableError(f"it is refused: {reason}", "correct it", line)
+
+
+def _refused_line(text: str) -> int | None:
+    """Return the line of the first thing that only this project refuses in JSON; the parser tells none."""
+    keys: list[set[str]] = []  # of the objects around it; those of a list stay empty
+    for found in _JSON_TOKEN.finditer(text):
+        token = found[0]
+        match token[0]:
+            case "{" | "[":
+                keys.append(set())
+                is_refused = len(keys) > MAX_DEPTH
+            case "}" | "]":
+                keys.pop()
+                is_refused = False
+            case '"' if found["colon"] is not None:
+                key = json.loads(found["text"])
+                is_refused = key in keys[-1]
+                keys[-1].add(key)
+            case '"':
+                is_refused = False
+            case _:
+                is_whole = token.lstrip("-").isdigit()  # it may have any size
+                is_refused = not is_whole and not math.isfinite(float(token))
+        if is_refused:
+            return text.count("\n", 0, found.start()) + 1
+    return None
 
 
 def _parsed_toml(text: str, size: int) -> Json:

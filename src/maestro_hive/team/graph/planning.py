@@ -233,7 +233,7 @@ def _owners(graph: Graph) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     files: defaultdict[str, list[str]] = defaultdict(list)
     folders: defaultdict[str, list[str]] = defaultdict(list)
     for task in graph.tasks:
-        for name, is_folder in {_folder(owned_path(each)): 0 for each in task.files.owned}:
+        for name, is_folder in {owned_folder(each): 0 for each in task.files.owned}:
             (folders if is_folder else files)[name].append(task.id)
     return files, folders
 
@@ -253,8 +253,9 @@ def owned_path(path: str) -> str:
     return f"{start}{'/'.join(parts)}{end}"
 
 
-def _folder(path: str) -> tuple[str, bool]:
+def owned_folder(path: str) -> tuple[str, bool]:
     """Return the folder that a path with wildcards or a slash at its end means; else the file."""
+    path = owned_path(path)
     if not path:
         return "", True
     if wild := _WILDCARD.search(path):

@@ -53,7 +53,8 @@ _OTHER_NAMES = {
 _TASK_KEYS = frozenset(
     "id title description level dependencies files files_owned files_read verification"
     " estimate_minutes status critical_path steps context acceptance_criteria consumers"
-    " integration_test skills_required phase persona prompt budget retry timeout_seconds".split()
+    " integration_test skills_required phase persona prompt budget retry timeout_seconds"
+    " output_schema".split()
 )
 _NUMBERED = ("level", "number")
 
@@ -250,6 +251,7 @@ class _Reader(Additions):
             "timeout_seconds": self.seconds(value, at),
             "budget": self.budget(value, at),
             "retry": self.retry(value, at),
+            "output_schema": self.output_schema(value, at),
             "steps": self.steps(value, at),
             "context": self.note(value, "context", at),
             "acceptance_criteria": self.notes(value, "acceptance_criteria", at),

@@ -7,10 +7,11 @@ nobody declared and in their order; what was replaced is written in the shape of
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from maestro_hive.maestro.state.strict_json import copied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,17 +57,22 @@ class Record:
         if type(self.source) is not dict:
             return {}
         known = {each.name for each in fields(self)} | self.other_keys
-        return {key: deepcopy(value) for key, value in self.source.items() if key not in known}
+        return {key: copied(value) for key, value in self.source.items() if key not in known}
+
+    @property
+    def is_as_read(self) -> bool:
+        """Whether it is what was read from ``source``, with nothing replaced."""
+        return self is self.as_read
 
     def to_document(self) -> Json:
         """Return the record as JSON values: as it was read, but for what was replaced."""
         if self.source is None or self.as_read is None:
             return self._canonical()
-        if self is self.as_read:
-            return deepcopy(self.source)
+        if self.is_as_read:
+            return copied(self.source)
         if type(self.source) is not dict:  # a short form, such as a command instead of an object
-            return deepcopy(self.source) if self == self.as_read else self._canonical()
-        document = deepcopy(self.source)
+            return copied(self.source) if self == self.as_read else self._canonical()
+        document = copied(self.source)
         for each in fields(self):
             value = getattr(self, each.name)
             if each.compare and value != getattr(self.as_read, each.name):
@@ -133,18 +139,23 @@ class Files(Record):
     @property
     def owned(self) -> tuple[str, ...]:
         """Return every path that the task may write, each once, in the order of the document."""
-        moved = (path for each in self.move for path in (each.source_path, each.target_path))
-        return tuple(dict.fromkeys((*self.create, *self.modify, *self.delete, *moved)))
+        every = [*self.create, *self.modify, *self.delete]
+        for each in self.move:
+            every += (each.source_path, each.target_path)
+        return tuple(dict.fromkeys(every))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification(Record):
-    """The command that decides whether a task is done: it is when the exit code is 0."""
+    """The command that decides whether a task is done: it is when the exit code is 0.
+
+    If a text is expected, the output has to contain it, too.
+    """
 
     #: It is executed by a shell: two thirds of those in use have ``&&``, ``|`` or ``;``.
     command: str
     timeout_seconds: float | None = None
-    #: What a person expects of the output, in words; it is shown, and never compared.
+    #: A text that the output has to contain.
     expected: str | None = None
 
 
@@ -223,6 +234,8 @@ class Task(Record):
     timeout_seconds: float | None = None
     budget: Budget | None = None
     retry: Retry | None = None
+    #: The JSON Schema of its result.
+    output_schema: dict[str, Json] | None = field(default=None, hash=False)
     steps: tuple[Step, ...] = ()
     context: str | None = None
     acceptance_criteria: tuple[str, ...] = ()

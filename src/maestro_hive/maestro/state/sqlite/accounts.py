@@ -96,37 +96,34 @@ _ESTIMATE = (
 _FIND_ESTIMATE = (
     "SELECT persona, step, tokens, usd, model FROM estimates WHERE persona = ? AND step = ?"
 )
-_TABLE = "SELECT 1 FROM sqlite_schema WHERE name = 'accounts'"
 
 
 class AccountReader:
     """The budgets in one journal file."""
 
     _queries: Queries
-    #: Whether the file is known to have the tables: one of an older format has none.
-    _has_accounts = False
 
     def limits(self, concerning: Collection[str] | None = None) -> Limits:
         """Return all limits, or those that concern some accounts."""
-        return _limits(self._account_rows(*_limits_query(concerning)))
+        return _limits(self._queries.rows(*_limits_query(concerning)))
 
     def account(self, account: str) -> Account:
         """Return an account; one that nothing was spent of is empty."""
-        rows = self._account_rows(f"{_FIND_ACCOUNT} WHERE account = ?", (account,))
+        rows = self._queries.rows(f"{_FIND_ACCOUNT} WHERE account = ?", (account,))
         return _account(rows[0]) if rows else Account(account=account)
 
     def accounts(self, scope: str | None = None) -> list[Account]:
         """Return the accounts that something was spent or reserved of, by name."""
-        rows = self._account_rows(f"{_FIND_ACCOUNT} ORDER BY account")
+        rows = self._queries.rows(f"{_FIND_ACCOUNT} ORDER BY account")
         return [each for each in map(_account, rows) if scope in (None, each.scope)]
 
     def reservations(self) -> list[Reservation]:
         """Return what is reserved, by run, step and attempt."""
-        return [_reservation(row) for row in self._account_rows(_RESERVATIONS)]
+        return [_reservation(row) for row in self._queries.rows(_RESERVATIONS)]
 
     def estimate(self, persona: str, step: str) -> Estimate | None:
         """Return what a call of a persona's step is expected to spend; None if that is not known."""
-        rows = self._account_rows(_FIND_ESTIMATE, (persona, step))
+        rows = self._queries.rows(_FIND_ESTIMATE, (persona, step))
         return Estimate(*rows[0]) if rows else None
 
     def check_accounts(self) -> list[str]:
@@ -143,11 +140,6 @@ class AccountReader:
             if [each.reserved_tokens, each.reserved_usd, each.in_flight]
             != held.get(each.account, [0, 0, 0])
         ]
-
-    def _account_rows(self, sql: str, bindings: Row = ()) -> list[Row]:
-        if not self._has_accounts:
-            self._has_accounts = bool(self._queries.rows(_TABLE))
-        return self._queries.rows(sql, bindings) if self._has_accounts else []
 
 
 class _Held(NamedTuple):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import apsw
 
     from maestro_hive.kernel.errors import FencedError
-    from maestro_hive.maestro.state.sqlite.connection import Row
     from maestro_hive.maestro.state.sqlite.entries import Queries
     from maestro_hive.maestro.state.sqlite.leases import Leases
     from maestro_hive.maestro.state.store import ChunkAppend
@@ -32,7 +31,6 @@ _READ = (
     " WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
 )
 _LAST = "SELECT max(id) FROM chunks WHERE id BETWEEN ? AND ?"
-_TABLE = "SELECT 1 FROM sqlite_schema WHERE name = 'chunks'"
 
 #: Makes a chunk of a row as it is.
 _as_chunk = cast("Callable[[Iterable[Any]], Chunk]", partial(tuple.__new__, Chunk))
@@ -42,13 +40,11 @@ class ChunkReader:
     """The chunks of one journal file."""
 
     _queries: Queries
-    #: Whether the file is known to have the table: one of an older format has none.
-    _has_chunks = False
 
     def chunks(self, run: int, after: int = 0, limit: int | None = None) -> list[Chunk]:
         """Return chunks of a run, making sure that none is missing."""
         most = -1 if limit is None else limit
-        found = [*map(_as_chunk, self._chunk_rows(_READ, (*keys_of(run, after), most)))]
+        found = [*map(_as_chunk, self._queries.rows(_READ, (*keys_of(run, after), most)))]
         if found and (found[0].seq, found[-1].seq) != (after + 1, after + len(found)):
             raise CorruptionError(
                 f"{self._queries.path}: a chunk of run number {run} after {after} is missing"
@@ -57,13 +53,8 @@ class ChunkReader:
 
     def last_chunk(self, run: int) -> int:
         """Return the number of a run's last chunk; 0 if it has none."""
-        rows = self._chunk_rows(_LAST, keys_of(run))
-        return (rows[0][0] or 0) & _SEQ_MASK if rows else 0
-
-    def _chunk_rows(self, sql: str, bindings: Row) -> list[Row]:
-        if not self._has_chunks:
-            self._has_chunks = bool(self._queries.rows(_TABLE))
-        return self._queries.rows(sql, bindings) if self._has_chunks else []
+        rows = self._queries.rows(_LAST, keys_of(run))
+        return (rows[0][0] or 0) & _SEQ_MASK
 
 
 class ChunkWriter:

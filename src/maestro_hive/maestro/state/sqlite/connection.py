@@ -26,10 +26,12 @@ Row = tuple[Any, ...]
 
 #: Marks a SQLite file as a journal of maestro-hive ("MHIV").
 APPLICATION_ID = 0x4D484956
+#: The format of journals, ``PRAGMA user_version``; those before it were never released.
+FORMAT = 4
 #: A log that had large values is truncated to this when it starts again.
 _LOG_BYTES_MOST = 16 * 1024 * 1024
 
-_MIGRATIONS = Path(__file__).parent / "sql"
+_SCHEMA = Path(__file__).with_name("journal.sql")
 
 # --- page checksums ---
 
@@ -135,34 +137,22 @@ def _reserve(db: apsw.Connection, value: int) -> int:
 # --- formats ---
 
 
-def migrations() -> tuple[Path, ...]:
-    """Return the migration files in order."""
-    return _migrations_in(_MIGRATIONS)
+@cache
+def _schema(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
-@cache  # asked for several times whenever a journal is opened
-def _migrations_in(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(folder.glob("[0-9][0-9][0-9][0-9]_*.sql")))
-
-
-def newest_format() -> int:
-    """Return the format this version writes."""
-    return len(migrations())
-
-
-def migrate(db: apsw.Connection, name: str) -> None:
-    """Bring an opened journal to the newest format, one transaction per step."""
-    found = check_format(db, name)
-    for number, step in enumerate(migrations()[found:], start=found + 1):
-        script = step.read_text(encoding="utf-8")
+def create_tables(db: apsw.Connection, name: str) -> None:
+    """Make an opened file a journal, in one transaction, unless it is one."""
+    if check_format(db, name) == 0:
         with db:
-            db.execute(script)
+            db.execute(_schema(_SCHEMA))
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {number}")
+            db.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def check_format(db: apsw.Connection, name: str) -> int:
-    """Return a journal's format, 0 for a new file; refuse a newer one and other databases."""
+    """Return a journal's format, 0 for a new file; refuse other formats and other databases."""
     found = int(db.pragma("user_version"))
     ours = int(db.pragma("application_id")) == APPLICATION_ID
     empty = db.execute("SELECT count(*) FROM sqlite_schema").get == 0
@@ -171,8 +161,14 @@ def check_format(db: apsw.Connection, name: str) -> int:
             f"{name} is a SQLite database, but not a journal of maestro-hive;"
             " choose another state folder"
         )
-    if found > newest_format():
-        raise NewerFormatError(name, found, newest_format())
+    if found > FORMAT:
+        raise NewerFormatError(name, found, FORMAT)
+    if 0 < found < FORMAT:
+        raise StorageError(
+            f"{name} has format {found}, of before the first release, and this version reads"
+            f" format {FORMAT} only; finish its runs with the version that wrote it, or choose"
+            " another state folder"
+        )
     return found
 
 

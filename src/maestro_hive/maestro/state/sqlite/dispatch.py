@@ -171,14 +171,13 @@ class DispatchReader:
     """The dispatch rows of one journal file."""
 
     clock: Clock
-    format: int
     _queries: Queries
     #: What ``seconds_to_next`` found last, while that may still be so.
     _next_known: _Known | None = None
 
     def dispatch(self, name: str) -> Dispatch | None:
         """Return what a run waits for."""
-        rows = self._dispatch_rows(_FIND, (name,))
+        rows = self._queries.rows(_FIND, (name,))
         return _read(rows[0]) if rows else None
 
     def dispatches(
@@ -190,18 +189,18 @@ class DispatchReader:
     ) -> list[Dispatch]:
         """List unfinished runs that belong to workers, in the order in which they are taken."""
         number = None if state is None else int(state)
-        rows = self._dispatch_rows(_LIST, (queue, number, -1 if limit is None else limit))
+        rows = self._queries.rows(_LIST, (queue, number, -1 if limit is None else limit))
         return [_read(row) for row in rows]
 
     def dispatch_counts(self) -> dict[tuple[str, DispatchState], int]:
         """Return how many unfinished runs each queue has in each state."""
-        rows = self._dispatch_rows(_COUNT)
+        rows = self._queries.rows(_COUNT)
         return {(queue, DispatchState(state)): count for queue, state, count in rows}
 
     def ready_queues(self) -> list[str]:
         """Return the queues that have ready runs, in one seek for each."""
         found: list[str] = []
-        while rows := self._dispatch_rows(_NEXT_QUEUE, (found[-1] if found else "",)):
+        while rows := self._queries.rows(_NEXT_QUEUE, (found[-1] if found else "",)):
             found.append(rows[0][0])
         return found
 
@@ -216,11 +215,11 @@ class DispatchReader:
         """Return whether a queue has a ready run of these workflows, and of this version."""
         wanted = Wanted(queue, workflows, version, 1, suspects)
         find = _suspects if suspects else _unsuspected
-        return next(find(self._dispatch_rows, wanted), None) is not None
+        return next(find(self._queries.rows, wanted), None) is not None
 
     def suspects(self, queue: str) -> list[Dispatch]:
         """Return the ready runs of a queue whose process died."""
-        return [_read(row) for row in self._dispatch_rows(_LIST_SUSPECTS, (queue,))]
+        return [_read(row) for row in self._queries.rows(_LIST_SUSPECTS, (queue,))]
 
     def seconds_to_next(self) -> float | None:
         """Return in how many seconds something is due; 0 if it is now, None if nothing is."""
@@ -243,20 +242,14 @@ class DispatchReader:
         known = self._next_known
         if known is not None and known.log == log and now < known.until:
             return known.rows
-        rows = self._dispatch_rows(_NEXT, (self.clock.boot_id(),))
+        rows = self._queries.rows(_NEXT, (self.clock.boot_id(),))
         self._next_known = None if log is None else _Known(log, now + _KNOWN_SECONDS, rows)
         return rows
 
     def check_dispatch(self) -> list[str]:
         """Return what is wrong with these rows."""
-        rows = self._dispatch_rows(_WITHOUT_RUN)
+        rows = self._queries.rows(_WITHOUT_RUN)
         return [f"run number {run} is in a queue, and does not exist" for (run,) in rows]
-
-    def _dispatch_rows(self, sql: str, bindings: Row = ()) -> list[Row]:
-        """Run a query; a journal of format 1 that is only read has no such rows."""
-        if self.format == 1 and self._queries.rows("PRAGMA user_version") == [(1,)]:
-            return []
-        return self._queries.rows(sql, bindings)
 
 
 class _Log(NamedTuple):

@@ -32,8 +32,8 @@ from maestro_hive.maestro.state.sqlite.connection import (
     Row,
     connect,
     copy_database,
+    create_tables,
     damage_error,
-    migrate,
     prepare,
 )
 from maestro_hive.maestro.state.sqlite.locks import (
@@ -172,7 +172,7 @@ class JournalFile:
             self._attach(first=first)
             if first:  # before anything is written over what the log lost
                 self._examine_log(keep_damaged_log)
-            migrate(self._db, str(self.path))
+            create_tables(self._db, str(self.path))
             self._reader = self._connect()
             self._log = os.open(log_of(self.path), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             self._page_size = int(self._db.pragma("page_size"))

@@ -32,13 +32,13 @@ from maestro_hive.maestro.state.sqlite import wal
 from maestro_hive.maestro.state.sqlite.accounts import AccountReader
 from maestro_hive.maestro.state.sqlite.chunks import ChunkReader
 from maestro_hive.maestro.state.sqlite.connection import (
+    FORMAT,
     Row,
     check_format,
     checksum_vfs,
     connect,
+    create_tables,
     damage_error,
-    migrate,
-    newest_format,
 )
 from maestro_hive.maestro.state.sqlite.dispatch import DispatchReader
 from maestro_hive.maestro.state.sqlite.documents import DocumentReader
@@ -70,12 +70,6 @@ _COUNT_STATUSES = (
     "SELECT status, count(*) FROM runs WHERE (NOT ?1 OR parent IS NULL) GROUP BY status"
 )
 _LIST_CHOSEN = f"{_RUNS}{_CHOSEN} ORDER BY id DESC LIMIT ?4"
-#: In format 1 runs had no column for it: found as the migration finds it.
-_PARENT_IN_FORMAT_1 = (
-    "(SELECT CASE WHEN json_valid(CAST(facts AS TEXT))"
-    " THEN json_extract(CAST(facts AS TEXT), '$.parent') END FROM entries"
-    " WHERE entries.id BETWEEN (runs.id << 32) + 1 AND (runs.id << 32) + 2 AND kind = 17 LIMIT 1)"
-)
 
 _BUSY_SECONDS = 5.0
 #: How long is waited to be the only user of a journal that nobody seems to use.
@@ -91,8 +85,8 @@ class JournalReader(EntryReader, ChunkReader, DocumentReader, DispatchReader, Ac
         self.folder = folder
         self.clock: Clock = clock
         self.damage: tuple[Damage, ...] = ()
-        #: A store migrates what it opens; a reader finds an older format, too.
-        self.format = newest_format()
+        #: Of a reader, 0 where the first launch was killed before it recorded anything.
+        self.format = FORMAT
         self._queries = file
         self._presence = Presence(folder, clock)
 
@@ -107,7 +101,7 @@ class JournalReader(EntryReader, ChunkReader, DocumentReader, DispatchReader, Ac
     # --- runs ---
 
     def run(self, name: str) -> RunRecord | None:
-        rows = self._run_rows(f"{_RUNS} WHERE name = ?", (name,))
+        rows = self._queries.rows(f"{_RUNS} WHERE name = ?", (name,))
         return _run_record(rows[0]) if rows else None
 
     def runs(
@@ -119,22 +113,17 @@ class JournalReader(EntryReader, ChunkReader, DocumentReader, DispatchReader, Ac
         roots: bool = False,
     ) -> list[RunRecord]:
         bindings = (status, workflow, roots, -1 if limit is None else limit)
-        return [_run_record(row) for row in self._run_rows(_LIST_CHOSEN, bindings)]
+        return [_run_record(row) for row in self._queries.rows(_LIST_CHOSEN, bindings)]
 
     def count_runs(
         self, *, status: str | None = None, workflow: str | None = None, roots: bool = False
     ) -> int:
         if status is None and workflow is None and not roots:
             return int(self._queries.rows(_COUNT_ALL)[0][0])
-        return int(self._run_rows(_COUNT_CHOSEN, (status, workflow, roots))[0][0])
+        return int(self._queries.rows(_COUNT_CHOSEN, (status, workflow, roots))[0][0])
 
     def status_counts(self, *, roots: bool = False) -> dict[str, int]:
-        return dict(self._run_rows(_COUNT_STATUSES, (roots,)))
-
-    def _run_rows(self, sql: str, bindings: Row) -> list[Row]:
-        if self.format == 1:  # migrated meanwhile or not: the entries say it, too
-            sql = sql.replace("parent", _PARENT_IN_FORMAT_1)
-        return self._queries.rows(sql, bindings)
+        return dict(self._queries.rows(_COUNT_STATUSES, (roots,)))
 
     # --- leases ---
 
@@ -288,7 +277,7 @@ class _ReadOnlyFile:
                 self._disconnect(db)
                 before = self._state()
                 db = apsw.Connection(":memory:")
-                migrate(db, str(self.path))
+                create_tables(db, str(self.path))
         self._seen = before
         return db
 

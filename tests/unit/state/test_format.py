@@ -1,4 +1,4 @@
-"""The schema's versions: all or nothing each, and what is not ours is not touched."""
+"""The format of a journal: its tables are all there or none, and what is not ours is not touched."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 import apsw
 import pytest
 
-from maestro_hive.kernel.errors import CorruptionError, MaestroError, NewerFormatError
+from maestro_hive.kernel.errors import (
+    CorruptionError,
+    MaestroError,
+    NewerFormatError,
+    StorageError,
+)
 from maestro_hive.maestro.state.codec import encode
-from maestro_hive.maestro.state.sqlite import connection as migrate
+from maestro_hive.maestro.state.sqlite import connection
+from maestro_hive.maestro.state.sqlite.reader import SqliteReader
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
@@ -34,17 +40,12 @@ def connect(folder: Path) -> apsw.Connection:
     return apsw.Connection(str(folder / "journal.db"), vfs="cksmvfs")
 
 
-def test_a_new_folder_gets_the_newest_format(folder: Path) -> None:
+def test_a_new_folder_has_the_format(folder: Path) -> None:
     SqliteStore(folder).close()
     db = connect(folder)
-    assert db.pragma("user_version") == migrate.newest_format() == len(migrate.migrations())
-    assert db.pragma("application_id") == migrate.APPLICATION_ID
+    assert db.pragma("user_version") == connection.FORMAT
+    assert db.pragma("application_id") == connection.APPLICATION_ID
     db.close()
-
-
-def test_migrations_are_numbered_without_gaps() -> None:
-    numbers = [int(path.name[:4]) for path in migrate.migrations()]
-    assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_an_empty_file_is_a_new_journal(folder: Path) -> None:
@@ -67,9 +68,9 @@ def test_opening_again_changes_nothing(folder: Path) -> None:
 # --- what is refused ----------------------------------------------------------------------------
 
 
-def make_newer(folder: Path) -> None:
+def give_format(folder: Path, number: int = 99) -> None:
     db = connect(folder)
-    db.pragma("user_version", 99)
+    db.pragma("user_version", number)
     db.close()
 
 
@@ -87,10 +88,19 @@ def test_a_newer_format_is_refused_and_not_touched(folder: Path) -> None:
     store = SqliteStore(folder)
     store.acquire_run("run-1")
     store.close()
-    make_newer(folder)
+    give_format(folder)
     refusal = refused_untouched(folder, NewerFormatError, "99")
     assert isinstance(refusal, NewerFormatError)
-    assert (refusal.found, refusal.known) == (99, migrate.newest_format())
+    assert (refusal.found, refusal.known) == (99, connection.FORMAT)
+
+
+@pytest.mark.parametrize("number", range(1, connection.FORMAT))
+def test_an_earlier_format_is_refused_and_not_touched(folder: Path, number: int) -> None:
+    SqliteStore(folder).close()
+    give_format(folder, number)
+    refused_untouched(folder, StorageError, f"format {number}, of before the first release")
+    with pytest.raises(StorageError, match=f"format {number}, of before the first release"):
+        SqliteReader(folder)
 
 
 def test_a_newer_format_that_is_still_in_the_log_is_refused_and_not_touched(
@@ -98,7 +108,7 @@ def test_a_newer_format_that_is_still_in_the_log_is_refused_and_not_touched(
 ) -> None:
     store = SqliteStore(folder)
     store.update_document("space", "key", lambda _: encode("x" * 500))
-    make_newer(folder)
+    give_format(folder)
     crashed = tmp_path / "crashed"
     crashed.mkdir(mode=0o700)
     for name in contents(folder):
@@ -133,11 +143,11 @@ def test_what_is_no_database_is_refused_and_not_touched(folder: Path, content: b
 
 def test_a_refused_folder_can_be_opened_once_it_is_mended(folder: Path) -> None:
     SqliteStore(folder).close()
-    make_newer(folder)
+    give_format(folder)
     with pytest.raises(NewerFormatError):
         SqliteStore(folder)
     db = connect(folder)
-    db.pragma("user_version", migrate.newest_format())
+    db.pragma("user_version", connection.FORMAT)
     db.close()
     SqliteStore(folder).close()
 
@@ -145,15 +155,13 @@ def test_a_refused_folder_can_be_opened_once_it_is_mended(folder: Path) -> None:
 # --- all or nothing -----------------------------------------------------------------------------
 
 
-def test_a_migration_that_fails_in_the_middle_leaves_nothing(
+def test_a_first_launch_that_fails_in_the_middle_leaves_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = "\n".join(path.read_text(encoding="utf-8") for path in migrate.migrations())
-    scripts = tmp_path / "sql"
-    scripts.mkdir()
-    first = scripts / "0001_first.sql"
-    first.write_text(good + "\nCREATE TABLE entries (again);", encoding="utf-8")
-    monkeypatch.setattr(migrate, "_MIGRATIONS", scripts)
+    good = connection._SCHEMA.read_text(encoding="utf-8")
+    bad = tmp_path / "bad.sql"
+    bad.write_text(good + "\nCREATE TABLE entries (again);", encoding="utf-8")
+    monkeypatch.setattr(connection, "_SCHEMA", bad)
     with pytest.raises(MaestroError):
         SqliteStore(folder)
     db = connect(folder)
@@ -161,35 +169,7 @@ def test_a_migration_that_fails_in_the_middle_leaves_nothing(
     assert db.pragma("application_id") == 0
     assert db.execute("SELECT count(*) FROM sqlite_schema").get == 0
     db.close()
-    first.write_text(good, encoding="utf-8")
-    store = SqliteStore(folder)
-    store.acquire_run("run-1")
-    store.close()
-
-
-def test_a_second_migration_that_fails_leaves_the_first(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = SqliteStore(folder)
-    store.acquire_run("run-1")
-    store.close()
-    scripts = tmp_path / "sql"
-    shutil.copytree(migrate._MIGRATIONS, scripts)
-    number = migrate.newest_format() + 1
-    second = scripts / f"{number:04}_more.sql"
-    second.write_text("CREATE TABLE more (a);\nDELETE FROM runs;\nnonsense;", encoding="utf-8")
-    monkeypatch.setattr(migrate, "_MIGRATIONS", scripts)
-    with pytest.raises(MaestroError):
-        SqliteStore(folder)
-    db = connect(folder)
-    assert db.pragma("user_version") == number - 1
-    assert db.execute("SELECT name FROM runs").get == "run-1"
-    assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'more'").get == 0
-    db.close()
-    second.write_text("CREATE TABLE more (a);", encoding="utf-8")
-    store = SqliteStore(folder)
-    assert [run.name for run in store.runs()] == ["run-1"]
-    store.close()
     monkeypatch.undo()
-    with pytest.raises(NewerFormatError):
-        SqliteStore(folder)
+    store = SqliteStore(folder)
+    store.acquire_run("run-1")
+    store.close()

@@ -1,0 +1,224 @@
+"""Resumes a team run from ``.mahabharatha/state.json`` alone, when its journal is gone.
+
+The file says which tasks are complete, with their results as far as it has them, and beside it are the
+worker checkpoints of others. From these a new run is made. Its arguments have what was restored, so it is
+as durable as all else, and tasks that the graph has changed since are executed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError
+from maestro_hive.kernel.files import make_private_folder, read_whole, write_atomically
+from maestro_hive.maestro.state import codec
+from maestro_hive.team.graph import check_graph
+from maestro_hive.team.inputs import digests, task_input
+from maestro_hive.team.state import MAX_STATE_BYTES, Checkpoint, ExecutionState, TaskStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from maestro_hive.maestro.state.strict_json import Json
+    from maestro_hive.team.graph import Graph, Plan, Task
+
+FOLDER = Path(".mahabharatha")
+STATE, GRAPH, CHECKPOINTS = FOLDER / "state.json", FOLDER / "run-graph.json", "checkpoints"
+#: The members that a team run adds to the state: its run, the state folder that this is in.
+RUN, STORE = "run", "store"
+#: The members that it adds to a complete task: its result, and the digest of its input.
+RESULT, INPUT = "result", "input"
+
+
+class Restored(NamedTuple):
+    """What a state says: complete tasks and worker checkpoints, by task."""
+
+    source: str
+    feature: str
+    tasks: dict[str, Json]
+    checkpoints: dict[str, Json]
+    #: The run that wrote it, and the folder of its journal; None if that was another program.
+    run_id: str | None = None
+    store: str | None = None
+    #: All tasks that it has.
+    ids: frozenset[str] = frozenset()
+
+    def arguments(self, graph: Graph, folder: Path) -> dict[str, Json]:
+        """Return what is recorded of it: the argument of a run.
+
+        A result that the state does not have is made of the files as they are now.
+        """
+        owned = {task.id: list(task.files.owned) for task in graph.tasks}
+        tasks = {
+            name: task
+            if _is_result(task.get(RESULT))
+            else {**task, RESULT: {"files": digests(folder, owned.get(name, []))}}
+            for name, task in self.tasks.items()
+        }
+        return {"from": self.source, "tasks": tasks, "checkpoints": self.checkpoints}
+
+
+def _is_result(value: Json) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("files"), dict)
+
+
+def read_state(folder: Path) -> Restored | None:
+    """Return what the state file in the folder of a run says; None if there is none.
+
+    Raises ``ConfigurationError`` with the way out if it cannot be read.
+    """
+    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
+
+    path = folder / STATE
+    try:
+        state = ExecutionState.load(path)
+    except (MaestroError, ValidationError) as error:
+        raise ConfigurationError(
+            f"{error}. The file may be all that is left of a run: repair it, or start a new run with"
+            " --force, which replaces it"
+        ) from error
+    return None if state is None else restored_from(state, path)
+
+
+def restored_from(state: ExecutionState, path: Path) -> Restored:
+    """Return what a state says."""
+    run, store = state.extra.get(RUN), state.extra.get(STORE)
+    return Restored(
+        source=str(path),
+        feature=state.feature,
+        tasks={
+            name: task.to_dict()
+            for name, task in state.tasks.items()
+            if task.status is TaskStatus.COMPLETE
+        },
+        checkpoints=dict(_checkpoints(state, path.parent)),
+        run_id=run if isinstance(run, str) else None,
+        store=store if isinstance(store, str) else None,
+        ids=frozenset(state.tasks),
+    )
+
+
+def _checkpoints(state: ExecutionState, folder: Path) -> Iterator[tuple[str, Json]]:
+    """Yield the worker checkpoints that a state names, by task; those that cannot be read are none."""
+    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
+
+    for name in state.checkpoints:
+        for path in (
+            folder / name,
+            folder / CHECKPOINTS / name,
+            folder / CHECKPOINTS / f"{name}.json",
+        ):
+            try:
+                data = codec.parse(read_whole(path, MAX_STATE_BYTES), str(path))
+                found = Checkpoint.from_dict(data)
+            except (OSError, MaestroError, ValidationError, TypeError):
+                continue
+            if found.task_id in state.tasks:
+                yield found.task_id, found.to_dict()
+            break
+
+
+def is_other_graph(restored: Restored, graph: Graph) -> bool:
+    """Return whether a state is of another feature, or has none of the tasks of a graph."""
+    ids = {task.id for task in graph.tasks}
+    return restored.feature != graph.feature or (bool(restored.ids) and not ids & restored.ids)
+
+
+def taken(plan: Plan, restored: Json) -> dict[str, Json]:
+    """Return the results of the tasks that are taken as complete from what was restored.
+
+    These are the ones whose input is the same as then, as far as that is known, and whose dependencies
+    are taken as well.
+    """
+    tasks: Mapping[str, Json] = restored["tasks"] if restored else {}
+    results: dict[str, Json] = {}
+    for at in plan.order if tasks else ():
+        task = plan.graph.tasks[at]
+        found = tasks.get(task.id)
+        if found is None or not all(each in results for each in task.dependencies):
+            continue
+        then = found.get(INPUT)
+        if then is None or then == input_digest(plan.graph, task):
+            results[task.id] = found[RESULT]
+    return results
+
+
+def input_digest(graph: Graph, task: Task) -> str:
+    """Return the SHA-256 of what a task is executed with, without the results of others."""
+    return digest_of(task_input(graph, task))
+
+
+#: Made once: ``json.dumps`` makes one for every call.
+_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def digest_of(given: dict[str, Json]) -> str:
+    """Return the SHA-256 of what a task is executed with."""
+    text = _encoder.encode(given)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# --- the files beside the state -------------------------------------------------------------------
+
+
+class CheckpointFiles:
+    """The worker checkpoints of a run, each in a file; for those who have nothing but the state."""
+
+    def __init__(self, folder: Path, tasks: Iterable[str], current: Iterable[str]) -> None:
+        """Keep the files of the ``current`` tasks, and remove those of others."""
+        self._folder = folder / FOLDER / CHECKPOINTS
+        wanted = set(current)
+        self._names: dict[str, None] = {}
+        if self._folder.is_dir():
+            for each in tasks:
+                if each in wanted and self._path(each).exists():
+                    self._names[each] = None
+                else:
+                    self._path(each).unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        """Return the names of the files, as the state has them."""
+        return [f"{CHECKPOINTS}/{each}.json" for each in self._names]
+
+    def write(self, task: str, checkpoint: dict[str, Json]) -> None:
+        """Write a checkpoint, completely and durably."""
+        make_private_folder(self._folder)
+        write_atomically(self._path(task), _as_text(checkpoint))
+        self._names[task] = None
+
+    def remove(self, task: str) -> None:
+        """Remove a checkpoint: its task is complete."""
+        if task in self._names:
+            del self._names[task]
+            self._path(task).unlink(missing_ok=True)
+
+    def _path(self, task: str) -> Path:
+        return self._folder / f"{task}.json"
+
+
+def write_graph(folder: Path, document: Json) -> None:
+    """Write the graph of a run, unless it is there: the state alone does not say what to execute."""
+    path, text = folder / GRAPH, _as_text(document)
+    make_private_folder(path.parent)
+    try:
+        if read_whole(path, MAX_STATE_BYTES) == text:
+            return
+    except (OSError, MaestroError):
+        pass
+    write_atomically(path, text)
+
+
+def recorded_graph(folder: Path) -> Graph | None:
+    """Return the graph of the run whose state is in a folder; None if it is not there."""
+    try:
+        text = read_whole(folder / GRAPH, MAX_STATE_BYTES)
+    except (OSError, MaestroError):
+        return None
+    return check_graph(text, "json").graph
+
+
+def _as_text(value: Json) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=True) + "\n").encode()

@@ -1,0 +1,76 @@
+"""Tasks that ask a person: what is printed of them, and what their log has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.cli.processes import answer
+from tests.cli.test_team import called, folder, started, wait_until, without_times, write
+from tests.team.conftest import task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["folder"]
+
+_SECONDS = 60.0
+#: Asks two questions, one after the other.
+_SCRIPT = """
+case "$(cat)" in
+*"answer: 2"*) echo both ;;
+*"answer: 1"*) echo first; echo and then?; exit 3 ;;
+*) echo nothing yet; echo which number?; exit 3 ;;
+esac
+"""
+_ASKS = {"command": ["sh", "-c", _SCRIPT]}
+
+
+def answer_at_once(folder: Path, text: str) -> None:
+    """Answer the question of ``ASK`` as soon as it can be."""
+    wait_until(lambda: called(folder, "answer", "my-shop", "ASK", text).returncode == 0)
+
+
+def test_each_question_has_its_line_where_the_journal_has_it(folder: Path) -> None:
+    graph = write(folder, task("ASK"), persona=_ASKS)
+    with started(folder, "run", graph) as engine:
+        answer_at_once(folder, "1")
+        answer_at_once(folder, "2")
+        out, err = engine.communicate(_SECONDS)
+    assert engine.returncode == 0, err
+    assert without_times(out)[:6] == [
+        "ASK: started",
+        "ASK: waits for an answer to 'which number?': maestro answer my-shop ASK TEXT",
+        "ASK: started",
+        "ASK: waits for an answer to 'and then?': maestro answer my-shop ASK TEXT",
+        "ASK: started",
+        "ASK: complete",
+    ]
+
+
+def test_the_log_of_a_task_that_asked_is_whole_and_under_its_id(folder: Path) -> None:
+    graph = write(folder, task("ASK"), persona=_ASKS)
+    assert called(folder, "run", graph, "--no-wait").returncode == 75
+    assert called(folder, "logs", "my-shop", "ASK", "-f").returncode == 75  # more is to come
+    for text in ("1", "2"):
+        assert called(folder, "answer", "my-shop", "ASK", text).returncode == 0
+        called(folder, "resume", "--no-wait")
+    written = "nothing yet\nwhich number?\nfirst\nand then?\nboth\n"
+    assert called(folder, "logs", "my-shop", "ASK").stdout == written
+    assert called(folder, "logs", "my-shop", "ASK", "--follow").stdout == written
+    assert called(folder, "logs", "my-shop").stdout == f"==> ASK <==\n{written}"
+    assert called(folder, "logs", "my-shop", "ASK#2").stdout == "first\nand then?\n"
+    unknown = called(folder, "logs", "my-shop", "ASKS")
+    assert "has no step 'ASKS'; it has: ASK" in unknown.stderr
+    assert answer(called(folder, "status", "--json"))["run"]["status"] == "success"
+
+
+def test_a_question_from_before_is_said_again_unless_it_is_answered(folder: Path) -> None:
+    graph = write(folder, task("ASK"), persona=_ASKS)
+    assert called(folder, "run", graph, "--no-wait").returncode == 75
+    again = called(folder, "resume", "--no-wait")
+    asked = "ASK: waits for an answer to 'which number?': maestro answer my-shop ASK TEXT"
+    assert without_times(again.stdout)[0] == asked
+    assert called(folder, "answer", "my-shop", "ASK", "1").returncode == 0
+    answered = called(folder, "resume", "--no-wait")
+    assert without_times(answered.stdout)[0] == "ASK: started"
+    assert "'and then?'" in without_times(answered.stdout)[1]
