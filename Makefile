@@ -13,7 +13,7 @@ PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format formatted lint types imports docs bench bench-peers bench-walk
-.PHONY: faults-quick faults lock agents clean venv
+.PHONY: fuzz faults-quick faults lock agents clean venv
 
 help:  ## list the targets
 	@echo 'maestro-hive: durable execution for teams of AI agents'
@@ -74,6 +74,13 @@ bench-peers: venv  ## install the peers into .venv-bench, as `make bench` does w
 
 bench-walk: venv  ## count the calls that one step makes, and the modules they are in
 	@$(BIN)/python -m benchmarks.walk $(ARGS)
+
+# Each round draws other examples than the ones before, and than `make test`, which always draws the same.
+fuzz: venv  ## try the properties with values drawn at random (ROUNDS=10)
+	@for round in $$(seq $(or $(ROUNDS),10)); do \
+	    $(BIN)/pytest $$(grep -rl --include='test_*.py' '@given(' tests) $(PARALLEL) \
+	        --hypothesis-profile others -q $(ARGS) -m 'not timing' || exit; \
+	done
 
 faults-quick: venv  ## inject faults (kills, full disks, torn files, …): a sample
 	@$(BIN)/python -m faults --quick $(ARGS)
