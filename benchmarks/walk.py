@@ -44,6 +44,8 @@ _WARM_UP = "warm-up"
 _TIMES = 3
 #: After this long nothing of an earlier run is done in the background.
 _QUIET_SECONDS = 0.3
+#: After this long a thread that is told of a new run waits again, and its copies are not yet due.
+_STARTED_SECONDS = 0.02
 _RESUMABLE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
@@ -221,7 +223,7 @@ def _count(part: str, folder: Path) -> None:
 
     @hive.workflow
     async def run() -> None:
-        await asyncio.sleep(0)  # what starts with the run has started
+        await asyncio.sleep(_STARTED_SECONDS)
         found = []
         for number in range(2):
             recorder.begin()
@@ -246,7 +248,7 @@ def _in_a_process(part: str, folder: str) -> list[Counted]:
     return found
 
 
-def _walk() -> dict[str, Counted]:
+def walk() -> dict[str, Counted]:
     """Return what the first and the second step of a run call, executed and on replay."""
     with tempfile.TemporaryDirectory() as folder:
         executed, replayed = _in_a_process(_EXECUTE, folder), _in_a_process(_REPLAY, folder)
@@ -271,16 +273,27 @@ def _show(what: str, found: Counted, *, functions: bool) -> None:
     print(f"  functions that were handed the value itself: {seen or 'none'}")
 
 
-def _summary(what: str, found: Counted) -> str:
+def _figures(what: str, found: Counted) -> tuple[tuple[str, int, int | None], ...]:
     targets = _TARGETS[what]
-    figures = (
+    return (
         ("calls", _total(found), targets.calls),
         ("modules", len(_modules(found)), targets.modules),
         ("input encoded", found["encoded"], _INPUT_WALKS),
         ("input hashed", found["hashed"], _INPUT_WALKS),
     )
+
+
+def summary(what: str, found: Counted) -> str:
+    """Return the figures of a step, each beside what it shall be."""
+    figures = _figures(what, found)
     lines = (f"  {name:<16} {count:4}{_verdict(count, target)}" for name, count, target in figures)
     return "\n".join((what, *lines))
+
+
+def misses(what: str, found: Counted) -> bool:
+    """Return whether a figure is not what it shall be."""
+    figures = _figures(what, found)
+    return any(not count or (target is not None and count > target) for _, count, target in figures)
 
 
 def _modules(found: Counted) -> set[str]:
@@ -305,10 +318,10 @@ def main() -> None:
     if words.part:
         _count(words.part, words.folder)
         return
-    walks = [_walk() for _ in range(_TIMES)]
+    walks = [walk() for _ in range(_TIMES)]
     fewest = {what: min((walk[what] for walk in walks), key=_total) for what in _TARGETS}
     for what, found in fewest.items():
-        print(_summary(what, found))
+        print(summary(what, found))
     for what, found in fewest.items():
         _show(what, found, functions=words.functions)
 

@@ -69,19 +69,19 @@ class PassedTime:
 def clock(monkeypatch: pytest.MonkeyPatch) -> PassedTime:
     """Let durable sleeps, timeouts and questions last as long as the test says, on a busy machine too."""
     passed = PassedTime()
-    now, micros, boot_seconds = SystemClock.now, SystemClock.micros, SystemClock.boot_seconds
+    now, nanos, boot_seconds = SystemClock.now, SystemClock.nanos, SystemClock.boot_seconds
 
-    def now_later(clock: SystemClock) -> datetime:
-        return now(clock) + timedelta(seconds=passed.seconds)
+    def now_later() -> datetime:
+        return now() + timedelta(seconds=passed.seconds)
 
-    def micros_later(clock: SystemClock) -> int:
-        return micros(clock) + int(passed.seconds * 1e6)
+    def nanos_later() -> int:
+        return nanos() + int(passed.seconds * 1e9)
 
-    def boot_seconds_later(clock: SystemClock) -> float:
-        return boot_seconds(clock) + passed.seconds
+    def boot_seconds_later() -> float:
+        return boot_seconds() + passed.seconds
 
-    monkeypatch.setattr(SystemClock, "now", now_later)
-    monkeypatch.setattr(SystemClock, "micros", micros_later)
-    monkeypatch.setattr(SystemClock, "boot_seconds", boot_seconds_later)
+    monkeypatch.setattr(SystemClock, "now", staticmethod(now_later))
+    monkeypatch.setattr(SystemClock, "nanos", staticmethod(nanos_later))
+    monkeypatch.setattr(SystemClock, "boot_seconds", staticmethod(boot_seconds_later))
     monkeypatch.setattr(SystemClock, "longest_sleep", 0.005, raising=False)  # so often it is read
     return passed

@@ -14,7 +14,7 @@ from maestro_hive.engine.accounts import Days, Ledger, Sizing, ledger_of
 from maestro_hive.engine.config import TokenConfig
 from maestro_hive.hive.active_run import active_here
 from maestro_hive.kernel.clock import SystemClock
-from maestro_hive.maestro.state.budgets import MICROS, Estimate, Settle
+from maestro_hive.maestro.state.budgets import Estimate, Settle
 from maestro_hive.maestro.state.records import DispatchState, EntryKind, NewEntry
 from maestro_hive.maestro.state.store import Append
 from tests.hive.conftest import quick_config
@@ -377,6 +377,24 @@ def test_a_call_that_waits_is_not_refused_by_a_limit_that_was_raised_meanwhile(h
     assert run(hive, work, run_id="r", budget=100) == 2
 
 
+def test_calls_that_wait_together_are_made_at_once_when_the_first_has_told(hive: Hive) -> None:
+    """Each of them was made alone, although the first one had shown what they use."""
+    started: list[int] = []
+
+    @hive.step
+    async def ask(number: int) -> dict[str, int]:
+        started.append(number)
+        if started[0] != number:
+            await until(lambda: len(started) == 8)
+        return {"tokens_used": 10}
+
+    @hive.workflow
+    async def work() -> int:
+        return len(await asyncio.gather(*map(ask, range(8))))
+
+    assert run(hive, work, run_id="r", budget=1000) == 8
+
+
 # --- days, estimates, rates -----------------------------------------------------------------------
 
 
@@ -385,11 +403,11 @@ class ShiftedClock(SystemClock):
 
     shift = 0.0
 
-    def micros(self) -> int:
-        return super().micros() + int(self.shift * MICROS)
+    def nanos(self) -> int:
+        return SystemClock.nanos() + int(self.shift * 1e9)
 
     def now(self) -> datetime:
-        return super().now() + timedelta(seconds=self.shift)
+        return SystemClock.now() + timedelta(seconds=self.shift)
 
 
 def test_a_call_that_waits_over_midnight_is_of_the_next_day(hive: Hive) -> None:
@@ -405,7 +423,7 @@ def test_a_call_that_waits_over_midnight_is_of_the_next_day(hive: Hive) -> None:
     async def ask(number: int) -> dict[str, int]:
         calls.append(number)
         if number == 0:
-            today = Days(None).name(clock.micros())
+            today = Days(None).name(clock.nanos() // 1000)
             limit = (f"day:{today}", 100, None)
             await until(lambda: ledger.queue.first_waited_for((limit,)) is not None)
             clock.shift += 24 * 3600

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive import Hive
+from maestro_hive.admin.runs import run_details
+from maestro_hive.maestro.state.stores import open_reader
 from tests.hive.conftest import quick_config
 from tests.hive.test_kills import has_printed, printed, program  # noqa: F401 - a fixture
 from tests.hive.test_waits import status
@@ -265,3 +268,57 @@ def test_a_run_that_waits_when_its_loop_ends_still_waits(hive: Hive) -> None:
         asyncio.run(main(what))
     assert len(hive.questions("question")) == len(hive.escalations("escalation")) == 1
     assert {each.status for each in hive.runs()} == {"waiting"}
+
+
+_STARTS_A_PROGRAM = """
+    import os
+    import subprocess
+
+    os.setpgid(0, 0)  # as a shell does: Ctrl+C is for the whole group
+    command = ["sh", "-c", f"echo $$ > {folder}/new && mv {folder}/new {folder}/pid; exec sleep 60"]
+
+    def work():
+        ended = subprocess.run(command, check=sys.argv[2] == "checked")
+        return ended.returncode
+
+    async def work_async():
+        program = await asyncio.create_subprocess_exec(*command)
+        code = await program.wait()
+        if sys.argv[2] == "checked":
+            raise RuntimeError(code)
+        return code
+
+    step = hive.step(work if sys.argv[3] == "sync" else work_async)
+
+    def block():
+        # Both are there when the loop goes on: the signal, and the end of the program.
+        if not (folder / "pid").exists():
+            return asyncio.get_running_loop().call_later(0.02, block)
+        (folder / "blocked").touch()
+        time.sleep(0.5)
+
+    @hive.workflow
+    async def build():
+        asyncio.get_running_loop().call_soon(block)
+        return await step()
+
+    hive.run_sync(build, run_id="r")
+"""
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("how", ["checked", "unchecked"])
+def test_what_a_program_of_a_step_returns_after_ctrl_c_is_no_outcome(
+    tmp_path: Path,
+    program: Any,  # noqa: F811
+    how: str,
+    kind: str,
+) -> None:
+    """A terminal interrupts all processes that it shows, also those that a step has started."""
+    started = program(_STARTS_A_PROGRAM, how, kind)
+    started.wait_for((tmp_path / "blocked").exists)
+    os.killpg(os.getpgid(int((tmp_path / "pid").read_text())), signal.SIGINT)
+    assert started.end()[0] == -signal.SIGINT
+    with contextlib.closing(open_reader(tmp_path / "state")) as reader:
+        (step,) = run_details(reader, "r").steps
+    assert (step.status, step.failures, step.interruptions) == ("cancelled", 0, 0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import weakref
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +27,7 @@ from tests.hive.test_kills import has_printed, printed, program  # noqa: F401 - 
 from tests.hive.test_waits import status, until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -142,6 +145,48 @@ def test_limits_of_a_step_hold_in_its_runs(hive: Hive) -> None:
 
     asyncio.run(main())
     assert most == 2
+
+
+def test_a_run_that_is_stopped_as_its_child_ends_leaves_no_error_behind(
+    hive: Hive, caplog: pytest.LogCaptureFixture
+) -> None:
+    overlooked: list[dict[str, Any]] = []
+    stops: list[Callable[[], None]] = []
+
+    @hive.workflow
+    async def child() -> None:
+        await asyncio.sleep(60)
+
+    @hive.workflow
+    async def parent() -> None:
+        async with hive.timeout(0.001):
+            await child()
+
+    def stop_when_the_child_was_cancelled(record: logging.LogRecord) -> bool:
+        if "was cancelled" in record.getMessage():
+            stops.pop()()
+        return True
+
+    async def stopped_after(ticks: int) -> bool:
+        """Stop a run some ticks of the loop after its child was cancelled; return whether it was."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, about: overlooked.append(about))
+        caller = asyncio.ensure_future(hive.run(parent, run_id=f"r{ticks}"))
+
+        def stop(left: int) -> None:
+            loop.call_soon(stop, left - 1) if left else caller.cancel()
+
+        stops.append(partial(stop, ticks))
+        await asyncio.gather(caller, return_exceptions=True)
+        return caller.cancelled()
+
+    caplog.handler.addFilter(stop_when_the_child_was_cancelled)
+    with caplog.at_level(logging.INFO, logger="maestro_hive"):
+        stopped = [asyncio.run(stopped_after(ticks)) for ticks in range(12)]
+    gc.collect()
+    assert not stops
+    assert any(stopped)
+    assert not overlooked
 
 
 _MANY = """

@@ -20,6 +20,7 @@ from maestro_hive.kernel import redaction
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.kernel.redaction import mark_secret, redact_text, redact_value
 from tests.planted_secrets import MARKED, SHAPED, SURROUNDED, VARIABLE, VARIABLE_VALUE, encoded
+from tests.python_processes import run_python
 from tests.tables import for_each
 
 if TYPE_CHECKING:
@@ -319,3 +320,25 @@ def _cpu_seconds(text: str) -> float:
 def test_an_address_in_percent_codes_loses_its_password_only() -> None:
     text = quote("https" + "://ada:l0velace@example.com/", safe="")
     assert redact_text(text) == "https%3A%2F%2Fada%3A[redacted]%40example.com%2F"
+
+
+# --- what is logged ------------------------------------------------------------------------------
+
+_LOGGERS = """
+import importlib, logging, pkgutil
+import maestro_hive
+from maestro_hive.kernel.logs import RedactionFilter
+
+for each in pkgutil.walk_packages(maestro_hive.__path__, "maestro_hive."):
+    if not each.name.endswith("__main__"):
+        importlib.import_module(each.name)
+for name, logger in sorted(logging.root.manager.loggerDict.items()):
+    if name.startswith("maestro_hive.") and isinstance(logger, logging.Logger):
+        print(name, any(isinstance(each, RedactionFilter) for each in logger.filters))
+"""
+
+
+def test_all_loggers_of_the_package_replace_secrets() -> None:
+    printed = run_python(_LOGGERS, check=True).stdout.splitlines()
+    assert len(printed) > 5
+    assert [line for line in printed if line.endswith("False")] == []

@@ -22,6 +22,7 @@ from maestro_hive.maestro.state.budgets import (
     Estimate,
     Limited,
     Reserve,
+    unless_above,
 )
 from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import EntryKind
@@ -56,6 +57,8 @@ class Sizing(NamedTuple):
     prices: Prices | None = None
     #: Whether limits hold for them; if not, what they spend is only counted.
     is_enforced: bool = True
+    #: The name under which what they spend is known, where steps of several names spend alike.
+    alike: str = ""
 
 
 UNSIZED = Sizing()
@@ -233,7 +236,7 @@ class Ledger:
         estimate = self.estimate(persona, step)
         if tokens is None and estimate is not None:
             most = [tokens for _, tokens, _ in limits if tokens is not None]
-            tokens = _unless_above(estimate.tokens, most)
+            tokens = unless_above(estimate.tokens, most)
         usd: int | None = 0
         if in_money:
             most = [usd for _, _, usd in limits if usd is not None]
@@ -359,7 +362,7 @@ class Ledger:
 
     def is_of_another_day(self, account: str) -> bool:
         """Return whether an account is that of a day, and not of the present one."""
-        today = f"day:{self.known.days.name(self.store.clock.micros())}"
+        today = f"day:{self.known.days.name(self.store.clock.nanos() // 1000)}"
         return account.startswith("day:") and account != today
 
     def exceeded(
@@ -389,7 +392,7 @@ class Ledger:
 
     def _seconds_to_room(self, account: str, lost: int) -> float | None:
         """Return after how many seconds there is room by itself; None if a person has to make it."""
-        now = self.store.clock.micros()
+        now = self.store.clock.nanos() // 1000
         waits: list[float] = []
         if self.is_of_another_day(account):
             waits.append(0.0)
@@ -418,7 +421,7 @@ def most_usd(
         raise UnpricedModel(step, persona, model)
     if sizing.max_tokens is not None and price is not None:
         return -(-sizing.max_tokens * price.highest // MICROS)
-    return None if estimate is None else _unless_above(estimate.usd, limits)
+    return None if estimate is None else unless_above(estimate.usd, limits)
 
 
 def is_in_money(limits: tuple[Limited, ...]) -> bool:
@@ -427,11 +430,6 @@ def is_in_money(limits: tuple[Limited, ...]) -> bool:
         if usd is not None:
             return True
     return False
-
-
-def _unless_above(estimate: int, limits: Sequence[int]) -> int | None:
-    """Return an estimate; None if it is above a limit, where one large call would lock out all others."""
-    return None if any(estimate > limit for limit in limits) else estimate
 
 
 def _towards(known: int, used: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from traceback import walk_tb
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from maestro_hive.engine.context import current_step
 from maestro_hive.engine.errors import RecoverableError
 from maestro_hive.kernel.process import threads
+from maestro_hive.kernel.signals import interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 #: What a process is asked to stop with.
 _STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+#: For how many seconds a cancellation is waited for that follows within some turns of the loop.
+_STOP_SECONDS = 5.0
 
 
 class Admission(Protocol):
@@ -99,10 +103,17 @@ class Attempt:
         context = self._context
         token = current_step.set(context)
         try:
-            if self._admissions:
-                result = await self._call_when_admitted(task, args, kwargs, is_async=is_async)
-            else:
-                result = await self._call(task, args, kwargs, is_async=is_async)
+            try:
+                if self._admissions:
+                    result = await self._call_when_admitted(task, args, kwargs, is_async=is_async)
+                else:
+                    result = await self._call(task, args, kwargs, is_async=is_async)
+            except Exception:
+                if interrupted:
+                    await _let_stop_reach()
+                raise
+            if interrupted:
+                await _let_stop_reach()
         except asyncio.CancelledError as error:
             context.end(error)
             if self._cancellations() > 0:
@@ -231,6 +242,19 @@ class Attempt:
         change = self._cancellations() - before
         if change:
             self._own = max(0, self._own + change)
+
+
+async def _let_stop_reach() -> None:
+    """Wait for the cancellation that follows Ctrl+C, if there was one.
+
+    A program that the task has started got it, too, from the terminal: what the task made of its end is
+    no outcome.
+    """
+    loop = asyncio.get_running_loop()
+    if loop in interrupted:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_SECONDS):
+                await loop.create_future()
 
 
 def is_from_a_signal(error: BaseException) -> bool:

@@ -152,6 +152,10 @@ class Budget:
         #: Whether a call of the step has a limit in money, for which its model needs a price.
         self.is_in_money = self._enforced and self._own is not None and self._own[1] is not None
 
+    def count_in(self, run: OpenRun) -> None:
+        """Have what is used counted in a run, and not in memory."""
+        self._run = run
+
     @property
     def used(self) -> int:
         """The tokens used, in this run or since they were last set."""

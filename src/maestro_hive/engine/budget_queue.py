@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from maestro_hive.engine import values
 from maestro_hive.kernel.errors import BudgetRefusedError
-from maestro_hive.maestro.state.budgets import refusal, reserved, without
+from maestro_hive.maestro.state.budgets import refusal, reserved, sized, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -283,6 +283,7 @@ class BudgetQueue:
     def _look_at_accounts(self) -> None:
         with self._mutex:
             lines = [(name, list(line.nested), line) for name, line in self._lines.items()]
+        self._size([call for *_, line in lines for call in line])
         held = self._store.reservations() if any(nested for _, nested, _ in lines) else []
         for name, nested, line in lines:
             if self._ledger.is_of_another_day(name):
@@ -294,6 +295,15 @@ class BudgetQueue:
                 if not call.is_over:
                     account = self._decide_nested(call, account, held)
             self._decide_in_order(line, account)
+
+    def _size(self, calls: list[WaitingCall]) -> None:
+        """Let calls reserve what one of their kind has told since they were refused: not all at once."""
+        unknown = {call.wanted.unknown for call in calls if call.wanted.unknown is not None}
+        known = {each: self._ledger.estimate(*each) for each in unknown}
+        for call in calls:
+            estimate = None if call.wanted.unknown is None else known[call.wanted.unknown]
+            if estimate is not None:
+                call.wanted = sized(call.wanted, estimate)
 
     def _decide_in_order(self, line: _Line, account: Account) -> None:
         """Let calls go on in their order, as far as there is room."""

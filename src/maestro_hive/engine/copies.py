@@ -10,15 +10,19 @@ import contextlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import DocumentCorruptError, FolderError, MaestroError, StorageError
 from maestro_hive.kernel.logs import get_logger
-from maestro_hive.kernel.process import PerProcess, run_at_exit
+from maestro_hive.kernel.process import PerProcess, run_at_exit, without_garbage_collection
 from maestro_hive.maestro.state import run_document as documents
+from maestro_hive.maestro.state.budgets import RunBudget
 from maestro_hive.maestro.state.checkpoint import CheckpointManager
+from maestro_hive.maestro.state.projections import RunState, fold
+from maestro_hive.maestro.state.records import from_micros
 from maestro_hive.maestro.state.run_document import RunCopy, RunText, read_run
+from maestro_hive.maestro.state.views import show_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
     from maestro_hive.engine.config import StateConfig, StateFolders
     from maestro_hive.kernel.clock import Clock
-    from maestro_hive.maestro.state.store import Store
+    from maestro_hive.maestro.state.store import Reader, Store
 
 logger = get_logger(__name__)
 
@@ -290,3 +294,56 @@ def _write(write: Callable[[], None]) -> Exception | None:
 
 copier = PerProcess(Copier)
 run_at_exit(1, lambda: copier().flush_all())
+
+
+# --- documents of runs ----------------------------------------------------------------------------
+
+
+def copy_finished(
+    config: StateConfig, store: Store, run_id: str, fence: int, state: RunState
+) -> None:
+    """Write ``execution_state.json`` of a run that this process has closed, unless it goes on.
+
+    ``state`` is the run's as it was closed, without its steps.
+    """
+    copies = RunCopies(config, run_id, store.clock)
+    with copies.writing():
+        record = store.run(run_id) if store.usable else None
+        if record is None or run_id in store.run_leases():
+            return
+        if store.entries(record.id, after=state.seq):  # something was recorded since: a retry, say
+            with without_garbage_collection():
+                state = fold(store.entries(record.id), store.load)
+        copies.write_state(document_of(store, record.id, state, run_id, fence))
+
+
+def document_of(
+    reader: Reader,
+    run: int,
+    state: RunState,
+    run_id: str,
+    fence: int,
+    shown: dict[str, Any] | None = None,
+) -> RunText:
+    """Return a whole run as JSON; ``shown`` are its fields, where their classes may be unknown.
+
+    Its steps may be missing from ``state``.
+    """
+    fields = {
+        "workflow_id": run_id,
+        **(show_fields(state, reader.load) if shown is None else shown),
+        "created_at": from_micros(state.created_at).isoformat(),
+        "updated_at": from_micros(state.updated_at).isoformat(),
+    }
+    saved_at = reader.clock.now().isoformat()
+    budget = budget_of(reader, run_id)
+    return RunText(
+        reader, run, run_id, state.restored_seq, state.seq, fields, saved_at, fence, budget
+    )
+
+
+def budget_of(reader: Reader, run_id: str) -> RunBudget | None:
+    """Return a run's own limit and what it spent, with its children; None if there is neither."""
+    account = reader.account(f"run:{run_id}")
+    limit = reader.limits([account.account]).by_account.get(account.account)
+    return RunBudget.of(limit, account) if limit is not None or account.calls else None

@@ -152,7 +152,7 @@ class Delivery:
     ) -> ResultT:
         """Return what ``look`` finds, or ``make`` makes where it is certain that nothing was made."""
         effect = progress.effect
-        since = self._clock.micros() if effect is None else effect.since
+        since = self._clock.nanos() // 1000 if effect is None else effect.since
         if effect is not None and effect.wait is None:  # whoever was making it is gone
             effect = await self._doubt(progress, since)
         if self.system.finds:

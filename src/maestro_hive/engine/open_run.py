@@ -11,19 +11,20 @@ import contextlib
 import threading
 import time
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from maestro_hive.engine.accounts import RunAccounts, ledger_of, log_warning
-from maestro_hive.engine.copies import RunCopies, copier, has_copies
+from maestro_hive.engine.copies import RunCopies, copier, document_of, has_copies
 from maestro_hive.engine.shared import forget_shared, shared
-from maestro_hive.kernel.errors import FencedError, StorageError
+from maestro_hive.kernel.errors import ConfigurationError, FencedError, StorageError
 from maestro_hive.kernel.logs import get_logger
 from maestro_hive.kernel.process import without_garbage_collection
 from maestro_hive.maestro.state.budgets import RunBudget, Settle
 from maestro_hive.maestro.state.checkpoint import automatic_checkpoint_id
 from maestro_hive.maestro.state.projections import RunState, StepLabels, facts_of, fold
 from maestro_hive.maestro.state.recorder import Recorder, recorder_for
-from maestro_hive.maestro.state.records import OUTCOMES, Entry, EntryKind, NewEntry, from_micros
+from maestro_hive.maestro.state.records import OUTCOMES, Entry, EntryKind, NewEntry
 from maestro_hive.maestro.state.run_document import CopiedEntries, RunText
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.maestro.state.stores import close_store, open_store, share_store
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.store import (
         DocumentChange,
         DocumentGuard,
-        Reader,
         RunLease,
         Store,
     )
@@ -55,6 +55,10 @@ RUNNING = "running"
 _CANCELLATIONS = 100
 #: The copy for resuming is written again only after this many times what it last cost.
 _COPY_COST_FACTOR = 33
+#: The first copies of a new run are written after this long: a short run has ended by then.
+_FIRST_COPY_SECONDS = 0.05
+#: The steps that this task is inside of.
+_inside: ContextVar[frozenset[tuple[str, bytes]]] = ContextVar("steps_inside", default=frozenset())
 
 
 class Restored(NamedTuple):
@@ -109,7 +113,8 @@ class OpenRun:
         self.tasks: dict[bytes, Tasks] = {}
         self.calls: dict[bytes, int] = {}
         self._lease: RunLease | None = None
-        self._in_flight: dict[bytes, list[Future[None]]] = {}
+        #: The steps that are executed just now, with who waits for the end of that.
+        self.in_flight: dict[bytes, list[Future[None]]] = {}
         self._last_step = 0
         self._labels = StepLabels()
         self._recorder: Recorder | None = None
@@ -119,6 +124,8 @@ class OpenRun:
         self._copy_due = 0.0
         self._copy_is_planned = True
         self._copied_seq = 0
+        #: Whether it was made when it was opened here.
+        self._is_new = False
         self._fence_seen = 0
         #: The status that this process last recorded for listings.
         self.listed_status: str | None = None
@@ -181,6 +188,7 @@ class OpenRun:
                 #: The budgets of the store.
                 self.ledger = ledger_of(self.store)
                 self._copy_is_planned = not self._copies_itself  # then there is none to plan
+                self._is_new = bool(entries) and self._lease.seq == len(entries)
                 if opening.dispatch is not None and not self._lease.dispatched:
                     self._give_to_workers(opening.dispatch)
             self.users += 1
@@ -344,8 +352,7 @@ class OpenRun:
             elif written and state.seq < written[-1].seq:
                 self.catch_up()
             if written and not self._copy_is_planned:
-                self._copy_is_planned = True
-                copier().request(self.store, self.run_id, self._copy_in_thread, self._copy_due)
+                self._plan_copy()
 
     def _note_settled(self, written: list[Entry]) -> None:
         """Let those look who wait for a budget, and log what was warned of."""
@@ -398,35 +405,10 @@ class OpenRun:
 
     # --- steps in flight ---
 
-    def enter(self, identity: bytes) -> bool:
-        """Start to execute a step; False if it is being executed."""
-        with self.mutex:
-            if identity in self._in_flight:
-                return False
-            self._in_flight[identity] = []
-            return True
-
-    def wait_for(self, identity: bytes) -> Future[None] | None:
-        """Return what is done when the step is no longer being executed; None if it is not."""
-        with self.mutex:
-            waiters = self._in_flight.get(identity)
-            if waiters is None:
-                return None
-            waiters.append(Future())
-            return waiters[-1]
-
-    def leave(self, identity: bytes) -> None:
-        """Note that a step is no longer being executed."""
-        with self.mutex:
-            waiters = self._in_flight.pop(identity, ())
-        for waiter in waiters:
-            if not waiter.done():  # one that was cancelled waits no more
-                waiter.set_result(None)
-
     def open_steps(self, after: int) -> set[StepKey]:
         """Return the steps whose attempts are made just now, and started after an entry."""
         with self.mutex:
-            found = [self.state.by_identity.get(identity) for identity in self._in_flight]
+            found = [self.state.by_identity.get(identity) for identity in self.in_flight]
         run = self.lease.run
         return {
             (run, each.number) for each in found if each and each.open_attempt and each.seq > after
@@ -441,6 +423,9 @@ class OpenRun:
             self.fresh = False
             with without_garbage_collection():
                 self.state = fold(self.store.entries(self.lease.run), self.store.load)
+            if self._is_new and not self._copy_is_planned:
+                self._copy_due = time.monotonic() + _FIRST_COPY_SECONDS
+                self._plan_copy()
             if self.state.seq:
                 return True
             found = self.copies.newest()
@@ -488,6 +473,11 @@ class OpenRun:
         own = self.lease.lease.fence + self.state.fence_floor
         return own if own >= self._fence_seen else self._fence_seen + 1
 
+    def _plan_copy(self) -> None:
+        """Have copies written as soon as they may be."""
+        self._copy_is_planned = True
+        copier().request(self.store, self.run_id, self._copy_in_thread, self._copy_due)
+
     def _copy_in_thread(self) -> None:
         """Write a checkpoint and ``execution_state.json``, if there is something new to write."""
         with self.mutex:
@@ -496,8 +486,7 @@ class OpenRun:
                 return
             early = time.monotonic() < self._copy_due
             if early:  # a copy was asked for meanwhile, or the last one took long
-                self._copy_is_planned = True
-                copier().request(self.store, self.run_id, self._copy_in_thread, self._copy_due)
+                self._plan_copy()
         with contextlib.suppress(FencedError):  # the run is another process's, and so is its file
             if not early:
                 self.write_checkpoint(automatic_checkpoint_id(self.store.clock))
@@ -568,6 +557,55 @@ class OpenRun:
         return show_fields(self.state, self.store.load)
 
 
+class Turn:
+    """The right to execute one step of a run; others in this process wait for it."""
+
+    __slots__ = ("_identity", "_name", "_run", "_token")
+
+    def __init__(self, run: OpenRun, identity: bytes, name: str) -> None:
+        self._run = run
+        self._identity = identity
+        self._name = name
+        self._token: Any = None
+
+    def take(self) -> bool:
+        """Take the turn; False if another task has it: then ``wait`` for that."""
+        run, identity = self._run, self._identity
+        with run.mutex:
+            if identity in run.in_flight:
+                return False
+            run.in_flight[identity] = []
+        self._token = _inside.set(_inside.get() | {(run.run_id, identity)})
+        return True
+
+    async def wait(self) -> None:
+        """Return after another task's turn: it may have completed the step."""
+        run, identity = self._run, self._identity
+        if (run.run_id, identity) in _inside.get():
+            raise ConfigurationError(
+                f"{self._name!r} executes itself, with the same input, and would wait for ever"
+            )
+        waiter: Future[None] = Future()
+        with run.mutex:
+            waiters = run.in_flight.get(identity)
+            if waiters is None:
+                return
+            waiters.append(waiter)
+        await asyncio.shield(asyncio.wrap_future(waiter))
+
+    def give_back(self) -> None:
+        """Let the next one have it."""
+        try:  # noqa: SIM105 - on the path of every step
+            _inside.reset(self._token)
+        except ValueError:  # closed by another context
+            pass
+        with self._run.mutex:
+            waiters = self._run.in_flight.pop(self._identity, ())
+        for waiter in waiters:
+            if not waiter.done():  # one that was cancelled waits no more
+                waiter.set_result(None)
+
+
 def open_run(
     config: StateConfig,
     run_id: str,
@@ -620,53 +658,3 @@ def append_entries(
     if isinstance(written, Exception):
         raise written
     return written
-
-
-def copy_finished(
-    config: StateConfig, store: Store, run_id: str, fence: int, state: RunState
-) -> None:
-    """Write ``execution_state.json`` of a run that this process has closed, unless it goes on.
-
-    ``state`` is the run's as it was closed, without its steps.
-    """
-    copies = RunCopies(config, run_id, store.clock)
-    with copies.writing():
-        record = store.run(run_id) if store.usable else None
-        if record is None or run_id in store.run_leases():
-            return
-        if store.entries(record.id, after=state.seq):  # something was recorded since: a retry, say
-            with without_garbage_collection():
-                state = fold(store.entries(record.id), store.load)
-        copies.write_state(document_of(store, record.id, state, run_id, fence))
-
-
-def document_of(
-    reader: Reader,
-    run: int,
-    state: RunState,
-    run_id: str,
-    fence: int,
-    shown: dict[str, Any] | None = None,
-) -> RunText:
-    """Return a whole run as JSON; ``shown`` are its fields, where their classes may be unknown.
-
-    Its steps may be missing from ``state``.
-    """
-    fields = {
-        "workflow_id": run_id,
-        **(show_fields(state, reader.load) if shown is None else shown),
-        "created_at": from_micros(state.created_at).isoformat(),
-        "updated_at": from_micros(state.updated_at).isoformat(),
-    }
-    saved_at = reader.clock.now().isoformat()
-    budget = budget_of(reader, run_id)
-    return RunText(
-        reader, run, run_id, state.restored_seq, state.seq, fields, saved_at, fence, budget
-    )
-
-
-def budget_of(reader: Reader, run_id: str) -> RunBudget | None:
-    """Return a run's own limit and what it spent, with its children; None if there is neither."""
-    account = reader.account(f"run:{run_id}")
-    limit = reader.limits([account.account]).by_account.get(account.account)
-    return RunBudget.of(limit, account) if limit is not None or account.calls else None

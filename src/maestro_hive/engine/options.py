@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypedDict
 
 from maestro_hive.engine import settings
-from maestro_hive.engine.accounts import Sizing
+from maestro_hive.engine.accounts import UNSIZED, Sizing
 from maestro_hive.engine.breaker import checked_name, step_breaker
 from maestro_hive.engine.budget import checked_amount, checked_money
 from maestro_hive.engine.rates import Rate
@@ -242,6 +242,8 @@ class Options:
     max_elapsed_seconds: float | None = _option(None, settings.optional(settings.number(0)))
     #: What is told the step's name, and whether it waits; None: an open breaker suspends its run.
     waits_for_breaker: Callable[[str, bool], None] | None = _option(None, lambda _, value: value)
+    #: What is known of what its calls spend, where the options above do not say it.
+    sizing: Sizing = _option(UNSIZED, lambda _, value: value)
     #: What each attempt passes besides the stages that follow from the other options.
     stages: tuple[Stage, ...] = _option((), lambda _, value: value)
 
@@ -286,8 +288,10 @@ class Options:
 
 def sizing_of(options: Options, prices: Prices | None, *, is_enforced: bool = True) -> Sizing:
     """Return what the options say about what a call spends."""
-    usd = None if options.max_usd is None else round(options.max_usd * MICROS)
-    return Sizing(options.max_tokens, usd, options.model or "", prices, is_enforced)
+    known = options.sizing
+    usd = known.max_usd if options.max_usd is None else round(options.max_usd * MICROS)
+    tokens = known.max_tokens if options.max_tokens is None else options.max_tokens
+    return Sizing(tokens, usd, options.model or "", prices, is_enforced, known.alike)
 
 
 def _as_settings(unknown: list[str]) -> str:

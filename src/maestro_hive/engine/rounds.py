@@ -464,7 +464,7 @@ class Rounds:
             step=self.label,
             persona=report.failed_persona,
             identity=self._identity.hex(),
-            at=self._clock.micros(),
+            at=self._clock.nanos() // 1000,
             case=case.to_json(),
             system=None if system is None else system.name,
             finds=system is not None and system.finds,
@@ -554,7 +554,7 @@ class Rounds:
             kind,
             facts=codec.dump_canonical(facts),
             identity=self._identity,
-            at=self._clock.micros(),
+            at=self._clock.nanos() // 1000,
         )
         await self._run.record(entry, sync=True, change=change)
 

@@ -233,7 +233,7 @@ class RunStep(StepRepairs):
         if run.refusal is not None:
             raise run.refusal
         state = run.state.by_identity.get(plan.identity)
-        now = clock.micros()
+        now = clock.nanos() // 1000
         if self._started is None:
             self._started = clock.boot_seconds()
             if state is not None and state.log:  # another process started it
@@ -272,7 +272,9 @@ class RunStep(StepRepairs):
         run, plan, ledger = self.run, self.plan, self.run.ledger
         known = ledger.known
         accounts = run.accounts.of(plan.persona, known.days.name(now))
-        reserve, estimated = ledger.reserve(known, accounts, plan.persona, plan.name, self._sizing)
+        reserve, estimated = ledger.reserve(
+            known, accounts, plan.persona, self._sizing.alike or plan.name, self._sizing
+        )
         if not reserve.limits:
             return plan.facts, reserve
         within = tuple((each.number, each.step) for each in steps_around(run))
@@ -547,7 +549,8 @@ class RunStep(StepRepairs):
             return (), None
         # What succeeded without any usage is known, too: it needs none.
         if spent is not NOTHING or outcome.kind == _COMPLETED:
-            name, model = self.plan.name, spent.model or self._sizing.model
+            name = self._sizing.alike or self.plan.name
+            model = spent.model or self._sizing.model
             learnt = self.run.ledger.learn(
                 self.plan.persona, name, spent.tokens, spent.usd or 0, model
             )
@@ -563,24 +566,25 @@ class RunStep(StepRepairs):
         for entry in reversed(state.log if state else ()):
             if entry.kind == _STARTED and entry.attempt == attempt:
                 return entry.at
-        return self._started_at or self._clock.micros()
+        return self._started_at or self._clock.nanos() // 1000
 
     def tokens_left(self) -> float:
         """Return how many tokens the budgets that all processes share leave to it."""
         run, ledger = self.run, self.run.ledger
-        day = ledger.known.days.name(self._clock.micros())
+        day = ledger.known.days.name(self._clock.nanos() // 1000)
         return ledger.tokens_left(run.accounts.of(self.plan.persona, day))
 
     def check_accounts(self) -> None:
         """Raise ``BudgetExceeded`` if more was spent than a shared budget has."""
         run = self.run
         if run.ledger.unlimited is None:
-            started = self._started_at or self._clock.micros()
+            started = self._started_at or self._clock.nanos() // 1000
             run.ledger.check_spent(run.accounts, self.plan.persona, started)
 
     def check_price(self, persona: str, name: str, sizing: Sizing) -> None:
         """Raise ``UnpricedModel`` if nobody knows what a call costs that spends tokens."""
-        most_usd(persona, name, sizing, self.run.ledger.estimate(persona, name))
+        estimate = self.run.ledger.estimate(persona, sizing.alike or name)
+        most_usd(persona, name, sizing, estimate)
 
     def has_spent(self, attempt: int) -> bool:
         """Return whether an attempt has counted what it spent."""

@@ -90,7 +90,7 @@ class AttemptStream:
                 )
             if self.error is not None:
                 raise self.error
-            at = self._writer.store.clock.micros()
+            at = self._writer.store.clock.nanos() // 1000
             self._writer.add(self, NewChunk(self._step, self._attempt, at, kind, data))
 
     def close(self) -> None:

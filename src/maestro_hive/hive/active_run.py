@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from maestro_hive.engine.limits import Entered
     from maestro_hive.engine.open_run import OpenRun
     from maestro_hive.hive.branches import Operation
+    from maestro_hive.hive.run_context import RunContext
     from maestro_hive.hive.runs import Input
-    from maestro_hive.hive.steps import RunContext
     from maestro_hive.maestro.state.budgets import StepKey
     from maestro_hive.maestro.state.records import Entry, NewEntry
     from maestro_hive.maestro.state.store import DocumentChange, Store
@@ -76,8 +76,8 @@ class ActiveRun:
         #: Why it was cancelled, once the workflow was; then it may clean up, for a while.
         self.cancel_reason: str | None = None
         #: Whether it is suspended, or its time to clean up is over; and the task that drives it.
-        self._is_stopping = False
-        self._driver: asyncio.Task[Any] | None = None
+        self.has_stopped = False
+        self.driver: asyncio.Task[Any] | None = None
         self._refusals = 0
         #: Whether it is suspended, and by what; None where that was requested.
         self.is_suspended = False
@@ -96,8 +96,8 @@ class ActiveRun:
         #: The last entry of what was recorded before this process executes it.
         self.resumed_at = run.state.seq if run.state.seq > 1 else 0
         self.replay = Replay(run.state, self.resumed_at)
-        #: What is recorded of its being resumed, with the first that it does after that.
-        self._resumed = runs.resumed(run.state) if self.resumed_at and run.state.spent else None
+        #: What is yet to be recorded of its being resumed, with the first that it does after that.
+        self.resumed_note = runs.resumed(run.state) if self.resumed_at and run.state.spent else None
         self.history = run.order = History(self.loop, self.replay)
         #: Where calls stand that are not in a task of the workflow.
         self.detached = Branch(None, "detached")
@@ -131,7 +131,7 @@ class ActiveRun:
         Who cancels this suspends the run: the workflow is ended, and nothing of that is recorded.
         """
         number_tasks(self.loop)
-        self._driver = asyncio.current_task()
+        self.driver = asyncio.current_task()
         try:
             task = self._start(work)
             recorded = self.run.state.cancel_requested
@@ -141,13 +141,16 @@ class ActiveRun:
                 await asyncio.wait({task})
             except asyncio.CancelledError:
                 self.stop()
-                await self._wait_for(task)
-                self._look_at_end(task)
+                if task.done():  # its own outcome, which the resumed run has again
+                    retrieve(task)
+                else:
+                    await self._wait_for(task)
+                    self._look_at_end(task)
                 raise
             finally:
                 await self._stop_leftovers()
         finally:
-            self._is_stopping = True  # a request to cancel comes too late now
+            self.has_stopped = True  # a request to cancel comes too late now
             stop_numbering(self.loop)
         if self.is_suspended:
             self._look_at_end(task)
@@ -161,19 +164,14 @@ class ActiveRun:
         Also while it is being stopped: the end of a loop cancels all tasks at once, and those of the
         workflow may come first. That is no cancellation by the workflow.
         """
-        driver = self._driver
-        return self._is_stopping or (driver is not None and driver.cancelling() > 0)
+        driver = self.driver
+        return self.has_stopped or (driver is not None and driver.cancelling() > 0)
 
     def note_resumed(self) -> None:
         """Record, once, what was saved: it goes on, and its completed steps were not paid again."""
-        entry, self._resumed = self._resumed, None
+        entry, self.resumed_note = self.resumed_note, None
         if entry is not None:
             self.run.append([entry], sync=False)
-
-    @property
-    def was_resumed(self) -> bool:
-        """Whether something was saved, and that is yet to be recorded."""
-        return self._resumed is not None
 
     async def may_start(self) -> None:
         """Return when its workflow may be called: its start may have been counted too long ago."""
@@ -281,7 +279,7 @@ class ActiveRun:
         return asyncio.CancelledError(f"run {self.run_id!r} is suspended")
 
     def _end_tasks(self) -> None:
-        self._is_stopping = True
+        self.has_stopped = True
         for task in {*self._calling_tasks(), *self._branch_tasks()}:
             loop = task.get_loop()
             if loop is self.loop:
@@ -499,3 +497,9 @@ def _settle(listener: asyncio.Future[None], error: Exception | None) -> None:
         listener.set_result(None)
     else:
         listener.set_exception(error)
+
+
+def retrieve(task: asyncio.Future[Any]) -> None:
+    """Look at how something ended, so that asyncio does not report it as overlooked."""
+    if not task.cancelled():
+        task.exception()

@@ -304,7 +304,8 @@ class Operation:
     __slots__ = ("_slot", "_token", "branch", "history", "identity", "run", "task")
 
     def __init__(self, run: ActiveRun) -> None:
-        if run.is_stopping:
+        driver = run.driver
+        if run.has_stopped or (driver is not None and driver.cancelling()):  # as ``is_stopping``
             run.check_active()
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
@@ -351,9 +352,13 @@ class Operation:
         """Return the identity of a call of another content at the same place."""
         return content[:CONTENT_BYTES] + self.identity[CONTENT_BYTES:]
 
-    def place_by_key(self, content: bytes) -> bytes:
-        """Return its identity where a key was given: then its position is of no importance."""
-        self.identity = content[:CONTENT_BYTES] + FIRST
+    def place_by_key(self, content: bytes, extra: bytes = b"") -> bytes:
+        """Return its identity where a key was given: then its position is of no importance.
+
+        ``extra`` is a part of it, in the place of the position.
+        """
+        place = _IN_WORKFLOW + extra[: _POSITION_BYTES - 1] if extra else FIRST
+        self.identity = content[:CONTENT_BYTES] + place
         return self.identity
 
     async def find(self, content: bytes) -> None:

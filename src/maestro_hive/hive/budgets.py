@@ -191,7 +191,7 @@ def _day(store: Reader, name: str | bool) -> str:
     if name is True or name == EACH:
         return EACH
     if name == "today":
-        return Days(store.limits(()).zone).name(store.clock.micros())
+        return Days(store.limits(()).zone).name(store.clock.nanos() // 1000)
     if isinstance(name, str) and _is_date(name):
         return name
     raise refused("day", name, "a date as in 2026-11-17, 'today', or True for each day")

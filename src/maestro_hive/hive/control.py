@@ -11,7 +11,8 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maestro_hive.engine.open_run import append_entries, budget_of
+from maestro_hive.engine.copies import budget_of
+from maestro_hive.engine.open_run import append_entries
 from maestro_hive.hive import runs
 from maestro_hive.hive.cancelling import children_of, leased
 from maestro_hive.hive.dispatching import recorded_dispatch

@@ -194,7 +194,7 @@ class StepEscalation:
             persona=self.plan.persona,
             identity=self.plan.identity.hex(),
             question=self.identity.hex(),
-            at=clock.micros() if started is None else started.at,
+            at=clock.nanos() // 1000 if started is None else started.at,
             case=dict(case),
             shape=self._shape,
             system=None if system is None else system.name,

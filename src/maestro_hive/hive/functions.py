@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.options import Key
     from maestro_hive.hive.active_run import ActiveRun
     from maestro_hive.hive.definitions import Definitions
+    from maestro_hive.hive.run_context import PreparedStep
     from maestro_hive.maestro.state.strict_json import Json
 
 P = ParamSpec("P")
@@ -62,6 +63,8 @@ class StepFunction(Generic[P, R]):
         self.is_async = is_async(function)
         #: The step whose limits and breaker it has: itself, or the one that it is a named part of.
         self.definition: StepFunction[..., Any] = self
+        #: How it is executed in all runs of a hive, once it was in one of them.
+        self.prepared: PreparedStep | None = None
         self._defaults = self.parameters.defaults
         #: How many arguments a call has that is recorded as it is; None where each call is bound.
         self._arity = self.parameters.arity

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from maestro_hive.engine import values
 from maestro_hive.engine.shared import release, retain
 from maestro_hive.hive import cancelling
-from maestro_hive.hive.active_run import active_here
+from maestro_hive.hive.active_run import active_here, retrieve
 from maestro_hive.hive.dispatching import RunReleased, belongs_to_workers, root_of
 from maestro_hive.hive.errors import (
     RunCancelledError,
@@ -93,7 +93,7 @@ class RunHandle(Generic[R]):
             here = active_here(store, self.run_id)
             if here is not None:
                 ended = asyncio.wrap_future(here.done)
-                ended.add_done_callback(_retrieve)  # also if this call is cancelled
+                ended.add_done_callback(retrieve)  # also if this call is cancelled
                 await asyncio.wait({ended})
             elif is_last:
                 find_run(store, self.run_id)  # or say that there is none
@@ -113,13 +113,7 @@ class RunHandle(Generic[R]):
 def _forget(task: asyncio.Future[Any]) -> None:
     """Let go of what has executed a run."""
     release(task)
-    _retrieve(task)
-
-
-def _retrieve(task: asyncio.Future[Any]) -> None:
-    """Look at how something ended, so that asyncio does not report it as overlooked."""
-    if not task.cancelled():
-        task.exception()
+    retrieve(task)
 
 
 # --- events ----------------------------------------------------------------------------------

@@ -536,8 +536,8 @@ class Hive(Enqueuing):
     @property
     def _runs(self) -> Runner:
         from maestro_hive.hive.keeping_escalations import EscalationKeeper
+        from maestro_hive.hive.run_context import RunContext
         from maestro_hive.hive.runner import Runner
-        from maestro_hive.hive.steps import RunContext
 
         with self._mutex:
             store = self._open()

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from maestro_hive.engine import values
-from maestro_hive.engine.copies import copier, has_copies
+from maestro_hive.engine.copies import copier, copy_finished, has_copies
 from maestro_hive.engine.errors import ExecutionException
 from maestro_hive.engine.failures import error_facts, with_own_lines
-from maestro_hive.engine.open_run import Opening, OpenRun, copy_finished, open_run
+from maestro_hive.engine.open_run import Opening, OpenRun, open_run
 from maestro_hive.engine.shared import find_shared, forget_shared, shared
 from maestro_hive.hive import resolving, runs
-from maestro_hive.hive.active_run import ActiveRun, ActiveTask, active_here
+from maestro_hive.hive.active_run import ActiveRun, ActiveTask, active_here, retrieve
 from maestro_hive.hive.branches import Operation, active_run_or_none, leave_branches
 from maestro_hive.hive.cancelling import cancel_children
 from maestro_hive.hive.dispatching import (
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.inbox import InboxWatcher
     from maestro_hive.hive.keeping_escalations import EscalationKeeper
+    from maestro_hive.hive.run_context import RunContext
     from maestro_hive.hive.runs import Input
-    from maestro_hive.hive.steps import RunContext
     from maestro_hive.maestro.state.projections import RunState
     from maestro_hive.maestro.state.records import Entry, NewEntry
     from maestro_hive.maestro.state.store import Store
@@ -440,13 +440,20 @@ class Runner:
     ) -> str:
         """Execute a child, and return how it ended; it is cancelled with the call of it."""
         parent = operation.run
-        child = asyncio.ensure_future(self.run(workflow, given, run_id, parent))
+        child = self._start_child(parent, workflow, given, run_id)
         try:
             await asyncio.wait({child})
         except asyncio.CancelledError:
             await self._cancel_child(operation, workflow.name, run_id, child)
             raise
         return self._status_of(parent, child)
+
+    def _start_child(
+        self, parent: ActiveRun, workflow: WorkflowFunction[..., Any], given: Input, run_id: str
+    ) -> asyncio.Task[Any]:
+        child = asyncio.ensure_future(self.run(workflow, given, run_id, parent))
+        child.add_done_callback(retrieve)  # a parent that is stopping does not ask how it ended
+        return child
 
     def _is_gone(self, parent: ActiveRun, ended: Entry) -> bool:
         """Return whether the run of a child that ended was purged, or is in a copy alone.
@@ -542,7 +549,7 @@ class Runner:
         if known is None or parent.is_stopping:
             return
         run_id = _child_of(known)
-        child = asyncio.ensure_future(self.run(workflow, given, run_id, parent))
+        child = self._start_child(parent, workflow, given, run_id)
         await self._cancel_child(operation, workflow.name, run_id, child)
 
     def _cancel_run(self, parent: ActiveRun, run_id: str) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.engine import values
-from maestro_hive.engine.breaker import CircuitBreaker
-from maestro_hive.engine.budget import Budget
 from maestro_hive.engine.errors import (
     CircuitBreakerOpen,
     HelpNeeded,
@@ -18,32 +14,24 @@ from maestro_hive.engine.errors import (
     UnrecoverableError,
     parts_of,
 )
-from maestro_hive.engine.execution_log import STEPS, ExecutionLog
 from maestro_hive.engine.failures import error_facts, with_own_lines
 from maestro_hive.engine.healing.stage import judge_completed
-from maestro_hive.engine.limits import Limit
-from maestro_hive.engine.memory_step import MemoryPersona
-from maestro_hive.engine.options import sizing_of
+from maestro_hive.engine.open_run import Turn
 from maestro_hive.engine.plan import EarlierCalls
-from maestro_hive.engine.policy import PolicyCheck, policy_stages
-from maestro_hive.engine.prices import default_prices
 from maestro_hive.engine.recorded_errors import (
     StepFailure,
     attach_failure,
     error_from,
     failed_attempts,
 )
-from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
+from maestro_hive.engine.rounds import Rounds, RoundsSkippedError
 from maestro_hive.engine.step import StepExecution
 from maestro_hive.engine.step_record import RunStep, steps_around
-from maestro_hive.engine.step_spec import StepSpec
-from maestro_hive.engine.turn import Turn
 from maestro_hive.engine.values import OwnArguments
 from maestro_hive.hive import runs
-from maestro_hive.hive.approvals import Approvals
 from maestro_hive.hive.branches import CONTENT_BYTES, Operation, enter_body
 from maestro_hive.hive.escalating import StepEscalation
-from maestro_hive.hive.run_log import RunLog
+from maestro_hive.hive.run_context import prepare
 from maestro_hive.kernel.errors import (
     CorruptionError,
     FencedError,
@@ -58,24 +46,13 @@ from maestro_hive.maestro.state.projections import facts_of
 from maestro_hive.maestro.state.records import EntryKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable
 
-    from maestro_hive.engine.audit import AuditLog
-    from maestro_hive.engine.config import ExecutionConfig
-    from maestro_hive.engine.healing.healers import Healer
-    from maestro_hive.engine.healing.stage import HealingEngine
-    from maestro_hive.engine.options import Options
     from maestro_hive.engine.plan import EncodeCall, Plan
-    from maestro_hive.engine.policy import Approver, Enforcer
-    from maestro_hive.engine.prices import Prices
-    from maestro_hive.engine.rates import Rate
-    from maestro_hive.engine.step_spec import Stage
     from maestro_hive.hive.active_run import ActiveRun
     from maestro_hive.hive.functions import StepFunction
-    from maestro_hive.hive.keeping_escalations import EscalationKeeper
+    from maestro_hive.hive.run_context import PreparedStep, RunContext
     from maestro_hive.maestro.state.records import Entry
-    from maestro_hive.maestro.state.store import Store
 
 #: What says nothing about the workflow: it is suspended, and resumed at its next start.
 _SUSPENDING = (
@@ -88,87 +65,6 @@ _SUSPENDING = (
     StorageError,
     StoreBusyError,
 )
-
-
-class Substitutes(Protocol):
-    """What tests put in the place of the bodies of steps, and of the clock and the dice."""
-
-    def body(
-        self, step: StepFunction[..., Any], run_id: str, identity: bytes, task: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        """Return the async function that is called instead of ``task``."""
-        ...
-
-    def value(self, name: str, run_id: str, identity: bytes) -> Any:
-        """Return the time, a random number or a UUID for this call of the workflow."""
-        ...
-
-
-@dataclass(slots=True, kw_only=True)
-class RunContext:
-    """What the steps of every run of a hive are executed with."""
-
-    config: ExecutionConfig
-    store: Store
-    #: Has a person told of failures, and their answers looked for.
-    escalations: EscalationKeeper
-    healer: HealingEngine | None = None
-    #: What ``@hive.healer`` made, and the folder that healers may repair.
-    healers: Sequence[Healer] = ()
-    workspace: Path | None = None
-    enforcer: Enforcer | None = None
-    audit_log: AuditLog | None = None
-    substitutes: Substitutes | None = None
-    prices: Prices = field(default_factory=default_prices)
-    #: For how many seconds a workflow that is cancelled may clean up.
-    cancel_grace: float = 60.0
-    #: What is logged of runs, and of their steps.
-    run_log: RunLog = field(init=False)
-    step_log: ExecutionLog = field(init=False)
-    _breakers: dict[str, CircuitBreaker] = field(default_factory=dict)
-    _limits: dict[tuple[str, Rate | None, int | None], Limit] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        level = self.config.log_level
-        self.run_log, self.step_log = RunLog(level), ExecutionLog(STEPS, level)
-
-    def breaker(self, name: str) -> CircuitBreaker:
-        """Return the breaker of that name."""
-        found = self._breakers.get(name)
-        if found is None:
-            level2 = self.config.level2
-            found = self._breakers[name] = CircuitBreaker(
-                level2.circuit_breaker_threshold,
-                level2.circuit_breaker_cooldown_seconds,
-                name=name,
-                store=self.store,
-            )
-        return found
-
-    def stages(self, name: str, options: Options) -> tuple[Stage, ...]:
-        """Return the stages that each attempt of a step passes."""
-        by_policy = policy_stages(self.enforcer, self.store, options.persona, options.role)
-        rate, most = options.rate, options.max_concurrency
-        if rate is None and most is None:
-            return (*by_policy, *options.stages)
-        found = self._limits.get((name, rate, most))
-        if found is None:
-            found = Limit(self.store, name, rate=rate, max_concurrency=most)
-            self._limits[name, rate, most] = found
-        return (*by_policy, found, *options.stages)
-
-    def checks(self, options: Options, approver: Approver) -> tuple[PolicyCheck, ...]:
-        """Return what a step is checked by before its first attempt."""
-        if self.enforcer is None:
-            return ()
-        return (PolicyCheck(self.enforcer, options.role, self.audit_log, approver),)
-
-
-class PreparedStep(NamedTuple):
-    """What all calls of a step in one run have in common."""
-
-    spec: StepSpec
-    policy: RoundPolicy
 
 
 class StepArguments(NamedTuple):
@@ -345,7 +241,7 @@ class StepCalls:
         if state is None or state.completed is None or not state.repairs:
             return
         definition = step.definition
-        spec = self._prepared.setdefault(definition, self._prepare(definition)).spec
+        spec = (self._prepared.get(definition) or self._prepare(definition)).spec
         record = RunStep(self._active.run, plan, 1)
         with self._active.suspended_by_failure:
             await judge_completed(StepExecution(spec, record, step.name, step.task, (), {}, True))
@@ -378,9 +274,7 @@ class StepCalls:
         call: StepArguments,
     ) -> Any:
         run = self._active.run
-        prepared = self._prepared.get(step.definition)
-        if prepared is None:
-            prepared = self._prepared[step.definition] = self._prepare(step.definition)
+        prepared = self._prepared.get(step.definition) or self._prepare(step.definition)
         turn = Turn(run, plan.identity, plan.name)
         while not turn.take():
             await turn.wait()
@@ -432,7 +326,7 @@ class StepCalls:
             call.is_async,
             call.own,
         )
-        entered = self._enter_resumed if active.was_resumed else enter_body
+        entered = enter_body if active.resumed_note is None else self._enter_resumed
         execution.on_attempt = partial(entered, plan.identity)
         execution.on_completed = operation.reserve
         rounds = Rounds(prepared.policy, execution, run, plan.identity)
@@ -507,47 +401,13 @@ class StepCalls:
             await operation.record_cancelled(cancelled, partial(self._outcome, plan))
 
     def _prepare(self, step: StepFunction[..., Any]) -> PreparedStep:
-        context, options, clock = self._context, step.options, self._active.run.store.clock
-        config = context.config
-        checks = context.checks(options, Approvals(self._active))
-        rng = random.Random(config.level1.jitter_seed)  # noqa: S311 - for jitter alone
-        limit, level2 = None, config.level2
-        if options.max_attempts is not None or options.rounds is not None:
-            limit = options.attempt_limit(config)
-            level2 = replace(level2, max_attempts=limit.rounds)
-        own, persona = options.budget, MemoryPersona()
-        budget = Budget(
-            config.tokens, step.persona, self._active.run, persona, defaults=False, own=own
-        )
-        stages = context.stages(step.name, options)
-        spec = StepSpec(
-            config=config,
-            persona=step.persona,
-            options=options,
-            clock=clock,
-            rng=rng,
-            budget=budget,
-            checks=checks,
-            stages=(budget, *stages) if budget.is_set else stages,
-            sizing=sizing_of(options, context.prices, is_enforced=config.tokens.enforce_budget),
-            counts_usage=True,
-            healer=context.healer,
-            healers=context.healers,
-            workspace=context.workspace,
-            declared=step.function,
-            reads_back=True,
-            limit=limit,
-            log=context.step_log,
-        )
-        policy = RoundPolicy(
-            config=level2,
-            breaker=context.breaker(options.breaker_name(step.name)),
-            escalation=None,
-            rng=rng,
-            log=context.step_log,
-            waits_for_breaker=options.waits_for_breaker,
-        )
-        return PreparedStep(spec, policy)
+        prepared = step.prepared
+        if prepared is None or prepared.context is not self._context:
+            prepared = prepare(self._context, step, self._active)
+            if not prepared.is_of_one_run:
+                step.prepared = prepared
+        self._prepared[step] = prepared
+        return prepared
 
 
 def _turn_of(operation: Operation, completed: Entry) -> Awaitable[None]:

@@ -138,11 +138,13 @@ class Asking(Protocol):
         ...
 
 
-async def wait_for(name: str, within: float | None, expected: Any, about: Any = None) -> Any:
+async def wait_for(
+    name: str, within: float | None, expected: Any, about: Any = None, *, key: str | None = None
+) -> Any:
     """Return the answer to a question; raise TimeoutError if it does not come in time.
 
     A question belongs to its branch and to what that recorded before: if either changed, or what it
-    is about, it is another one.
+    is about, it is another one. One with a ``key`` belongs to that alone.
     """
     run = active_run("hive.wait_for()")
     question: object = name
@@ -153,8 +155,12 @@ async def wait_for(name: str, within: float | None, expected: Any, about: Any = 
     subject = None if about is None else codec.encode(about, "about")
     operation = Operation(run)
     try:
-        seen = operation.branch.recorded() + (subject.sha256 if subject is not None else b"")
-        identity = operation.place(runs.identity_of("wait", name), seen)
+        if key is None:
+            seen = operation.branch.recorded() + (subject.sha256 if subject is not None else b"")
+            identity = operation.place(runs.identity_of("wait", name), seen)
+        else:
+            by_key = runs.identity_of("wait", name, key)
+            identity = operation.place_by_key(runs.identity_of("wait", name), by_key)
         run.replay.claim(identity)
         ended = await _ended(operation)
         if ended is None or not _still_fits(run, ended, shape):
@@ -369,6 +375,8 @@ class DurableTimeout:
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError as late:
+            if self._run is not None and self._run.is_stopping:  # what it waited for has not ended
+                raise asyncio.CancelledError(f"run {self._run.run_id!r} is being stopped") from None
             text = f"the block was not done within {self._seconds:g} seconds (hive.timeout)"
             raise TimeoutError(text) from late.__cause__
 

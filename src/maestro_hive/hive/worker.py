@@ -237,7 +237,7 @@ class Worker:
                 concurrency=self.settings.concurrency,
                 version=self.settings.version,
                 workflows=tuple(sorted(self._host.workflows)),
-                started_at=store.clock.micros(),
+                started_at=store.clock.nanos() // 1000,
             )
             lease = await values.in_thread(partial(live_workers.register, store, shown))
             self._store, self._shown = store, (shown, lease)

@@ -6,12 +6,12 @@ import socket
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -28,8 +28,8 @@ class Clock(Protocol):
     def now(self) -> datetime:
         """Wall time, aware, in UTC: for people and across reboots."""
 
-    def micros(self) -> int:
-        """The same as microseconds since 1970: what is recorded with each entry."""
+    def nanos(self) -> int:
+        """The same as nanoseconds since 1970: a thousandth of it is recorded with each entry."""
 
     def boot_seconds(self) -> float:
         """Seconds since the machine started, sleep included; the same in every process."""
@@ -134,24 +134,43 @@ class Wait:
             await clock.sleep(min(left, at_once))
 
 
+_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _namespace_offset(clock: str) -> float:
+    """Return how far a time namespace (a container's) has put a clock ahead of the machine's."""
+    try:
+        lines = Path("/proc/self/timens_offsets").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0.0  # a system without such namespaces
+    offsets = {
+        name: float(seconds) + float(nanos) / 1e9 for name, seconds, nanos in map(str.split, lines)
+    }
+    return offsets.get(clock, 0.0)
+
+
+def _seconds_of(clock: int, namespace: str) -> Callable[[], float]:
+    """Return what reads a clock of the machine, whichever time namespace this process is in."""
+    offset = _namespace_offset(namespace)  # once: a process does not move between namespaces
+    read = partial(time.clock_gettime, clock)
+    return (lambda: read() - offset) if offset else read
+
+
 class SystemClock:
-    """The machine's own clocks."""
+    """The machine's own clocks. Every step reads them, so they are the functions of the system."""
 
-    def now(self) -> datetime:
-        """Wall time, aware, in UTC."""
-        return datetime.now(UTC)
-
-    def micros(self) -> int:
-        """Wall time as microseconds since 1970."""
-        return time.time_ns() // 1000
-
-    def boot_seconds(self) -> float:
-        """Seconds since boot; where the system has no such clock, its monotonic one."""
-        return time.clock_gettime(_BOOT_CLOCK) - _BOOT_OFFSET
-
-    def awake_seconds(self) -> float:
-        """Seconds awake since boot: time asleep does not expire a lease."""
-        return time.monotonic() - _AWAKE_OFFSET
+    #: Wall time, aware, in UTC.
+    now: Callable[[], datetime] = staticmethod(partial(datetime.now, UTC))
+    #: Wall time as nanoseconds since 1970.
+    nanos: Callable[[], int] = staticmethod(time.time_ns)
+    #: Seconds since boot; where the system has no such clock, its monotonic one.
+    boot_seconds: Callable[[], float] = staticmethod(
+        _seconds_of(_BOOT_CLOCK, "monotonic" if _BOOT_CLOCK == time.CLOCK_MONOTONIC else "boottime")
+    )
+    #: Seconds awake since boot: time asleep does not expire a lease.
+    awake_seconds: Callable[[], float] = staticmethod(
+        _seconds_of(time.CLOCK_MONOTONIC, "monotonic")
+    )
 
     def boot_id(self) -> str:
         """The kernel's random id of this boot, or the host name where there is none."""
@@ -179,9 +198,9 @@ class ManualClock:
         """The wall time it was set to."""
         return self._now
 
-    def micros(self) -> int:
-        """The same as microseconds since 1970."""
-        return to_micros(self._now)
+    def nanos(self) -> int:
+        """The same as nanoseconds since 1970."""
+        return to_micros(self._now) * 1000
 
     def boot_seconds(self) -> float:
         """Seconds since its pretended boot."""
@@ -222,28 +241,6 @@ class ManualClock:
         self._now += timedelta(seconds=seconds)
         self._boot_seconds = self._awake_seconds = seconds / 2
         self._boot_id = f"boot-{int(self._boot_id.partition('-')[2]) + 1}"
-
-
-_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def _namespace_offset(clock: str) -> float:
-    """Return how far a time namespace (a container's) has put a clock ahead of the machine's."""
-    try:
-        lines = Path("/proc/self/timens_offsets").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0.0  # a system without such namespaces
-    offsets = {
-        name: float(seconds) + float(nanos) / 1e9 for name, seconds, nanos in map(str.split, lines)
-    }
-    return offsets.get(clock, 0.0)
-
-
-# Read once: a process does not move between namespaces.
-_AWAKE_OFFSET = _namespace_offset("monotonic")
-_BOOT_OFFSET = (
-    _namespace_offset("boottime") if _BOOT_CLOCK != time.CLOCK_MONOTONIC else _AWAKE_OFFSET
-)
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -254,10 +254,15 @@ _NUMBER = re.compile(r"[-+]?[0-9][0-9_.,:]*(?:[eE][-+]?[0-9]+)?[A-Za-z]{0,3}")
 _PATH = re.compile(r"(?:~|\.{1,2})?/[\w.@+-]+(?:/[\w.@+-]*)+|(?:~|\.{1,2})/.*|/\w{1,30}")
 
 
+#: Values have the same few names again and again.
+_REMEMBERED_NAMES = 1024
+
+
 def _words(name: str) -> list[str]:
     return [word.lower() for word in _NAME_WORDS.findall(name)]
 
 
+@lru_cache(_REMEMBERED_NAMES)
 def is_secret_name(name: str, *, any_key: bool = False) -> bool:
     """Return whether the value of something with this name should be a secret.
 

@@ -27,6 +27,10 @@ _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Han
 
 ResultT = TypeVar("ResultT")
 
+#: The loops whose tasks are about to be cancelled by Ctrl+C. A terminal sends it to all processes that
+#: it shows, so what a task has started may have ended by it, too.
+interrupted: set[asyncio.AbstractEventLoop] = set()
+
 _POLITE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 #: What is awaited between the first signal and the cancellation: until what runs has ended.
@@ -61,9 +65,9 @@ async def until_signal(
 def stop_politely(grace: Grace | None = None) -> PoliteStop:
     """While its body runs, let the first SIGINT, SIGTERM or SIGHUP cancel the current task.
 
-    With ``grace``, when that has been awaited. The second one does what it would have done before, so that a program that is stuck can still
-    be stopped. A signal that is ignored stays ignored. In another thread than the main one, this
-    does nothing.
+    With ``grace``, when that has been awaited. The second one does what it would have done before, so
+    that a program that is stuck can still be stopped. A signal that is ignored stays ignored. In
+    another thread than the main one, this does nothing.
 
         try:
             async with stop_politely() as stop:
@@ -101,6 +105,7 @@ class PoliteStop:
         trace: TracebackType | None,
     ) -> None:
         _handlers().remove(self)
+        interrupted.discard(self.loop)
         is_late = self.signal is not None and not self._is_cancelled and self._grace is None
         self._is_cancelled = True
         if self._waiting is not None:
@@ -113,6 +118,8 @@ class PoliteStop:
         """Cancel the task, at the first signal."""
         if self.signal is None:
             self.signal = signal.Signals(number)
+            if number == signal.SIGINT and self._grace is None:
+                interrupted.add(self.loop)
             with suppress(RuntimeError):  # a closed loop runs no task
                 self.loop.call_soon_threadsafe(self._begin)  # which wakes it, too
 
@@ -239,9 +246,8 @@ def _wakeup_of(loop: asyncio.AbstractEventLoop) -> _Wakeup | None:
         return None
     if current == -1:
         return _Wakeup(loop)
-    signal.set_wakeup_fd(
-        current
-    )  # by a handler that the program has given to the loop, or by uvloop
+    # By a handler that the program has given to the loop, or by uvloop.
+    signal.set_wakeup_fd(current)
     return None
 
 

@@ -122,9 +122,9 @@ class SkippingClock(ManualClock):
             self._ticks += 1
             return self._now + timedelta(microseconds=self._ticks)
 
-    def micros(self) -> int:
-        """The same as microseconds since 1970."""
-        return to_micros(self.now())
+    def nanos(self) -> int:
+        """The same as nanoseconds since 1970."""
+        return to_micros(self.now()) * 1000
 
     async def sleep(self, seconds: float) -> None:
         """Return when so much time has been skipped."""

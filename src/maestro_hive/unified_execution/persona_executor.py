@@ -29,6 +29,7 @@ from maestro_hive.engine.errors import (
 from maestro_hive.engine.execution_log import STEPS, ExecutionLog, names
 from maestro_hive.engine.healing.stage import judge_completed
 from maestro_hive.engine.memory_step import MemoryPersona, MemoryStep
+from maestro_hive.engine.open_run import Turn
 from maestro_hive.engine.options import CallOptions, Options, sizing_of
 from maestro_hive.engine.parameters import Hidden, places_of
 from maestro_hive.engine.plan import UNNAMED, Planner
@@ -45,7 +46,6 @@ from maestro_hive.engine.settings import refused
 from maestro_hive.engine.step import SkippedError, StepExecution
 from maestro_hive.engine.step_record import RunStep
 from maestro_hive.engine.step_spec import Latest, StepSpec
-from maestro_hive.engine.turn import Turn
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state import codec

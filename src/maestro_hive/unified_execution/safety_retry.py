@@ -25,7 +25,7 @@ from maestro_hive.engine.callers_tickets import chosen_system
 from maestro_hive.engine.config import ExecutionConfig, frozen_config
 from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded, writable
 from maestro_hive.engine.execution_log import STEPS, ExecutionLog, names
-from maestro_hive.engine.open_run import OpenRun, open_run
+from maestro_hive.engine.open_run import OpenRun, Turn, open_run
 from maestro_hive.engine.plan import UNNAMED, UnencodableInputWarning, distance_to_user
 from maestro_hive.engine.results import (
     ExecutionResult,
@@ -37,7 +37,6 @@ from maestro_hive.engine.retry_policy import delay_before
 from maestro_hive.engine.rounds import RoundPolicy, Rounds, RoundsSkippedError
 from maestro_hive.engine.shared import call_for_collected
 from maestro_hive.engine.step import SkippedError
-from maestro_hive.engine.turn import Turn
 from maestro_hive.engine.values import in_thread
 from maestro_hive.kernel.errors import ConfigurationError, EncodeError
 from maestro_hive.maestro.state import codec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,14 @@ from maestro_hive.engine.tickets import Comment, Ticket, TicketRefusedError, lab
 from maestro_hive.engine.tickets.accounts import is_allowed
 from maestro_hive.engine.tickets.http import MAX_RETRY_AFTER, by_its_clock, retry_after
 from maestro_hive.engine.tickets.texts import clean, fitting, one_line
+from maestro_hive.kernel.logs import get_logger
 
 if TYPE_CHECKING:
     from maestro_hive.engine.escalation import EscalationCase
     from maestro_hive.engine.settings import Secret
     from maestro_hive.engine.tickets.http import Response, Server
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: What GitHub accepts.
 _MAX_TITLE = 256

@@ -227,6 +227,23 @@ class RunBudget(NamedTuple):
 # --- rules ---------------------------------------------------------------------------------------
 
 
+def unless_above(estimate: int, limits: Iterable[int]) -> int | None:
+    """Return an estimate; None if it is above a limit, where one large call would lock out all others."""
+    return None if any(estimate > limit for limit in limits) else estimate
+
+
+def sized(wanted: Reserve, estimate: Estimate) -> Reserve:
+    """Return what a call reserves by an estimate that there is since it was refused."""
+    tokens, usd = wanted.tokens, wanted.usd
+    if tokens is None:
+        tokens = unless_above(
+            estimate.tokens, (most for _, most, _ in wanted.limits if most is not None)
+        )
+    if usd is None:
+        usd = unless_above(estimate.usd, (most for *_, most in wanted.limits if most is not None))
+    return wanted._replace(tokens=tokens, usd=usd, unknown=None)
+
+
 def refusal(account: Account, limit: Limited, wanted: Reserve) -> BudgetRefusedError | None:
     """Return why a call may not start that would spend so much of an account; None if it may."""
     _, tokens, usd = limit

@@ -328,7 +328,7 @@ class MemoryStore(DispatchesInMemory, AccountsInMemory, Store):
         if isinstance(append.budget, RunBudget):
             self._budgets.restore(append.run.name, append.budget)
         elif append.budget is not None:
-            now = self.clock.micros()
+            now = self.clock.nanos() // 1000
             self._budgets.reserve(append.run, append.entries[-1], append.budget, now)
         return append.entries
 
@@ -356,7 +356,7 @@ class MemoryStore(DispatchesInMemory, AccountsInMemory, Store):
         return None
 
     def _add_entries(self, run: int, new: Sequence[NewEntry]) -> list[Entry]:
-        entries, now = self._data.entries[run], self.clock.micros()
+        entries, now = self._data.entries[run], self.clock.nanos() // 1000
         for kind, step, attempt, facts, value, _, identity, then in new:
             data, sha256 = value if value is not None else (None, None)
             at = now if then is None else then

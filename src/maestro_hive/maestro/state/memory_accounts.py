@@ -241,7 +241,7 @@ class AccountsInMemory:
 
     def recover_reservations(self) -> int:
         with self._locked():
-            data, old = self._budgets, self.clock.micros() - LOST_MICROS
+            data, old = self._budgets, self.clock.nanos() // 1000 - LOST_MICROS
             dead = [
                 key
                 for key, each in data.reservations.items()

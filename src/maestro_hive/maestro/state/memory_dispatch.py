@@ -90,7 +90,7 @@ class Rows:
     def add(self, run: int, name: str, workflow: str, new: NewDispatch, *, deaths: int = 0) -> Row:
         """Give a run to workers, unless it is theirs already."""
         if name not in self.rows:
-            rank = (rank_of(new, self.clock.micros()), run)
+            rank = (rank_of(new, self.clock.nanos() // 1000), run)
             row = Row(name, workflow, new, rank, self.clock.now(), DispatchState.READY)
             row.deaths = deaths
             row.schedule(new.due, self.clock)

@@ -797,11 +797,18 @@ class StepLabels:
         return self._found.get(number)
 
 
-def find_step(state: RunState, wanted: str | int) -> StepState | None:
-    """Return a step by its number, its name (the first of that name), or ``name#2``."""
+def find_step(state: RunState, wanted: str | int, *, newest: bool = False) -> StepState | None:
+    """Return a step by its number, its name, or ``name#2``.
+
+    A name alone is the first step of that name, or with ``newest`` the last one.
+    """
     text = str(wanted)
     if text.isdecimal() and len(text) < 19 and int(text) in state.steps:
         return state.steps[int(text)]
+    if newest:
+        last = next((n for n in reversed(state.steps) if state.steps[n].name == text), None)
+        if last is not None:
+            return state.steps[last]
     found = (n for n, label in labels(state).items() if text in (label, f"{label}#1"))
     return state.steps.get(next(found, 0))
 

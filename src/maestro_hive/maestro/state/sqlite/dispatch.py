@@ -230,7 +230,7 @@ class DispatchReader:
         if ready:
             return 0.0
         waits = [] if due is None else [due - self.clock.boot_seconds()]
-        waits += [(at - self.clock.micros()) / 1e6 for at in others if at is not None]
+        waits += [(at - self.clock.nanos() // 1000) / 1e6 for at in others if at is not None]
         return max(0.0, min(waits)) if waits else None
 
     def _next_rows(self) -> list[Row]:
@@ -336,7 +336,7 @@ class DispatchTable:
         deaths: int = 0,
     ) -> None:
         """Give a run to workers, unless it is theirs already."""
-        now = self._clock.micros()
+        now = self._clock.nanos() // 1000
         waits = (int(DispatchState.ACTIVE), "", 0.0, 0, 0.0) if active else self._waits(new.due)
         ranked = (new.queue, new.priority, rank_of(new, now))
         db.execute(_INSERT, (run, *ranked, *waits, new.version, now, deaths))
@@ -347,7 +347,7 @@ class DispatchTable:
         if not wait:
             return int(state_of(due)), "", 0.0, 0, 0.0
         clock = self._clock
-        due_at = clock.micros() + int(wait * 1e6)
+        due_at = clock.nanos() // 1000 + int(wait * 1e6)
         return int(state_of(due)), clock.boot_id(), clock.boot_seconds() + wait, due_at, wait
 
     def activate(self, db: apsw.Connection, run: int) -> None:
@@ -402,7 +402,7 @@ class DispatchTable:
     def rebase(self, db: apsw.Connection) -> None:
         """Measure by the present boot's time what was scheduled before."""
         clock = self._clock
-        db.execute(_REBASE, (clock.boot_id(), clock.boot_seconds(), clock.micros()))
+        db.execute(_REBASE, (clock.boot_id(), clock.boot_seconds(), clock.nanos() // 1000))
 
     def ready(self, rows: Rows, wanted: Wanted) -> list[tuple[int, str]]:
         """Return number and name of the runs that are next, up to the limit."""

@@ -261,7 +261,7 @@ class EntryWriter:
             if len(data) > INLINE_BYTES:
                 return None
         if at is None:
-            at = self._clock.micros()
+            at = self._clock.nanos() // 1000
         fence = run.lease.fence
         row: Row = (run.run, kind, step, attempt, at, facts, data, sha256, identity, fence)
         sql = _INSERT_ALONE
@@ -284,7 +284,7 @@ class EntryWriter:
             return None
         seq = run.seq + 1
         key = run.run << RUN_BITS | seq
-        at = self._clock.micros() if last.at is None else last.at
+        at = self._clock.nanos() // 1000 if last.at is None else last.at
         if type(budget) is Reserve:
             charged: _Charges = ((), budget.limits)
             usual = len(entries) == 1 and not budget.within and budget.unknown is None
@@ -351,7 +351,7 @@ class EntryWriter:
 
     def _write(self, db: apsw.Connection, batch: _Batch) -> None:
         batch.start()
-        now = self._clock.micros()
+        now = self._clock.nanos() // 1000
         for append in batch.appends:
             refused = self._refusal(db, append, batch) or self._change_document(db, append, batch)
             if refused is not None:

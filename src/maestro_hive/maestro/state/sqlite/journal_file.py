@@ -2,7 +2,7 @@
 
 Writers of all processes queue at a ``flock``; a commit writes without syncing, and ``sync`` makes
 every commit so far durable, outside the queue. What guards the file against other processes is in
-``locks``; how a log that was deleted or cut is found, in ``marks``.
+``locks``; how a log that was damaged, deleted or cut is found, in ``wal``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from maestro_hive.maestro.state.sqlite.locks import (
     log_of,
     restore_size,
 )
-from maestro_hive.maestro.state.sqlite.marks import COPIED, Marks
+from maestro_hive.maestro.state.sqlite.wal import COPIED, Marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

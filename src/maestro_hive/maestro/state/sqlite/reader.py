@@ -51,7 +51,7 @@ from maestro_hive.maestro.state.sqlite.locks import (
     log_of,
     restore_size,
 )
-from maestro_hive.maestro.state.sqlite.marks import lost_log
+from maestro_hive.maestro.state.sqlite.wal import lost_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

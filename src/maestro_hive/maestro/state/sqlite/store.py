@@ -223,7 +223,7 @@ class SqliteStore(JournalReader):
     def _find_or_add(self, db: apsw.Connection, name: str, first: _First) -> tuple[int, int, bool]:
         """Return a run's number, its last entry's, and whether it belongs to workers."""
         found = db.execute(_FIND_RUN, (name,)).fetchone()
-        now = self.clock.micros()
+        now = self.clock.nanos() // 1000
         if found is None:
             status = first.status or "pending"
             db.execute(_ADD_RUN, (name, first.workflow, status, now, now, first.parent))
@@ -237,7 +237,7 @@ class SqliteStore(JournalReader):
     def _write_first(self, db: apsw.Connection, run: RunLease, first: _First) -> None:
         """Write the first entries of a run whose lease is taken, and give it to workers."""
         if first.entries:
-            self._entries.append_first(db, run.run, first.entries, self.clock.micros())
+            self._entries.append_first(db, run.run, first.entries, self.clock.nanos() // 1000)
             run.seq = len(first.entries)
         if first.budget is not None:
             self._accounts.restore(db, run.name, first.budget)
@@ -290,7 +290,7 @@ class SqliteStore(JournalReader):
         number, seq, _ = self._find_or_add(db, run.name, first)
         if seq:
             return False
-        self._entries.append_first(db, number, run.entries, self.clock.micros())
+        self._entries.append_first(db, number, run.entries, self.clock.nanos() // 1000)
         self._dispatch.add(db, number, run.dispatch)
         return True
 
@@ -406,12 +406,12 @@ class SqliteStore(JournalReader):
     def recover_reservations(self) -> int:
         if not self._file.rows("SELECT 1 FROM reservations LIMIT 1"):
             return 0
-        now = self.clock.micros()
+        now = self.clock.nanos() // 1000
         return self._file.write(lambda db: self._accounts.recover(db, now))
 
     def release_reservations(self, account: str | None = None) -> list[Reservation]:
         def body(db: apsw.Connection) -> list[Reservation]:
-            self._accounts.recover(db, self.clock.micros())
+            self._accounts.recover(db, self.clock.nanos() // 1000)
             released = self._accounts.release_lost(db, account)
             changed = {account for each in released for account in each.accounts}
             self._dispatch.wake_bankrupt(db, changed)
