@@ -21,8 +21,8 @@ compares the two.
 
 Every verb prints on stderr which folder it uses, and why that one. In a terminal it prints tables
 with relative times; in a pipe one line per item, columns separated by tabs, times as ISO 8601; with
-`--json` one JSON object, except `events`, which prints one per line. `NO_COLOR` is honoured. Errors
-are one sentence on stderr; `--debug` adds the traceback.
+`--json` one JSON object, except `events` and `logs`, which print one per line. `NO_COLOR` is honoured.
+Errors are one sentence on stderr; `--debug` adds the traceback.
 
 | exit code | meaning |
 |---|---|
@@ -30,7 +30,7 @@ are one sentence on stderr; `--debug` adds the traceback.
 | 1 | failure |
 | 2 | wrong use |
 | 75 | a person is needed |
-| 130 | interrupted |
+| 129, 130, 143 | stopped by a signal, 128 and its number: the terminal was closed, Ctrl+C, SIGTERM |
 """
 
 

@@ -117,6 +117,7 @@ def test_the_doctor_calls_a_bankrupt_run_bankrupt(folder: Path) -> None:
         (["set", "team", "a", "--tokens", "5"], "persona"),
         (["raise", "persona", "a", "--tokens", "5"], "no limit in tokens"),
         (["raise", "persona", "a"], "how much more"),
+        (["raise", "run", "nope", "--tokens", "5"], "There is no run 'nope'"),
         (["release", "persona"], "which persona"),
     ],
 )

@@ -54,6 +54,14 @@ def test_one_damaged_run_is_listed_as_such_beside_the_others(tmp_path: Path, bad
         assert maestro(verb, "good", "--store", tmp_path).returncode in (0, 75)
 
 
+def test_a_run_whose_last_entry_cannot_be_read_is_listed_as_damaged(tmp_path: Path) -> None:
+    workflow(tmp_path, "good", "running")
+    workflow(tmp_path, "bad", "running")
+    append(tmp_path, "bad", _TOO_LATE)
+    found = answer(maestro("runs", "--json", "--store", tmp_path))["runs"]
+    assert {run["run_id"]: run["status"] for run in found} == {"bad": "damaged", "good": "stopped"}
+
+
 # --- files ------------------------------------------------------------------------------------------
 
 

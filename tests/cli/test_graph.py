@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive.cli import command
+from maestro_hive.team.graph_files import check_file
 from tests.cli.processes import complaint, in_terminal, maestro, maestro_process
 
 if TYPE_CHECKING:
@@ -170,6 +171,26 @@ def test_the_example_is_toml_in_the_current_folder(
     assert "# A graph is a program" in (tmp_path / "task-graph.toml").read_text()
 
 
+@pytest.mark.parametrize("form", ["toml", "json"])
+def test_init_writes_a_graph_that_an_agent_executes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert maestro("init", "--agent", "codex", f"--{form}").returncode == command.SUCCESS
+    graph = check_file(tmp_path / f"task-graph.{form}").graph
+    assert graph is not None
+    (persona,) = graph.personas
+    assert (persona.agent, persona.command, persona.permissions) == ("codex", None, "edit")
+    assert "codex" in complaint(maestro("init", "--agent", "cody"), command.WRONG_USE)
+
+
+def test_init_takes_one_of_its_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = complaint(maestro("init", "--json", "--toml"), command.WRONG_USE)
+    assert "either --toml or --json" in wrong
+    assert names(tmp_path) == []
+
+
 def test_a_link_is_not_followed_by_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "task-graph.toml").symlink_to(tmp_path / "elsewhere")
@@ -198,6 +219,8 @@ def test_only_shows_a_task_with_what_it_depends_on(graph: Path) -> None:
     assert shown["schedule"]["minutes"] == 30
     wrong = complaint(dry_run("--only", "MIAL"), command.WRONG_USE)
     assert "graph.json has no such task; did you mean MAIL?" in wrong
+    wrong = complaint(dry_run("--only", "ZZ"), command.WRONG_USE)
+    assert "graph.json has no such task; it has TYPES, " in wrong
 
 
 def test_a_dry_run_of_a_graph_with_errors_ends_with_1(graph: Path) -> None:

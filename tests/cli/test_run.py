@@ -139,6 +139,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "checkout.py").write_text(_SHOP)
+    (tmp_path / "nobud.toml").touch()
     (tmp_path / "unused.py").write_text("raise AssertionError('it is not the module given')")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -223,7 +224,14 @@ def test_with_json_only_the_object_is_on_stdout(shop: Path) -> None:
 
 
 WRONG = {
-    ("build",): "'build' names no workflow; name one as package.module:workflow",
+    (
+        "build",
+    ): "'build' is no file, and names no workflow; name a task graph's file, or a workflow",
+    ("nobud",): "there is no file 'nobud'; did you mean nobud.toml?",
+    ("nobud.tml",): "there is no file 'nobud.tml'; did you mean nobud.toml?",
+    ("nobdu.toml",): "there is no file 'nobdu.toml'; did you mean nobud.toml?",
+    ("nobud", "--force"): "'nobud' is not an existing file; did you mean nobud.toml?",
+    ("sub/nobud",): "'sub/nobud' is no file, and names no workflow",
     ("shop.json",): "there is no file 'shop.json'; 'maestro init' writes a task graph",
     ("shop",): "shop is a folder, and no task graph; name a file, or a workflow as",
     ("shop/checkout.py",): "a workflow of it is named by its module: shop.checkout:WORKFLOW",

@@ -13,7 +13,17 @@ from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.unified_execution import ExecutionConfig, StatePersistence
 from tests.cli.processes import answer, complaint, in_terminal, maestro
-from tests.cli.sample_runs import active_run, asks, crowded, ends, entry, execute, workflow
+from tests.cli.sample_runs import (
+    active_run,
+    add,
+    asks,
+    crowded,
+    ends,
+    entry,
+    execute,
+    starts,
+    workflow,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +91,19 @@ def test_a_run_is_running_while_its_process_lives_and_stopped_when_it_was_killed
         assert (run["status"], run["holder"], run["executed"]) == ("stopped", None, False)
         assert [each["run_id"] for each in listed(tmp_path, "--status", "stopped")] == ["run-1"]
         assert listed(tmp_path, "--status", "running") == []
+
+
+def test_a_run_was_updated_when_its_last_entry_was_recorded(tmp_path: Path) -> None:
+    workflow(tmp_path, "killed", "running", starts("part"))
+    (before,) = listed(tmp_path)
+    add(tmp_path, "killed", starts("another"))
+    (after,) = listed(tmp_path)
+    assert after["started_at"] == before["started_at"]
+    assert after["updated_at"] > before["updated_at"]
+    shown = answer(maestro("show", "killed", "--json", "--store", tmp_path))["run"]
+    assert after["updated_at"] == shown["updated_at"]
+    line = maestro("runs", "--store", tmp_path).stdout.split("\t")
+    assert datetime.fromisoformat(line[4]) == datetime.fromisoformat(after["updated_at"])
 
 
 def test_a_run_without_a_workflow_is_running_while_a_process_has_it_open(tmp_path: Path) -> None:

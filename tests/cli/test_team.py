@@ -6,21 +6,22 @@ import json
 import os
 import signal
 import time
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from faults.team_kills import is_alive
+from faults.team_kills import guards_of, is_alive
 from maestro_hive.cli import command, output
-from tests.cli.processes import answer, complaint, maestro, start_maestro
+from tests.cli.processes import answer, complaint, environment, maestro, start_maestro
+from tests.python_processes import PythonProcess
 from tests.team.conftest import SHELL, task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.cli.processes import Done
-    from tests.python_processes import PythonProcess
 
 _SECONDS = 60.0
 
@@ -68,6 +69,45 @@ def test_a_dry_run_says_what_is_already_done(folder: Path) -> None:
     assert "already done, by my-shop: 0 of 2 tasks\n" in called(folder, *run).stdout
 
 
+def test_a_dry_run_says_what_the_run_with_the_same_options_does(folder: Path) -> None:
+    graph = write(folder, task("A", "true"), persona=None)
+    dry = ("run", graph, "--dry-run")
+    persona = ("--persona", "sh -c true")
+    assert "no-such-program" in called(folder, *dry, "--persona", "no-such-program x").stdout
+    assert called(folder, "run", graph, *persona).returncode == command.SUCCESS
+    assert "already done, by my-shop: 1 of 1 task: A\n" in called(folder, *dry, *persona).stdout
+    another = called(folder, *dry, "--persona", "true")
+    assert "already done, by my-shop: 0 of 1 task\n" in another.stdout
+    assert "already done" not in called(folder, *dry, *persona, "--run-id", "other").stdout
+    other = str(folder.parent / "other")
+    assert "already done" not in called(folder, *dry, *persona, "--store", other).stdout
+    assert called(folder, "run", graph, *persona, "--run-id", "mine").returncode == 0
+    assert called(folder, "purge", "my-shop", "--yes").returncode == 0
+    assert "already done" not in called(folder, *dry, *persona).stdout
+    assert "(1 executed, 0 reused)" in called(folder, "run", graph, *persona).stdout
+
+
+def test_a_persona_of_the_command_line_is_no_script_with_the_prompt_in_it(folder: Path) -> None:
+    graph = write(folder, task("A", "touch executed"), persona=None)
+    for more in ((), ("--dry-run",)):
+        refused = called(folder, "run", graph, "--persona", "sh -c 'eval {prompt}'", *more)
+        assert refused.returncode == command.WRONG_USE
+        assert "{prompt} stands in the script of a shell" in refused.stderr
+    assert not (folder / "executed").exists()
+
+
+def test_force_with_the_id_of_a_run_that_exists_is_refused(folder: Path) -> None:
+    graph = write(folder, task("A", "echo A >> done"))
+    words = ("run", graph, "--run-id", "mine", "--force")
+    assert called(folder, *words).returncode == command.SUCCESS
+    for more in ((), ("--dry-run",)):
+        refused = complaint(called(folder, *words, *more), command.WRONG_USE)
+        assert "run 'mine' exists" in refused
+        assert "another --run-id" in refused
+        assert "maestro purge mine" in refused
+    assert (folder / "done").read_text() == "A\n"
+
+
 def test_tasks_that_are_complete_in_another_state_folder_are_named(folder: Path) -> None:
     graph = write(folder, task("A", "echo A >> done"), retry=1)
     assert called(folder, "run", graph).returncode == command.SUCCESS
@@ -103,7 +143,7 @@ def test_a_graph_is_executed_and_each_thing_that_happens_is_a_line(folder: Path)
         "A: started",
         "A: complete",
         "B: started",
-        "B: attempt 1 failed: the persona's command ended with exit code 5 not yet",
+        "B: attempt 1 failed: the persona's command ended with exit code 5: not yet",
         "B: started (attempt 2)",
         "B: complete",
         "my shop: 2 of 2 tasks complete (2 executed, 0 reused)",
@@ -119,6 +159,36 @@ def test_a_graph_is_executed_and_each_thing_that_happens_is_a_line(folder: Path)
     assert called(folder, "logs", "my-shop", "A").stdout == "$ test -f a\n"
     forced = called(folder, "run", graph, "--force", "--only", "A")
     assert "1 of 1 task complete (1 executed, 0 reused)" in forced.stdout
+
+
+def test_the_line_of_a_failed_verification_has_the_reason_first(folder: Path) -> None:
+    check = f"{': ' * 100}; echo some; echo the reason; exit 1"
+    graph = write(
+        folder,
+        task("A", verification=check),
+        task("B", verification={"command": f"echo; {check.replace('1', '0')}", "expected": "none"}),
+        retry=1,
+    )
+    lines = without_times(called(folder, "run", graph).stdout)
+    (line,) = [each for each in lines if each.startswith("A: attempt 1 failed")]
+    assert line.startswith(
+        "A: attempt 1 failed: the reason; the verification ended with exit code 1: : : :"
+    )
+    (line,) = [each for each in lines if each.startswith("B: attempt 1 failed")]
+    assert "its output does not contain what is expected" in line
+
+
+def test_exit_codes_with_a_meaning_are_explained(folder: Path) -> None:
+    graph = write(folder, task("FULL", "exit 2"), task("ASK", "exit 4"), retry=1)
+    done = called(folder, "run", graph, "--no-wait")
+    assert (
+        "FULL: attempt 1 failed: the persona's command ended with exit code 2, which means a full"
+        " context, and saved no new progress to the file that MAESTRO_PROGRESS names"
+    ) in done.stdout
+    assert (
+        "ASK: waits for an answer to 'it ended with exit code 4, which means that it needs"
+        " something, and printed no question'"
+    ) in done.stdout
 
 
 def test_failures_come_last_with_the_command_to_retry(folder: Path) -> None:
@@ -197,6 +267,28 @@ def test_a_changed_graph_is_another_run_with_what_is_unchanged(folder: Path) -> 
     assert "2 of 2 tasks complete (1 executed, 1 reused)" in done.stdout
 
 
+def test_a_run_id_of_another_graph_is_refused_in_two_lines(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, task("A"))
+    assert called(folder, "run", "graph.json").returncode == 0
+    assert called(folder, "run", "graph.json", "--run-id", "mine").returncode == 0
+    assert called(folder, "run", "graph.json", "--run-id", "mine").returncode == 0
+    write(folder, task("A", "true"))
+    refused = called(folder, "run", "graph.json", "--run-id", "mine")
+    assert refused.returncode == command.WRONG_USE
+    assert refused.stderr.splitlines()[-2:] == [
+        "maestro: run mine is of another graph than this one.",
+        "Leave --run-id out: run my-shop-2 is its run; or give another id.",
+    ]
+    refused = called(folder, "run", "graph.json", "--run-id", "my-shop")
+    assert "run my-shop-2 goes on with what is unchanged; or" in refused.stderr
+    (folder / "sub").mkdir()
+    monkeypatch.chdir(folder / "sub")
+    moved = called(folder, "run", "../graph.json", "--run-id", "mine")
+    assert f"run mine was started in another folder, {folder}" in moved.stderr
+
+
 def test_a_graph_that_is_changed_back_has_its_own_tasks_and_gates_again(folder: Path) -> None:
     gate = {"name": "check", "required": True}
 
@@ -265,8 +357,8 @@ def test_a_wrong_graph_starts_nothing_and_names_all_errors(folder: Path) -> None
 
 def test_a_budget_and_options_that_are_for_graphs_are_checked(folder: Path) -> None:
     graph = write(folder, task("A"))
-    refused = called(folder, "run", graph, "--budget", "some")
-    assert refused.returncode == command.WRONG_USE
+    refused = complaint(called(folder, "run", graph, "--budget", "some"), command.WRONG_USE)
+    assert "--budget is 'some', and must be tokens, or money as in '$2.50'" in refused
     assert "--budget" in complaint(
         called(folder, "run", "shop:build", "--budget", "5"), command.WRONG_USE
     )
@@ -276,6 +368,20 @@ def test_a_budget_and_options_that_are_for_graphs_are_checked(folder: Path) -> N
 
 #: Writes its number, and ends only when the file ``go`` is there; a child of it, too.
 _LONG = "(while ! test -f go; do sleep 0.05; done) & echo $! > pid; wait"
+
+
+def test_verbs_that_only_look_make_no_state_folder(folder: Path) -> None:
+    other = folder / "other"
+    other.mkdir()
+    (other / "file").touch()
+    for verb in ("status", "stop", "runs"):
+        refused = complaint(maestro(verb, "--store", str(other)), command.FAILED)
+        assert "is not a state folder: it has no journal.db" in refused
+    for verb in ("status", "stop"):
+        refused = complaint(called(folder, verb), command.WRONG_USE)
+        assert f"there is no run of a task graph in {folder}" in refused
+    assert [each.name for each in other.iterdir()] == ["file"]
+    assert not (folder.parent / "state").exists()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -323,7 +429,26 @@ def test_stop_stops_the_process_that_executes_a_run(folder: Path) -> None:
     assert not is_alive(pid)
     assert answer(called(folder, "status", "--json"))["run"]["tasks"][0]["status"] == "stopped"
     assert "is executed by no process" in called(folder, "stop", "my-shop").stdout
+    line = "not finished, and no process executes it: maestro resume my-shop\n"
+    assert line in called(folder, "show", "my-shop").stdout
     assert "that is executed" in complaint(called(folder, "stop"), command.WRONG_USE)
+
+
+def test_a_run_that_has_ended_is_not_said_to_be_resumed(folder: Path) -> None:
+    graph = write(folder, task("A"), task("B", "test -f mended"), retry=1)
+    assert called(folder, "run", graph).returncode == command.FAILED
+    assert called(folder, "stop", "my-shop").stdout == (
+        "run my-shop is executed by no process; it has failed, and to retry it: maestro retry my-shop"
+        " && maestro resume my-shop\n"
+    )
+    again = "to execute it again: maestro run GRAPH --only A --force"
+    assert again in complaint(called(folder, "retry", "my-shop", "A"), command.WRONG_USE)
+    (folder / "mended").touch()
+    called(folder, "retry", "my-shop", "B")
+    assert called(folder, "resume", "my-shop").returncode == 0
+    stopped = called(folder, "stop", "my-shop").stdout
+    assert stopped == "run my-shop is executed by no process; it is complete\n"
+    assert again in complaint(called(folder, "retry", "my-shop", "A"), command.WRONG_USE)
 
 
 def test_a_run_that_is_executed_is_refused_at_once(folder: Path) -> None:
@@ -337,6 +462,63 @@ def test_a_run_that_is_executed_is_refused_at_once(folder: Path) -> None:
         (folder / "go").touch()
         engine.communicate(_SECONDS)
     assert engine.returncode == 0
+
+
+#: ``maestro`` with leases that expire soon.
+_SHORT_LEASES = """
+from maestro_hive.cli import main
+from maestro_hive.maestro.state.sqlite.store import SqliteStore
+SqliteStore.__init__.__kwdefaults__["lease_seconds"] = 1.0
+main()
+"""
+
+
+@pytest.fixture
+def suspended(folder: Path) -> Iterator[PythonProcess]:
+    """An engine that executes a task, and is suspended."""
+    env = environment(MAESTRO_STATE_DIR=str(folder.parent / "state"))
+    graph = write(folder, task("LONG", _LONG))
+    with PythonProcess(_SHORT_LEASES, "run", graph, stderr=True, env=env, cwd=folder) as engine:
+        number_in(folder / "pid")
+        engine.send_signal(signal.SIGSTOP)
+        yield engine
+        engine.send_signal(signal.SIGCONT)
+        engine.communicate(_SECONDS)
+
+
+def test_a_run_of_a_suspended_process_is_taken_over_when_its_lease_has_expired(
+    folder: Path, suspended: PythonProcess
+) -> None:
+    (folder / "go").touch()
+    last = None
+
+    def is_taken_over() -> bool:
+        nonlocal last
+        last = called(folder, "resume", "my-shop")
+        if "busy" in last.stderr:  # it was suspended inside of a write
+            suspended.send_signal(signal.SIGCONT)
+            suspended.send_signal(signal.SIGSTOP)
+        return "is being executed" not in last.stderr and "busy" not in last.stderr
+
+    wait_until(is_taken_over)
+    assert last is not None
+    assert last.returncode == command.SUCCESS, last
+    suspended.send_signal(signal.SIGCONT)
+    suspended.communicate(_SECONDS)
+    assert suspended.returncode == command.FAILED
+    assert answer(called(folder, "status", "--json"))["run"]["status"] == "success"
+    file = json.loads((folder / ".mahabharatha" / "state.json").read_text())
+    assert file["tasks"]["LONG"]["status"] == "complete"  # and the file is that of the other one
+
+
+def test_stop_of_a_suspended_process_says_so_and_what_helps(
+    folder: Path, suspended: PythonProcess
+) -> None:
+    refused = complaint(called(folder, "stop"), command.WRONG_USE)
+    assert f"process {suspended.pid} is suspended" in refused
+    assert f"kill -CONT {suspended.pid}" in refused
+    assert "maestro resume my-shop" in refused
+    (folder / "go").touch()
 
 
 def test_a_command_that_ignores_sigterm_is_killed(folder: Path) -> None:
@@ -513,3 +695,76 @@ def test_how_long_a_task_took_is_the_same_in_its_line_and_in_the_status(folder: 
         seconds = took(folder, name)
         assert seconds is not None
         assert line.endswith(f"complete in {output.took(seconds)}")
+
+
+@pytest.mark.parametrize("how", ["changed", "forced"])
+def test_what_outlived_a_run_is_ended_before_another_run_starts_in_its_folder(
+    folder: Path, how: str
+) -> None:
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    waits = "sleep 100 & echo $! > pid; wait"
+    graph = write(elsewhere, task("A", waits), feature="other")
+    with started(elsewhere, "run", graph) as other:
+        beside = number_in(elsewhere / "pid")
+        is_alone = "! grep -q sleep /proc/$(cat pid)/cmdline"
+        write(folder, task("A", f"test -f pid || {{ {waits}; }}; {is_alone}"), retry=1)
+        with started(folder, "run", graph) as engine:
+            left = number_in(folder / "pid")
+            for guard in guards_of(engine.pid):
+                os.kill(guard, signal.SIGKILL)
+            engine.kill()
+        assert is_alive(left)
+        if how == "changed":
+            write(folder, task("A", is_alone), retry=1)
+        done = called(folder, "run", graph, *(["--force"] if how == "forced" else []))
+        survived = [each for each in (left, beside) if is_alive(each)]
+        with suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
+        other.kill()
+    assert "run: my-shop-2" in done.stderr
+    assert (done.returncode, survived) == (command.SUCCESS, [beside]), done.stderr
+    wait_until(lambda: not is_alive(beside))
+
+
+def test_handovers_before_a_kill_count_after_it(folder: Path) -> None:
+    # The second worker is killed with its engine; each of the others has a full context.
+    does = (
+        "echo $$ >> log; test $(grep -c . log) = 2 && echo $$ > pid && sleep 100;"
+        ' cp log "$MAESTRO_PROGRESS"; exit 2'
+    )
+    graph = write(folder, task("A", does), retry={"max_attempts": 3, "max_handovers": 2})
+    with started(folder, "run", graph) as engine:
+        left = number_in(folder / "pid")
+        engine.kill()
+    wait_until(lambda: not is_alive(left))
+    done = called(folder, "resume")
+    assert done.returncode == command.FAILED
+    assert "the context was full 3 times, and the limit of fresh workers is 2" in done.stdout
+    assert len((folder / "log").read_text().split()) == 4
+
+
+def test_the_same_feature_in_several_folders_at_once_is_several_runs(folder: Path) -> None:
+    """The state folder is the same for all of them, as it is by default."""
+    places = [folder.parent / f"checkout-{number}" for number in range(4)]
+    for place in places:
+        place.mkdir()
+        write(place, task("A", "sleep 0.5; touch a", files=["a"]))
+    with ExitStack() as stack:
+        engines = [stack.enter_context(started(place, "run", "graph.json")) for place in places]
+        assert [engine.wait() for engine in engines] == [0] * 4
+    runs = answer(called(folder, "runs", "--json"))["runs"]
+    names = ["my-shop", *(f"my-shop-{number}" for number in (2, 3, 4))]
+    assert sorted(each["run_id"] for each in runs) == names
+    assert all((place / "a").exists() for place in places)
+
+
+def test_a_run_that_is_stopped_prints_its_object_as_well(folder: Path) -> None:
+    graph = write(folder, task("LONG", _LONG))
+    with started(folder, "run", graph, "--json") as engine:
+        number_in(folder / "pid")
+        engine.send_signal(signal.SIGTERM)
+        printed, _ = engine.communicate()
+        assert engine.wait() == 128 + signal.SIGTERM
+    run = json.loads(printed)["run"]
+    assert (run["run_id"], run["tasks"][0]["status"]) == ("my-shop", "stopped")

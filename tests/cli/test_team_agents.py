@@ -204,6 +204,14 @@ def test_a_full_context_goes_on_in_a_fresh_session_without_an_attempt(desk: Desk
     assert ["--session-id" in each["flags"] for each in desk.calls()] == [True, True]
 
 
+def test_the_fresh_sessions_of_a_failed_attempt_count_in_the_next(desk: Desk) -> None:
+    retry = {"max_attempts": 4, "max_handovers": 1}
+    done = desk.maestro("run", desk.write("full 429 full right", task("A"), retry=retry))
+    assert done.returncode == command.FAILED
+    assert "the context was full 2 times, and the limit of fresh workers is 1" in done.stdout
+    assert len(desk.calls()) == 3
+
+
 def test_a_task_that_fits_into_no_context_fails(desk: Desk) -> None:
     done = desk.maestro("run", desk.write("too-long", task("A"), retry=1))
     assert done.returncode == command.FAILED

@@ -61,6 +61,15 @@ def test_a_person_who_is_needed_is_notified(folder: Path) -> None:
     )
 
 
+def test_a_run_that_is_left_for_people_waits_for_its_notification(folder: Path) -> None:
+    asks = {"command": ["sh", "-c", "echo which number?; exit 3"]}
+    graph = write(folder, task("A"), persona=asks)
+    notify = "sh -c 'sleep 2; cat > told'"
+    done = called(folder, "run", graph, "--no-wait", "--notify", notify)
+    assert done.returncode == command.PERSON_NEEDED
+    assert json.loads((folder / "told").read_text())["event"] == "person_needed"
+
+
 def test_a_notification_that_fails_is_said_and_does_not_fail_the_run(folder: Path) -> None:
     graph = write(folder, task("A"))
     targets = ["--notify", "no-such-program", "--notify", "false"]

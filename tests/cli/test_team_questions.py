@@ -64,6 +64,43 @@ def test_the_log_of_a_task_that_asked_is_whole_and_under_its_id(folder: Path) ->
     assert answer(called(folder, "status", "--json"))["run"]["status"] == "success"
 
 
+def test_a_task_is_shown_by_its_newest_step(folder: Path) -> None:
+    graph = write(folder, task("ASK"), persona=_ASKS)
+    assert called(folder, "run", graph, "--no-wait").returncode == 75
+    assert called(folder, "answer", "my-shop", "ASK", "1").returncode == 0
+    called(folder, "resume", "--no-wait")
+
+    def shown(run_id: str, step: str) -> str:
+        found = answer(called(folder, "show", run_id, step, "--json"))["step"]
+        return str(found["label"])
+
+    assert [shown("my-shop", each) for each in ("ASK", "ASK#1", "ASK#2", "1")] == [
+        "ASK#2",
+        "ASK",
+        "ASK#2",
+        "ASK",
+    ]
+    assert "and then?" in called(folder, "show", "my-shop", "ASK").stdout
+    write(folder, task("ASK", description="another"), persona=_ASKS)
+    assert called(folder, "run", graph, "--no-wait").returncode == 75
+    assert shown("my-shop-2", "ASK") == "ASK#3"
+
+
+def test_a_task_that_failed_after_its_answer_is_retried(folder: Path) -> None:
+    script = 'case "$(cat)" in *answer:*) test -f mended ;; *) echo which?; exit 3 ;; esac'
+    graph = write(folder, task("ASK"), persona={"command": ["sh", "-c", script]}, retry=1)
+    assert called(folder, "run", graph, "--no-wait").returncode == 75
+    waits = called(folder, "retry", "my-shop", "ASK")
+    assert "it waits for an answer" in waits.stderr
+    assert called(folder, "answer", "my-shop", "ASK", "this").returncode == 0
+    continues = "the run continues when it is resumed: maestro resume my-shop\n"
+    assert continues in called(folder, "show", "my-shop").stdout
+    assert called(folder, "resume").returncode == 1
+    (folder / "mended").touch()
+    assert called(folder, "retry", "my-shop", "ASK").returncode == 0
+    assert called(folder, "resume").returncode == 0
+
+
 def test_a_question_from_before_is_said_again_unless_it_is_answered(folder: Path) -> None:
     graph = write(folder, task("ASK"), persona=_ASKS)
     assert called(folder, "run", graph, "--no-wait").returncode == 75

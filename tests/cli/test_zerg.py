@@ -192,7 +192,9 @@ def test_cleanup_deletes_the_runs_and_the_state_file_and_leaves_the_files(folder
     assert "maestro logs shop" in complaint(zerg(folder, "cleanup", "--keep-logs"), 2)
     assert "Confirm with --yes" in complaint(zerg(folder, "cleanup"), 2)
     assert (folder / STATE).exists()
-    assert zerg(folder, "cleanup", "--yes").returncode == 0
+    purged, *rest = zerg(folder, "cleanup", "--yes").stdout.splitlines()
+    assert purged.startswith("run 'shop' is purged")
+    assert rest == [f"{STATE} is deleted"]
     assert not (folder / STATE).exists()
     assert (folder / "a").exists()
     assert "there is no run" in complaint(zerg(folder, "status"), 2)

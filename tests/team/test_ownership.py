@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import logging
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maestro_hive.hive.errors import RunFailedError
-from maestro_hive.team import ownership
+from maestro_hive.team import folder_files, ownership
 from maestro_hive.team.errors import OwnerUnknownError
-from tests.team.conftest import graph, task
+from tests.team.conftest import SHELL, graph, task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +30,14 @@ FEEDBACK = 'printf "%s" "$MAESTRO_FEEDBACK" > ../feedback'
 MEET = "touch ../$MAESTRO_TASK_ID; while ! [ -f ../A -a -f ../B ]; do sleep 0.02; done"
 #: Then one of them waits for what the other one makes.
 AFTER = "while ! [ -f nobodys ]; do sleep 0.02; done"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a run."""
+    made = tmp_path / "work"
+    made.mkdir()
+    return made
 
 
 def test_a_task_that_changes_a_file_of_nobody_fails_and_is_told_which(team: Team) -> None:
@@ -155,15 +168,93 @@ def test_a_file_of_another_task_that_runs_is_its_own(team: Team) -> None:
     team.run(made)
 
 
+def test_what_a_failing_verification_writes_is_held_against_no_other_task(team: Team) -> None:
+    again = "[ -f report.xml ] && touch ../again"
+    made = graph(
+        task(
+            "A",
+            f"{MEET}; touch a; {again}; :",
+            files=["a"],
+            verification="[ -f report.xml ] || { touch report.xml; exit 1; }",
+        ),
+        # It ends when the next attempt of A has started.
+        task("B", f"{MEET}; while ! [ -f ../again ]; do sleep 0.02; done; touch b", files=["b"]),
+        retry=2,
+    )
+    team.run(made)
+
+
+def test_a_task_that_fails_during_a_look_may_have_changed_what_that_has_passed(
+    team: Team, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scan, scanned, may_end = folder_files.snapshot, threading.Event(), threading.Event()
+    may_end.set()
+
+    def slow(*given: Any) -> Any:
+        found = scan(*given)
+        scanned.set()
+        assert may_end.wait(30)
+        return found
+
+    monkeypatch.setattr(ownership, "snapshot", slow)
+    made = graph(*(task(name, files=[name.lower()]) for name in "ABC"))
+
+    @team.hive.step(max_attempts=1)
+    async def tasks() -> None:
+        owner = ownership.Ownership(made, team.folder)
+
+        async def begin_c() -> None:
+            async with owner.working("C"):
+                pass
+
+        async with owner.working("B"):
+            with contextlib.suppress(ZeroDivisionError):
+                async with owner.working("A"):
+                    scanned.clear()
+                    may_end.clear()
+                    other = asyncio.create_task(begin_c())
+                    assert await asyncio.to_thread(scanned.wait, 30)
+                    (team.folder / "nobodys").touch()
+                    raise ZeroDivisionError
+            may_end.set()
+            await other
+
+    @team.hive.workflow
+    async def flow() -> None:
+        await tasks()
+
+    with caplog.at_level(logging.WARNING, "maestro_hive"):
+        asyncio.run(team.hive.run(flow))
+    assert "nobodys (by A or B" in caplog.text
+
+
 def test_a_folder_with_too_many_files_is_not_checked_and_that_is_said(
     team: Team, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(folder_files, "MAX_FILES", 3)
     monkeypatch.setattr(ownership, "MAX_FILES", 3)
     for name in "abcd":
         (team.folder / name).touch()
     with caplog.at_level(logging.WARNING, "maestro_hive"):
         team.run(graph(task("A", "touch other", files=["mine"]), retry=1))
     assert "more than 3 files" in caplog.text
+
+
+def test_a_folder_that_had_too_many_files_for_a_while_fails_no_task(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_files, "MAX_FILES", 10)
+    is_less = "grep -q '.C.: .*.complete.,' .mahabharatha/state.json"
+    made = graph(
+        task("A", f"{MEET}; while ! {is_less}; do sleep 0.02; done; touch a", files=["a"]),
+        task(
+            "B", f"{MEET}; mkdir b; for i in 0 1 2 3 4 5; do touch b/$i b/$i$i; done", files=["b/"]
+        ),
+        task("C", "rm -r b", "B"),
+        retry=1,
+        timeout_seconds=60,
+    )
+    team.run(made)
 
 
 def test_nothing_is_looked_at_if_no_task_declares_files(
@@ -181,7 +272,35 @@ def test_symbolic_links_and_unreadable_folders_are_no_obstacle(tmp_path: Path) -
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").touch()
-    found = ownership.snapshot(tmp_path)
+    found = folder_files.snapshot(tmp_path)
     assert found is not None
     assert sorted(found) == ["dangling", "in/a", "loop"]
-    assert ownership.snapshot(tmp_path / "missing") == {}
+    assert folder_files.snapshot(tmp_path / "missing") == {}
+
+
+@pytest.mark.parametrize("how", ["> run.log 2>&1", "2>&1 | tee run.log"])
+def test_a_log_that_the_output_goes_to_is_no_change_of_a_task(folder: Path, how: str) -> None:
+    document = {
+        "feature": "test",
+        "persona": SHELL,
+        "retry": 1,
+        # Both write it while they are executed, one after the other and not alone.
+        "tasks": [
+            task(
+                "A",
+                "echo one; while ! grep -q A: run.log; do sleep 0.02; done; touch a",
+                files=["a"],
+            ),
+            task("B", "while ! grep -q B: run.log; do sleep 0.02; done; touch b", "A", files=["b"]),
+        ],
+    }
+    (folder / "graph.json").write_text(json.dumps(document))
+    command = f"{sys.executable} -m maestro_hive run graph.json --store ../state {how}"
+    subprocess.run(["sh", "-c", command], cwd=folder, timeout=120, check=False)
+    assert "2 of 2 tasks complete" in (folder / "run.log").read_text()
+
+
+def test_a_file_that_a_task_has_open_is_its_change(team: Team) -> None:
+    made = graph(task("A", "exec 3> other; echo a >&3; sleep 600 & touch a", files=["a"]), retry=1)
+    with pytest.raises(RunFailedError):
+        team.run(made)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from datetime import date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +18,18 @@ from maestro_hive.team import runner
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.progress import as_checkpoint
 from maestro_hive.team.prompts import prompt_of
-from maestro_hive.team.state import Checkpoint
+from maestro_hive.team.restoring import restored_from
+from maestro_hive.team.state import Checkpoint, ExecutionState, TaskState
 from maestro_hive.testing import ManualClock
+from tests.python_processes import run_python
 from tests.team.conftest import graph, statuses, task
 
 if TYPE_CHECKING:
     from tests.team.conftest import Team
+
+
+def state_folder(team: Team) -> Path:
+    return Path(team.hive.config.state.state_dir)
 
 
 def streamed(team: Team, step: str) -> str:
@@ -125,15 +133,41 @@ def test_a_context_that_is_full_too_often_is_a_failure_that_is_not_retried(team:
     assert len(team.lines()) == 3
 
 
+@pytest.mark.parametrize("kind", ["command", "python"])
+def test_the_handovers_of_a_failed_attempt_count_in_the_next(
+    team: Team, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    # The second worker fails; each of the others has a full context.
+    (team.folder / "forgetful.py").write_text(
+        "from maestro_hive.team.progress import ContextFull\n"
+        "def work(task):\n"
+        "    with (task.folder / 'log').open('a') as log:\n"
+        "        log.write('x\\n')\n"
+        "    if (task.folder / 'log').read_text() == 'x\\nx\\n':\n"
+        "        raise OSError('no')\n"
+        "    raise ContextFull(current_step=1)\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    does = 'echo x >> log; test $(grep -c . log) = 2 && exit 1; cp log "$MAESTRO_PROGRESS"; exit 2'
+    persona: dict[str, Any] = {} if kind == "command" else {"persona": {"python": "forgetful:work"}}
+    with pytest.raises(RunFailedError, match="failed: A"):
+        team.run(graph(task("A", does, **persona), retry={"max_attempts": 4, "max_handovers": 2}))
+    monkeypatch.delitem(sys.modules, "forgetful", raising=False)
+    assert len(team.lines()) == 4
+    assert "the context was full 3 times" in failures(team)["A"]
+
+
 def test_each_of_the_workers_that_go_on_has_the_time_of_the_task(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timeouts = {}
     make = runner._Steps._step
 
-    def noting(steps: runner._Steps, body: Any, name: str, options: dict[str, Any]) -> Any:
+    def noting(
+        steps: runner._Steps, body: Any, name: str, options: dict[str, Any], sizing: Any
+    ) -> Any:
         timeouts[name] = options["timeout"]
-        return make(steps, body, name, options)
+        return make(steps, body, name, options, sizing)
 
     monkeypatch.setattr(runner._Steps, "_step", noting)
     team.run(graph(task("A"), retry={"max_handovers": 3}, timeout_seconds=1000))
@@ -155,6 +189,76 @@ def test_progress_that_is_not_json_is_recorded_as_a_text(team: Team, saved: byte
     (team.folder / "saved").write_bytes(saved)
     does = 'test -f log && exit 0; echo x >> log; cp saved "$MAESTRO_PROGRESS"; exit 2'
     assert team.run(graph(task("A", does), retry=1))["tasks"] == {"A": {"files": {}}}
+
+
+_NOT_TAKEN = {
+    "too long": ('head -c 1100000 /dev/zero > "$MAESTRO_PROGRESS"', "it has 1,100,000 bytes"),
+    "a folder": (
+        'mkdir "$MAESTRO_PROGRESS" && touch "$MAESTRO_PROGRESS/x"',
+        "it is not a regular file",
+    ),
+    "a pipe": ('mkfifo "$MAESTRO_PROGRESS"', "it is not a regular file"),
+    "a link": ('ln -s "$PWD/log" "$MAESTRO_PROGRESS"', "it is a symbolic link"),
+}
+
+
+@pytest.mark.parametrize("makes, why", _NOT_TAKEN.values(), ids=_NOT_TAKEN)
+def test_a_progress_file_that_cannot_be_read_is_no_progress_and_the_log_says_why(
+    team: Team, makes: str, why: str
+) -> None:
+    does = f"echo $MAESTRO_ATTEMPT >> log; {makes} || echo no >> log; test $MAESTRO_ATTEMPT = 2"
+    assert team.run(graph(task("A", does), retry=2))["tasks"] == {"A": {"files": {}}}
+    assert team.lines() == ["1", "2"]
+    assert streamed(team, "A").count(f"the progress file was not taken: {why}") == 2
+    assert not list((state_folder(team) / "runs/r/progress").iterdir())
+
+
+def test_a_progress_file_that_cannot_be_read_hides_nothing_that_was_saved_before(
+    team: Team,
+) -> None:
+    does = (
+        'echo $MAESTRO_ATTEMPT >> log; case $MAESTRO_ATTEMPT in 1) echo half > "$MAESTRO_PROGRESS";;'
+        ' 2) rm "$MAESTRO_PROGRESS"; mkdir "$MAESTRO_PROGRESS";;'
+        ' *) cp "$MAESTRO_PROGRESS" seen; exit 0;; esac; exit 1'
+    )
+    team.run(graph(task("A", does), retry=3))
+    assert "half" in (team.folder / "seen").read_text()
+
+
+def test_an_empty_progress_file_hides_nothing_that_was_saved_before(team: Team) -> None:
+    does = (
+        'case $MAESTRO_ATTEMPT in 1) echo half > "$MAESTRO_PROGRESS";; 2) : > "$MAESTRO_PROGRESS";;'
+        ' *) cp "$MAESTRO_PROGRESS" seen; exit 0;; esac; exit 1'
+    )
+    team.run(graph(task("A", does), retry=3))
+    assert "half" in (team.folder / "seen").read_text()
+
+
+_WRITES_NOTHING = """
+import resource, sys
+from pathlib import Path
+from maestro_hive.kernel.errors import StorageError
+from maestro_hive.team.progress import ProgressFile
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    ProgressFile(Path(sys.argv[1]), print).offer({"current_step": 1})
+except (OSError, StorageError):
+    print("not written")
+"""
+
+
+def test_a_checkpoint_is_given_to_a_command_completely_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "A.json"
+    assert "not written" in run_python(_WRITES_NOTHING, path).stdout
+    assert not path.exists()
+
+
+def test_a_timeout_is_one_although_the_progress_file_cannot_be_read(team: Team) -> None:
+    does = 'mkdir "$MAESTRO_PROGRESS"; sleep 100'
+    with pytest.raises(RunFailedError, match="failed: A"):
+        team.run(graph(task("A", does, timeout_seconds=1), retry=1))
+    (attempt,) = failed(team)
+    assert "the persona took longer than 1 s" in attempt.message
 
 
 def test_progress_of_a_failed_attempt_is_given_to_the_next(team: Team) -> None:
@@ -217,6 +321,41 @@ def test_a_python_persona_gets_results_and_may_be_handed_over(
     assert result["BUILD"]["value"] == [["PLAN", "PLAN", ["x.py"]], 4, 1]
     assert list(result["BUILD"]["files"]) == ["out"]
     monkeypatch.delitem(sys.modules, "persona_module")
+
+
+def test_a_python_persona_saves_values_that_json_does_not_have(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (team.folder / "dated_persona.py").write_text(
+        "from datetime import date, datetime\n"
+        "from maestro_hive import current\n"
+        "from maestro_hive.team.progress import ContextFull\n"
+        "def work(task):\n"
+        "    saved = current().progress.get('checkpoint')\n"
+        "    if saved is None:\n"
+        "        raise ContextFull(when=datetime(2026, 1, 1), seen={(1, 2)}, days={1: date.min})\n"
+        "    file = task.folder / '.mahabharatha/checkpoints/A.json'\n"
+        "    (task.folder / 'kept.json').write_bytes(file.read_bytes())\n"
+        "    return [saved['state_data'], current().attempt]\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    made = graph(task("A", persona={"python": "dated_persona:work"}), retry=1)
+    saved = {"when": datetime(2026, 1, 1), "seen": {(1, 2)}, "days": {1: date.min}}  # noqa: DTZ001
+    assert team.run(made)["tasks"]["A"]["value"] == [saved, 1]
+    monkeypatch.delitem(sys.modules, "dated_persona")
+    # Who has the file alone gets the same.
+    assert restored_checkpoint(team, (team.folder / "kept.json").read_bytes()) == saved
+
+
+def restored_checkpoint(team: Team, data: bytes) -> Any:
+    folder = team.folder / "restored"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints/A.json").write_bytes(data)
+    state = ExecutionState.create("test")
+    state.tasks["A"] = TaskState("A")
+    state.checkpoints = ["checkpoints/A.json"]
+    found = restored_from(state, folder / "state.json").checkpoints
+    return found["A"]["state_data"]
 
 
 def test_a_prompt_names_what_the_task_says() -> None:
@@ -319,3 +458,27 @@ def failed(team: Team) -> list[StepFailed]:
 def test_whatever_a_worker_saves_becomes_a_valid_checkpoint(saved: Any) -> None:
     made = as_checkpoint(saved, task="A", worker="1", now=ManualClock().now())
     assert Checkpoint.from_dict(made).task_id == "A"
+
+
+def test_a_function_whose_context_is_full_and_that_saved_nothing_has_failed(team: Team) -> None:
+    text = """
+        from maestro_hive import current
+        from maestro_hive.team.progress import ContextFull
+
+        def nothing(task):
+            with (task.folder / "log").open("a") as log:
+                log.write("called\\n")
+            raise ContextFull
+
+        def by_itself(task):
+            if "half" not in current().progress:
+                current().save_progress(half=True)
+                raise ContextFull
+    """
+    module = "\n".join(line[8:] for line in text.splitlines())
+    (team.folder / "full_contexts.py").write_text(module)
+    team.run(graph(task("A", persona={"python": "full_contexts:by_itself"}), retry=1))
+    made = graph(task("B", persona={"python": "full_contexts:nothing"}), retry=1)
+    with pytest.raises(RunFailedError):
+        team.run(made, "other")
+    assert team.lines() == ["called"]

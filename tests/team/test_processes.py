@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import textwrap
 import time
 from contextlib import suppress
@@ -109,6 +110,26 @@ def test_the_next_start_ends_what_outlived_engine_and_guard(
     assert Survivors(tmp_path / "processes", "r").end() == 1
     assert not is_alive(pid)
     assert not list((tmp_path / "processes").iterdir())
+
+
+def test_the_next_start_ends_programs_that_have_cleared_their_environment(
+    tmp_path: Path, ended_later: list[int]
+) -> None:
+    does = "env -i sleep 100 & echo $! > pid; exec env -i sleep 100"
+    environment = {**os.environ, "MAESTRO_RUN_ID": "r"}
+    leader = subprocess.Popen(
+        [SHELL, "-c", does], cwd=tmp_path, env=environment, start_new_session=True
+    )
+    pid = number_in(tmp_path / "pid")
+    ended_later.extend([pid, leader.pid])
+    Survivors(tmp_path / "processes", "r").add(leader.pid)
+    wait_until(lambda: all(b"MAESTRO" not in environment_of(each) for each in (pid, leader.pid)))
+    assert Survivors(tmp_path / "processes", "r").end() == 1
+    assert (is_alive(pid), leader.wait(_SECONDS)) == (False, -signal.SIGKILL)
+
+
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def start_of(pid: int) -> str:
@@ -274,3 +295,87 @@ def test_an_exit_code_that_other_code_took_is_no_success(tmp_path: Path) -> None
             called(tmp_path, SHELL, "-c", "exit 1")
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+#: Leaves a process outside of its group that holds its output, and does this.
+_LEAVES = """
+import os, pathlib, time
+pid = pathlib.Path("pid")
+if os.fork():
+    print("from the group", flush=True)
+    while not pid.exists():
+        time.sleep(0.01)
+    os._exit(0)
+os.setsid()
+pathlib.Path("new").write_text(str(os.getpid()))
+os.rename("new", pid)
+"""
+_SAYS_LATE = """
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+os.write(1, b"late\\n")
+pathlib.Path("said").touch()
+time.sleep(100)
+"""
+_SAYS_MORE = """
+while True:
+    os.write(1, b"more\\n" * 1000)
+"""
+
+
+def test_output_that_another_process_holds_takes_nothing_from_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_later: list[int]
+) -> None:
+    monkeypatch.setattr(processes, "_OUTPUT_SECONDS", 0.1)
+    _, written = called(tmp_path, sys.executable, "-c", _LEAVES + _SAYS_LATE)
+    ended_later.append(number_in(tmp_path / "pid"))
+    assert written == ["from the group\n"]
+    # What read the output of the first command would read that of this one from now on.
+    does = "touch go; until test -f said; do sleep 0.01; done; for i in 1 2 3; do echo $i; sleep 0.1; done"
+    ended, after = called(tmp_path, SHELL, "-c", does)
+    assert (ended.code, after) == (0, ["1\n", "2\n", "3\n"])
+    assert written == ["from the group\n"]
+
+
+def test_a_command_ends_although_another_process_goes_on_writing_to_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_later: list[int]
+) -> None:
+    monkeypatch.setattr(processes, "_OUTPUT_SECONDS", 0.1)
+    ended, written = called(tmp_path, sys.executable, "-c", _LEAVES + _SAYS_MORE)
+    ended_later.append(number_in(tmp_path / "pid"))
+    assert ended.code == 0
+    assert "from the group\n" in written
+
+
+#: Ends when all of its output is in the pipe.
+_WRITES_ALL = """
+import fcntl, os, pathlib
+fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 19)
+pathlib.Path("pid").write_text(str(os.getpid()))
+os.write(1, b"".join(b"%07d\\n" % number for number in range(40_000)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a pipe is set")
+def test_output_that_is_stored_slowly_is_stored_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_OUTPUT_SECONDS", 0.0)
+    written: list[str] = []
+
+    def write(line: str) -> None:
+        if not written:  # as an fsync that takes longer than the command
+            leader = number_in(tmp_path / "pid")
+            wait_until(lambda: not is_alive(leader))
+        written.append(line)
+
+    work = execute(
+        [sys.executable, "-c", _WRITES_ALL],
+        folder=tmp_path,
+        environment=dict(os.environ),
+        survivors=Survivors(tmp_path / "processes", "r"),
+        write=write,
+    )
+    ended = asyncio.run(work)
+    assert written == [f"{number:07}\n" for number in range(40_000)]
+    assert ended.tail.endswith("0039999")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,8 @@ import pytest
 
 from maestro_hive import Hive
 from maestro_hive.cli import command
+from maestro_hive.kernel.errors import StorageError
+from maestro_hive.team import state, state_file
 from maestro_hive.team.state import (
     Checkpoint,
     ExecutionState,
@@ -220,6 +224,25 @@ def test_a_state_that_another_program_wrote_is_imported_and_not_taken(folder: Pa
     assert "maestro import" in complaint(called(folder, "run", "graph.json"), command.WRONG_USE)
 
 
+def test_a_state_of_our_own_is_imported_with_a_graph_without_personas(folder: Path) -> None:
+    persona = ("--persona", "sh -c 'eval \"$(sed -n 3p)\"'")
+    tasks = [make("A"), task("B", "test -f ../fixed", "A", retry=1)]
+    write(folder, *tasks, persona=None)
+    assert called(folder, "run", "graph.json", *persona).returncode == command.FAILED
+    lose_the_journal(folder)
+    done = called(folder, "import", str(PATH), "--graph", "graph.json")
+    assert done.returncode == 0, done
+    assert called(folder, "status", "shop").returncode == 0
+    (folder / "../fixed").touch()
+    assert called(folder, "run", "graph.json", *persona).returncode == 0
+    assert (folder / "../ledger").read_text() == "A\n"
+    lose_the_journal(folder)
+    called(folder, "import", str(PATH), "--graph", "graph.json")
+    other = "sh -c 'echo other >> ../ledger'"
+    assert called(folder, "run", "graph.json", "--persona", other).returncode == 0
+    assert (folder / "../ledger").read_text() == "A\nother\nother\n"
+
+
 def test_secrets_and_long_results_are_not_in_the_state_file(team: Team) -> None:
     text = (
         "def long(task):\n    return 'x' * 9000\n\n"
@@ -232,3 +255,76 @@ def test_secrets_and_long_results_are_not_in_the_state_file(team: Team) -> None:
     team.run(made)
     assert statuses(team) == dict.fromkeys(names, "complete")
     assert not any("result" in each for each in state_of(team.folder)["tasks"].values())
+
+
+def test_a_state_file_that_was_not_written_once_is_written_again(
+    team: Team, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, written = state.atomic_write, []
+
+    def full_once(path: Path, text: str) -> None:
+        written.append(path)
+        if len(written) == 2:  # the first one is at the start of the run
+            raise StorageError("no space left")
+        write(path, text)
+
+    monkeypatch.setattr(state, "atomic_write", full_once)
+    seen = "until grep -q .complete., .mahabharatha/state.json; do sleep 0.05; done; touch ../seen"
+    changes = [task(f"C{at}", "[ -f ../seen ] || sleep 0.3", f"C{at - 1}") for at in range(1, 60)]
+    made = graph(task("SEEN", seen, timeout_seconds=30), task("C0"), *changes, retry=1)
+    with caplog.at_level(logging.WARNING, "maestro_hive"):
+        team.run(made)
+    said = [each.getMessage() for each in caplog.records]
+    assert said == ["the state file is behind the run: no space left"]
+
+
+def test_the_last_write_of_the_state_file_raises_if_the_disk_refuses_it(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(state, "atomic_write", full)
+    with pytest.raises(StorageError, match="no space left"):
+        team.run(graph(task("A")))
+
+
+def test_results_that_have_no_room_in_the_state_file_are_left_out(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (team.folder / "some_results.py").write_text("def some(task):\n    return 'x' * 1000\n")
+    monkeypatch.setattr(state_file, "MAX_RESULTS_LENGTH", 3500)
+    some = {"python": "some_results:some"}
+    made = graph(*(task(f"T{at}", files=[f"t{at}"], persona=some) for at in range(10)))
+    team.run(made)
+    found = state_of(team.folder)["tasks"].values()
+    assert sum("result" in each for each in found) == 3
+    assert all(each["status"] == "complete" for each in found)
+
+
+def test_a_state_that_is_too_large_for_its_file_fails_no_run(
+    team: Team, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(state, "MAX_STATE_BYTES", 100)
+    with caplog.at_level(logging.WARNING, "maestro_hive"):
+        assert team.run(graph(task("A")))["tasks"].keys() == {"A"}
+    assert caplog.text.count("it would be larger than the limit") == 1
+
+
+def test_the_state_file_is_made_while_nothing_is_recorded(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot, is_waiting = state_file.StateFile._snapshot, []
+
+    def looked_at(file: Any) -> Any:
+        with ThreadPoolExecutor() as pool:
+            with file._run.mutex:
+                made = pool.submit(snapshot, file)
+                wait([made], timeout=0.3)
+                is_waiting.append(not made.done())
+            return made.result(30)
+
+    monkeypatch.setattr(state_file.StateFile, "_snapshot", looked_at)
+    team.run(graph(task("A")))
+    assert is_waiting
+    assert all(is_waiting)

@@ -9,8 +9,10 @@ import pytest
 
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.team import results
 from maestro_hive.team.errors import ResultRefusedError
 from maestro_hive.team.results import check_result, check_schema, result_in
+from tests.tables import for_each
 from tests.team.conftest import graph, task
 
 if TYPE_CHECKING:
@@ -72,6 +74,46 @@ def test_a_schema_that_is_none_starts_nothing(team: Team) -> None:
         team.run(made)
 
 
+@for_each(
+    "schema",
+    [
+        {"$ref": "#/$defs/gone"},
+        {"properties": {"a": {"items": {"$ref": "#gone"}}}},
+        {"$ref": "http://127.0.0.1:9/schema.json"},
+        {"$ref": "other.json#/$defs/a"},
+        {"type": "string", "$defs": {"a": {"$dynamicRef": "#gone"}}},
+        {"$ref": "#/parts/a", "parts": {"a": {"$ref": "#/parts/b"}}},
+        {"$ref": "#/type/x", "type": "string"},
+        {"$ref": "http://[x"},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/gone"},
+    ],
+)
+def test_a_schema_that_refers_to_what_is_not_in_it_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="output_schema refers to what is not in it"):
+        check_schema(schema)
+
+
+@for_each(
+    "schema",
+    [
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}},
+        {"$ref": "#a", "$defs": {"a": {"$anchor": "a", "items": {"$ref": "#"}}}},
+        {"$ref": "b", "$id": "https://example.com/", "$defs": {"b": {"$id": "b"}}},
+        {"const": {"$ref": "#gone"}, "properties": {"$ref": {"type": "string"}}},
+        {"$ref": "#/parts/a", "parts": {"a": {"items": {"$ref": "#/parts/a"}}}},
+    ],
+)
+def test_a_schema_may_refer_to_its_own_parts(schema: dict[str, Any]) -> None:
+    check_schema(schema)
+
+
+def test_a_reference_to_nothing_is_found_before_the_persona_is_called(team: Team) -> None:
+    made = graph(task("A", "touch called", output_schema={"$ref": "#/$defs/gone"}))
+    with pytest.raises(ConfigurationError, match="nothing was started"):
+        team.run(made)
+    assert not (team.folder / "called").exists()
+
+
 def test_nothing_is_fetched_for_a_schema() -> None:
     with pytest.raises(ConfigurationError, match="refers to what is not in it"):
         check_result(1, {"$ref": "http://127.0.0.1:9/schema.json"})
@@ -97,3 +139,26 @@ def test_the_result_is_found_in_what_an_agent_says(text: str) -> None:
 def test_many_places_are_named_and_the_rest_is_counted() -> None:
     with pytest.raises(ResultRefusedError, match="and 5 more"):
         check_result(["x"] * 15, {"items": {"type": "integer"}})
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}])
+def test_a_schema_that_refers_to_nothing_but_itself_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="refers to itself"):
+        check_schema(schema)
+
+
+def test_a_pattern_that_takes_too_long_stops_nothing_but_its_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python can do nothing else while it matches, not even be stopped."""
+    monkeypatch.setattr(results, "_CHECKING_SECONDS", 1.0)
+    schema = {"properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+    with pytest.raises(ResultRefusedError, match="pattern of its output_schema takes too long"):
+        check_result({"a": "a" * 60 + "!"}, schema)
+
+
+def test_patterns_are_checked() -> None:
+    schema = {"type": "array", "items": {"pattern": "^a+$"}}
+    check_result(["a", "aa"], schema)
+    with pytest.raises(ResultRefusedError, match=r"\$\[1\]: 'b' does not match"):
+        check_result(["a", "b"], schema)

@@ -19,6 +19,7 @@ from maestro_hive.engine.errors import TokenBudgetExceeded
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.stores import open_reader
+from maestro_hive.team import scheduler
 from maestro_hive.team.errors import GraphFailedError
 from maestro_hive.team.runner import ChosenRun
 from maestro_hive.team.scheduler import Slot, WorkerSlots
@@ -121,6 +122,25 @@ def test_a_worker_that_was_given_to_a_cancelled_attempt_takes_the_next() -> None
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await entering(slots, "C")
+
+    asyncio.run(main())
+
+
+def test_no_worker_is_lost_when_a_task_ends_twice_in_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "_REST_SECONDS", 600.0)  # a busy machine is slow
+
+    async def main() -> None:
+        slots = WorkerSlots(2, {})
+        for number in (1, 2):  # the second attempt is made before the first worker is given away
+            slot = await entering(slots, "A")
+            assert slot.number == number
+            slot.leave()
+        slots.settled("A", [])
+        async with asyncio.timeout(30):
+            both = [await entering(slots, name) for name in ("B", "C")]
+        assert {slot.number for slot in both} == {1, 2}
 
     asyncio.run(main())
 
@@ -382,3 +402,33 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def open_store_of(team: Team) -> AbstractContextManager[Store]:
     return writing(Path(team.hive.config.state.state_dir))
+
+
+_CLEANS_UP = """
+import asyncio
+
+async def work(task):
+    (task.folder / "started").touch()
+    try:
+        await asyncio.sleep(600)
+    finally:
+        await asyncio.sleep(600)
+"""
+
+
+def test_a_function_that_cleans_up_for_long_does_not_hold_a_run_that_is_stopped(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_CLEAN_UP_SECONDS", 0.1)
+    (team.folder / "cleans_up.py").write_text(_CLEANS_UP)
+    made = graph(task("A"), persona={"python": "cleans_up:work"})
+
+    async def main() -> None:
+        running = asyncio.create_task(team.hive_runner().run(made, run_id="r", folder=team.folder))
+        await until((team.folder / "started").exists)
+        running.cancel()
+        async with asyncio.timeout(60):
+            await asyncio.wait({running})
+        assert running.cancelled()
+
+    asyncio.run(main())

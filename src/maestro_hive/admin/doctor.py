@@ -29,8 +29,12 @@ from maestro_hive.kernel.files import is_locked
 from maestro_hive.maestro.state import run_document
 from maestro_hive.maestro.state.projections import fold
 from maestro_hive.maestro.state.records import BANKRUPT
-from maestro_hive.maestro.state.sqlite.marks import COPIED, copied_in_use, lost_log
-from maestro_hive.maestro.state.sqlite.wal import recorded_damage
+from maestro_hive.maestro.state.sqlite.wal import (
+    COPIED,
+    copied_in_use,
+    lost_log,
+    recorded_damage,
+)
 from maestro_hive.maestro.state.views import OVER, is_finished, plain_values, run_status
 
 if TYPE_CHECKING:

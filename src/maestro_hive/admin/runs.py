@@ -36,10 +36,10 @@ _DAMAGED = "damaged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run in a listing; ``damage`` says why what it waits for cannot be read.
+    """One run in a listing; ``damage`` says why its entries cannot be read.
 
     ``parent`` is the run that started it as its child; ``executed`` says that a living process
-    executes it.
+    executes it; ``updated_at`` is when something was last recorded of it.
     """
 
     run_id: str
@@ -105,14 +105,17 @@ def run_summary(
     """Return a run as listings show it; ``latest`` has what was read of it before."""
     status, damage, lease = shown_status(record, held), None, held.get(record.name)
     waits: tuple[WaitView, ...] = ()
-    if status == "waiting":
-        try:
+    updated_at = record.updated_at  # of its status alone
+    try:
+        with readable(record.name):
+            updated_at = reader.last_change(record)
+        if status == "waiting":
             state = latest.state_of(record, executed=lease is not None)
             with readable(record.name):
                 answered = answered_questions(reader, record.name, state)
                 waits = wait_views(state, reader.load, answered)
-        except CorruptionError as error:  # of this run alone: the others are listed
-            status, damage = _DAMAGED, str(error)
+    except CorruptionError as error:  # of this run alone: the others are listed
+        status, damage = _DAMAGED, str(error)
     return RunSummary(
         run_id=record.name,
         workflow=record.workflow or None,
@@ -120,7 +123,7 @@ def run_summary(
         status=status,
         executed=lease is not None,
         started_at=record.created_at,
-        updated_at=record.updated_at,
+        updated_at=updated_at,
         holder=holder_view(lease),
         waits_for=waits,
         damage=damage,
@@ -223,9 +226,15 @@ def view_of(
 
 
 def step_details(reader: Reader, run_id: str, step: str) -> StepDetails:
-    """Return one step of a run: by its number, its name, or ``name#2``."""
+    """Return one step of a run: by its number, its name, or ``name#2``.
+
+    The name of a task of a team run is its newest step: after an answer, or a change of the graph,
+    it has another one.
+    """
+    from maestro_hive.team.plans import WORKFLOW  # noqa: PLC0415 - slow to import
+
     run = read_run(reader, run_id)
-    found = find_step(run.state, step)
+    found = find_step(run.state, step, newest=run.record.workflow == WORKFLOW)
     if found is not None:
         with readable(run_id):
             return read_model.step_details(run, found)

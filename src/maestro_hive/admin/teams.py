@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,10 +17,11 @@ from maestro_hive.hive.runs import read_input
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError, RunLeasedError
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import seconds_between
+from maestro_hive.team.choosing import RecordedRuns, choose_run, restorable
 from maestro_hive.team.graph import Frontier, TaskState
 from maestro_hive.team.inputs import gate_input, task_input
 from maestro_hive.team.plans import WORKFLOW, gate_name, plan_of
-from maestro_hive.team.restoring import is_other_graph, read_state, taken
+from maestro_hive.team.restoring import read_state, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -132,21 +134,44 @@ class Reused:
     tasks: tuple[str, ...]
 
 
-def reused_by(reader: Reader | None, plan: Plan, folder: Path) -> Reused | None:
-    """Return what a run of a graph in a folder would go on from; None if it starts from nothing."""
+def reused_by(
+    reader: Reader | None,
+    plan: Plan,
+    folder: Path,
+    *,
+    store: Path,
+    run_id: str | None = None,
+    force: bool = False,
+) -> Reused | None:
+    """Return what a run of a graph in a folder would go on from; None if it starts from nothing.
+
+    ``reader`` is that of the state folder ``store``; None if there is nothing in it.
+    """
     if any(plan.graph.persona_of(task) is None for task in plan.graph.tasks):
         return None  # nobody could execute it
-    for record in () if reader is None else reader.runs(workflow=WORKFLOW):
-        assert reader is not None
-        recorded = read_run(reader, record.name)
-        given = _arguments(recorded)
-        if Path(given["folder"]) == folder and given["graph"].get("feature") == plan.graph.feature:
-            return Reused(source=record.name, tasks=_reused_of(reader, recorded, plan))
-    found = read_state(folder)
-    if found is None or found.run_id is None or is_other_graph(found, plan.graph):
+    runs = RecordedRuns(
+        store=store,
+        workflows={} if reader is None else {each.name: each.workflow for each in reader.runs()},
+        arguments=partial(_started_with, reader),
+    )
+    chosen = choose_run(runs, plan.graph, folder, run_id=run_id, force=force)
+    if force:
+        return None
+    source = chosen.run_id if chosen.exists else chosen.forked_from
+    if source is not None and reader is not None:
+        tasks = _reused_of(reader, read_run(reader, source), plan)
+        return Reused(source=source, tasks=tasks)
+    found = restorable(runs, plan.graph, folder)
+    if found is None:
         return None
     complete = taken(plan, found.arguments(plan.graph, folder))
     return Reused(source=found.source, tasks=tuple(complete))
+
+
+def _started_with(reader: Reader | None, run_id: str) -> tuple[dict[str, Json], Path]:
+    assert reader is not None, "there are no runs without a reader"
+    given = _arguments(read_run(reader, run_id))
+    return given["graph"], Path(given["folder"])
 
 
 def _reused_of(reader: Reader, recorded: RecordedRun, plan: Plan) -> tuple[str, ...]:
@@ -199,9 +224,12 @@ def check_team_run(reader: Reader, run_id: str) -> None:
 
 
 def refuse_if_executed(reader: Reader, run_id: str, stop: str) -> None:
-    """Raise ``RunLeasedError`` if a process executes a run; ``stop`` is the command that stops it."""
+    """Raise ``RunLeasedError`` if a process executes a run; ``stop`` is the command that stops it.
+
+    Not if its lease has expired: then the run may be taken over.
+    """
     lease = reader.run_leases().get(run_id)
-    if lease is not None:
+    if lease is not None and reader.clock.awake_seconds() < lease.expires:
         holder = lease.holder
         where = "" if holder.host == socket.gethostname() else " there"
         raise RunLeasedError(
@@ -402,6 +430,8 @@ def kill_run(reader: Reader, run_id: str) -> bool:
 
 
 def _end_run(reader: Reader, run_id: str, number: signal.Signals) -> bool:
+    from maestro_hive.team.processes import is_suspended  # noqa: PLC0415 - not for the status
+
     record = _team_run(reader, run_id)
     lease = reader.run_leases().get(record.name)
     if lease is None:
@@ -410,6 +440,12 @@ def _end_run(reader: Reader, run_id: str, number: signal.Signals) -> bool:
     if holder.host != socket.gethostname():
         raise ConfigurationError(
             f"run {run_id!r} is executed on {holder.host}, by process {holder.pid}; stop it there"
+        )
+    if number is signal.SIGTERM and is_suspended(holder.pid):
+        raise ConfigurationError(
+            f"run {run_id!r} was not stopped: process {holder.pid} is suspended, as by SIGSTOP or Ctrl+Z. Let"
+            f" it go on by 'kill -CONT {holder.pid}' and stop it then, or kill it by 'kill -KILL"
+            f" {holder.pid}'; 'maestro resume {run_id}' takes the run over when its lease has expired"
         )
     os.kill(holder.pid, number)
     deadline = time.monotonic() + _STOP_SECONDS

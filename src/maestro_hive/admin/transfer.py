@@ -25,8 +25,8 @@ from maestro_hive.admin.folder import (
 )
 from maestro_hive.admin.runs import find_run
 from maestro_hive.engine import audit
-from maestro_hive.engine.copies import FILE, KIND
-from maestro_hive.engine.open_run import append_entries, document_of
+from maestro_hive.engine.copies import FILE, KIND, document_of
+from maestro_hive.engine.open_run import append_entries
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import (
     AtomicWriteError,

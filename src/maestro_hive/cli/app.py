@@ -147,7 +147,8 @@ class Root(HelpfulGroup):
 def cli() -> None:
     """Inspect and control durable runs, and maintain their state folder.
 
-    Exit codes: 0 success, 1 failure, 2 wrong use, 75 a person is needed, 130 interrupted.
+    Exit codes: 0 success, 1 failure, 2 wrong use, 75 a person is needed; 128 and the number of the
+    signal that stopped it: 129 the terminal was closed, 130 Ctrl+C, 143 SIGTERM.
 
     Examples:
         maestro runs                       the newest runs

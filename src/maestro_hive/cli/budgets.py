@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from maestro_hive.admin.runs import find_run
 from maestro_hive.cli import output
 from maestro_hive.cli.command import Call, verb, verb_group
 from maestro_hive.hive.budgets import (
@@ -200,7 +201,12 @@ def raise_budget(
         raise ConfigurationError("give --tokens, --usd or both: how much more")
     with call.writing() as store:
         budgets = Budgets(lambda: store)
-        limit = budgets.raise_limit(tokens=tokens, usd=usd, **_account(scope, name))
+        try:
+            limit = budgets.raise_limit(tokens=tokens, usd=usd, **_account(scope, name))
+        except ConfigurationError:
+            if scope == "run" and name is not None:
+                find_run(store, name)  # if there is none, that is what is wrong
+            raise
     if call.wants_json:
         call.print_json(budget=to_dict(limit))
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from maestro_hive.admin import breakers
-from maestro_hive.admin.runs import find_run
+from maestro_hive.admin.runs import find_run, read_run
 from maestro_hive.admin.teams import over_own_budget
 from maestro_hive.cli import output
 from maestro_hive.cli.command import Helpful, breaker_names, duration, run_ids, verb, verb_group
@@ -21,10 +21,11 @@ from maestro_hive.engine.outbox import found_escalation
 from maestro_hive.hive import answers, cancelling, control, escalations, resolving
 from maestro_hive.hive.answer_types import ShapeError
 from maestro_hive.hive.dispatching import belongs_to_workers
+from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.plain import to_dict
-from maestro_hive.maestro.state.projections import facts_of
+from maestro_hive.maestro.state.projections import facts_of, find_step
 from maestro_hive.maestro.state.views import OVER, question_id, value_of
-from maestro_hive.team.plans import WORKFLOW
+from maestro_hive.team.plans import WORKFLOW, asks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from maestro_hive.admin.breakers import BreakerView
     from maestro_hive.cli.command import Call
     from maestro_hive.engine.outbox import StoredEscalation
-    from maestro_hive.maestro.state.records import Entry
+    from maestro_hive.maestro.state.records import Entry, RunRecord
     from maestro_hive.maestro.state.store import Store
 
 _RUN_ARGUMENT = click.argument("run", metavar="RUN", shell_complete=run_ids)
@@ -222,7 +223,7 @@ def retry_command(call: Call, run: str, step: str | None) -> None:
     with call.writing() as store:
         record = find_run(store, run)
         over = over_own_budget(store, record, step)
-        control.retry(store, record.name, step)
+        control.retry(store, record.name, _step_to_retry(call, store, record, step))
         by_worker = belongs_to_workers(store, record.name)
     what = f"step {step} of run {record.name}" if step else f"run {record.name}"
     when = "a worker takes it" if by_worker else "its program is started"
@@ -232,6 +233,28 @@ def retry_command(call: Call, run: str, step: str | None) -> None:
         output.line(f"{what} is retried when {when}")
     for each in over:
         output.line(f"{each} is over its budget, which a retry does not raise; {ONLY_MORE}")
+
+
+def _step_to_retry(
+    call: Call, store: Store, record: RunRecord, wanted: str | None
+) -> str | int | None:
+    """Return the step that is meant: the newest one of a task; raise if the task is complete."""
+    if wanted is None or record.workflow != WORKFLOW:
+        return wanted
+    run = read_run(store, record.name)
+    found = find_step(run.state, wanted, newest=True)
+    if found is None or found.completed is None:
+        return wanted if found is None else found.number
+    if asks(run.value(found.completed)) and run.state.ended is None:
+        answer = call.command_line("answer", record.name, found.name, "TEXT")
+        raise ConfigurationError(
+            f"task {found.name} of run {record.name} has not failed: it waits for an answer, or goes on"
+            f" with it; to answer: {answer}"
+        )
+    raise ConfigurationError(
+        f"{found.name} of run {record.name} is complete, so there is nothing to retry; to execute it"
+        f" again: maestro run GRAPH --only {found.name} --force"
+    )
 
 
 @verb("resolve", reads=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import shlex
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from maestro_hive.cli import output
 from maestro_hive.cli.command import FAILED, verb
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.team import graph_files
-from maestro_hive.team.graph import make_plan, select, simulate
+from maestro_hive.team.graph import AGENTS, Persona, make_plan, select, simulate
+from maestro_hive.team.graph.commands import PROMPT_ADVICE, is_prompt_in_script
 from maestro_hive.team.graph.drawing import MAX_DRAWN, draw
 
 if TYPE_CHECKING:
@@ -98,9 +100,10 @@ def _draw(plan: Plan, file: Path) -> None:
 
 @verb("init")
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
-@click.option("--toml", "form", flag_value="toml", default="toml", help="In TOML, with comments.")
-@click.option("--json", "form", flag_value="json", help="In JSON.")
-def init_command(_: Call, folder: Path, form: str) -> None:
+@click.option("--toml", is_flag=True, help="In TOML, with comments.  [default]")
+@click.option("--json", "as_json", is_flag=True, help="In JSON.")
+@click.option("--agent", type=click.Choice(AGENTS), help="Have its tasks executed by an agent.")
+def init_command(_: Call, folder: Path, *, toml: bool, as_json: bool, agent: str | None) -> None:
     """Write an example task graph to start from.
 
     It is written to DIR, the current folder by default, as task-graph.toml with comments that explain
@@ -109,9 +112,13 @@ def init_command(_: Call, folder: Path, form: str) -> None:
     Examples:
         maestro init                    task-graph.toml, here
         maestro init --json specs       specs/task-graph.json
+        maestro init --agent claude     a graph that claude executes
     """
-    path = graph_files.write_example(folder, "json" if form == "json" else "toml")
-    output.line(f"{path} was written; set its personas, and 'maestro graph {path}' checks it")
+    if toml and as_json:
+        raise click.UsageError("Give either --toml or --json.")
+    path = graph_files.write_example(folder, "json" if as_json else "toml", agent)
+    then = "set its personas, and 'maestro graph" if agent is None else "'maestro graph"
+    output.line(f"{path} was written; {then} {path}' checks it")
 
 
 # --- the dry run ----------------------------------------------------------------------------------
@@ -125,17 +132,21 @@ def show_dry_run(
     *,
     strict: bool,
     force: bool = False,
+    persona: str | None = None,
+    run_id: str | None = None,
 ) -> int | None:
     """Show what a run of a graph would do; nothing is executed or written."""
     checked = graph_files.check_file(path, strict=strict)
     plan = _selected(checked, path, only)
+    if plan is not None:
+        plan = replace(plan, graph=with_persona(plan.graph, persona))
     missing: Sequence[MissingProgram] = ()
     schedule, reused = None, None
     count = workers or DEFAULT_WORKERS
     if plan is not None:
         missing = graph_files.missing_programs(plan.graph)
         schedule = simulate(plan, count)
-        reused = None if force else _reused(call, plan)
+        reused = _reused(call, plan, run_id, force=force)
     if call.wants_json:
         shown = _members(path, checked, plan, schedule)
         shown["missing_programs"] = [asdict(each) for each in missing]
@@ -152,13 +163,14 @@ def show_dry_run(
     return FAILED if checked.errors else None
 
 
-def _reused(call: Call, plan: Plan) -> Reused | None:
+def _reused(call: Call, plan: Plan, run_id: str | None, *, force: bool) -> Reused | None:
     from maestro_hive.admin import folder, teams  # noqa: PLC0415 - not for --help
 
-    if folder.is_vacant(folder.choose_folder(call.chosen)[0]):
-        return teams.reused_by(None, plan, Path.cwd().absolute())
+    store, here = folder.choose_folder(call.chosen)[0], Path.cwd().absolute()
+    if folder.is_vacant(store):
+        return teams.reused_by(None, plan, here, store=store, run_id=run_id, force=force)
     with call.reading() as reader:
-        return teams.reused_by(reader, plan, Path.cwd().absolute())
+        return teams.reused_by(reader, plan, here, store=store, run_id=run_id, force=force)
 
 
 def _show_reused(reused: Reused | None, plan: Plan) -> None:
@@ -184,22 +196,40 @@ def graph_to_run(call: Call, path: Path, only: Sequence[str], *, strict: bool) -
     return None
 
 
+def with_persona(graph: Graph, command: str | None) -> Graph:
+    """Return a graph whose tasks without a persona are executed by a command."""
+    if command is None or graph.persona is not None:
+        return graph
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise click.UsageError(f"--persona: the command cannot be split: {error}.") from None
+    if not words:
+        raise click.UsageError("--persona needs a command.")
+    if is_prompt_in_script(words):
+        raise click.UsageError(
+            f"--persona: {{prompt}} stands in the script of a shell; {PROMPT_ADVICE}."
+        )
+    return replace(graph, persona=Persona(name="default", command=words))
+
+
 def _selected(checked: Checked, path: Path, only: Sequence[str]) -> Plan | None:
     if checked.graph is None or not only:
         return checked.plan
-    known = {task.id for task in checked.graph.tasks}
+    known = {task.id: None for task in checked.graph.tasks}
     for each in only:
         if each not in known:
-            near = _similar(each, known)
-            raise ConfigurationError(f"--only {each}: {path} has no such task{near}")
+            hint = _known_ids(each, list(known))
+            raise ConfigurationError(f"--only {each}: {path} has no such task; {hint}")
     return make_plan(select(checked.graph, only))
 
 
-def _similar(name: str, known: set[str]) -> str:
+def _known_ids(name: str, known: list[str]) -> str:
+    """Return the id that may be meant by a name, or some of all, in words."""
     from difflib import get_close_matches  # noqa: PLC0415 - needed only after a mistake
 
-    near = get_close_matches(name[:64], sorted(known)[:1000], n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = get_close_matches(name[:64], known[:1000], n=1)
+    return f"did you mean {near[0]}?" if near else f"it has {output.listed(known, _NAMED)}"
 
 
 # --- what is shown --------------------------------------------------------------------------------

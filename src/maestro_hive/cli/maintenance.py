@@ -31,6 +31,8 @@ from maestro_hive.maestro.state.run_document import MAX_DOCUMENT_BYTES
 from maestro_hive.team.state import MAX_STATE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from maestro_hive.admin.doctor import Findings
     from maestro_hive.admin.purge import PurgePlan
     from maestro_hive.cli.command import Call
@@ -154,6 +156,19 @@ def purge_command(
         maestro purge --older-than 30d --status success
         maestro purge --status failed --status cancelled --yes
     """
+    return purge(call, runs, older_than, statuses, yes=yes)
+
+
+def purge(
+    call: Call,
+    runs: Sequence[str],
+    older_than: float | None = None,
+    statuses: Sequence[str] = (),
+    *,
+    yes: bool,
+    names_left: bool = True,
+) -> int | None:
+    """Delete runs, after a question; with ``names_left`` it is said that their state files stay."""
     with call.writing() as store:
         plan = plan_purge(store, call.folder, runs, older_than=older_than, statuses=statuses)
         if plan.needed and not plan.by_name:
@@ -171,7 +186,7 @@ def purge_command(
             else:
                 copies = output.many(each.copies, "copy", "copies")
                 output.line(f"run {each.run_id!r} is purged, with {copies}")
-            if each.left is not None:
+            if each.left is not None and names_left:
                 output.line(
                     f"{each.left.path} has the results of"
                     f" {output.many(each.left.complete, 'complete task')} of it, and stays: 'maestro run"

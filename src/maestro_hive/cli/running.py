@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -51,6 +52,9 @@ _NEGATIVE_NUMBER = re.compile(r"-[0-9.][0-9.eE+-]*", re.ASCII)
 #: Before a negative number that is an argument, while options are read.
 MARK = "\0"
 _NAME = r"[^\W\d]\w*"
+_GRAPH_SUFFIXES = (".json", ".toml")
+#: How many similar files a message names.
+_NAMED = 3
 _TARGET = re.compile(rf"({_NAME}(?:\.{_NAME})*):({_NAME}(?:\.{_NAME})*)")
 
 
@@ -75,7 +79,9 @@ class TakesArguments(Helpful):
 @click.argument("target", metavar="MODULE:WORKFLOW|GRAPH")
 @click.argument("words", metavar="[ARG]...", nargs=-1)
 @click.option(
-    "--run-id", metavar="RUN", help="The run's id; a run of that id is resumed.  [default: new]"
+    "--run-id",
+    metavar="RUN",
+    help="The run's id; a run of that id is resumed.  [default: new; of a task graph, its feature's]",
 )
 @click.option("--dry-run", is_flag=True, help="Of a task graph: show what would run.")
 @click.option(
@@ -159,7 +165,14 @@ def run_command(
             raise click.UsageError(f"A task graph takes no arguments, and {words[0]!r} is one.")
         if dry_run:
             return graphs.show_dry_run(
-                call, Path(target), workers, only, strict=strict, force=force
+                call,
+                Path(target),
+                workers,
+                only,
+                strict=strict,
+                force=force,
+                persona=persona,
+                run_id=run_id,
             )
         options = teams.GraphOptions(
             run_id=run_id,
@@ -177,7 +190,8 @@ def run_command(
     if any(graph_only) or any(each not in (None, False, ()) for each in given.values()):
         raise click.UsageError(
             "--dry-run, --only, --workers, --strict, --force, --budget, --persona, --grace, --notify"
-            f" and --plain are for task graphs, and {target!r} is not an existing file."
+            f" and --plain are for task graphs, and {target!r} is not an existing file"
+            f"{_similar_graphs(Path(target))}."
         )
     return _run_workflow(call, target, words, run_id, no_wait=no_wait)
 
@@ -362,11 +376,34 @@ def _refuse(target: str) -> NoReturn:
             f"{target} is {'a folder' if path.is_dir() else 'no regular file'}, and no task graph; name"
             " a file, or a workflow as package.module:workflow"
         )
-    if target.endswith((".json", ".toml")):
-        raise ConfigurationError(f"there is no file {target!r}; 'maestro init' writes a task graph")
+    similar = _similar_graphs(path)
+    if similar or target.endswith(_GRAPH_SUFFIXES):
+        hint = similar or "; 'maestro init' writes a task graph"
+        raise ConfigurationError(f"there is no file {target!r}{hint}")
+    if ":" not in target:
+        raise ConfigurationError(
+            f"{target!r} is no file, and names no workflow; name a task graph's file, or a workflow as"
+            " package.module:workflow, such as shop.checkout:build"
+        )
     raise ConfigurationError(
         f"{target!r} names no workflow; name one as package.module:workflow, such as"
         " shop.checkout:build"
+    )
+
+
+def _similar_graphs(path: Path) -> str:
+    """Return the files beside it that may be meant, in words; nothing, if there is none."""
+    if ":" in path.name:  # a workflow
+        return ""
+    try:
+        names = sorted(each.name for each in path.parent.iterdir())
+    except (OSError, ValueError):  # ValueError: a zero byte
+        return ""
+    stems = {name: name.rpartition(".")[0] for name in names if name.endswith(_GRAPH_SUFFIXES)}
+    near = [name for name, stem in stems.items() if stem in (path.name, path.stem)]
+    near = (near or get_close_matches(path.name, stems, n=_NAMED))[:_NAMED]
+    return (
+        f"; did you mean {' or '.join(str(path.with_name(each)) for each in near)}?" if near else ""
     )
 
 

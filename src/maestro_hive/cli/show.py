@@ -123,7 +123,8 @@ def run_row(run: RunSummary) -> list[output.Cell]:
 def show_command(call: Call, run_id: str, step: str | None, *, every: bool) -> None:
     """Show a run and its steps, or one step in detail.
 
-    STEP is a step's number, its name, or name#2 for the second step of that name. Of a long run
+    STEP is a step's number, its name, or name#2 for the second step of that name; a task's id in a
+    team run means its newest step, which is another one after each of its answers. Of a long run
     the last steps are shown, and those that are not completed; the same goes for the runs that it
     started, which are shown under it with their own. A question that the run waits for is shown with
     the command that answers it. Values are shown as they are written in Python, and with --json as
@@ -295,7 +296,7 @@ def next_actions(call: Call, run: RunView) -> list[str]:
     """Return what the run needs to continue, with the command for it."""
     open_ones = Counter(wait.name for wait in run.waits_for if not wait.answered)
     lines = [
-        _answered(run, wait)
+        _answered(call, run, wait)
         if wait.answered
         else waiting_line(call, run.run_id, wait, named=open_ones[wait.name] > 1)
         for wait in run.waits_for
@@ -328,6 +329,8 @@ def _resumed_by(call: Call, run: RunView) -> str:
     first = _WAYS_OUT.get(run.suspended.error_type, "") if run.suspended else ""
     if run.dispatch is None and run.parent is not None:  # which a worker may have
         return f"it is resumed with its parent, see {call.command_line('show', run.parent)}"
+    if run.dispatch is None and is_team_run(run.workflow):
+        return f"{first}{call.command_line('resume', run.run_id)}"
     if run.dispatch is None:
         return f"{first}start its program to resume it"
     if run.dispatch.state != "held":
@@ -341,9 +344,9 @@ def _timer_line(timer: TimerView) -> str:
     return f"{'sleeping' if timer.what == 'sleep' else 'a timeout runs'}{named}, {until}"
 
 
-def _answered(run: RunView, wait: WaitView) -> str:
+def _answered(call: Call, run: RunView, wait: WaitView) -> str:
     what = wait.name if wait.escalation is None else f"escalation {wait.escalation} of {wait.name}"
-    return f"{what} is answered: the run continues {_continues(run)}"
+    return f"{what} is answered: the run continues {_continues(call, run)}"
 
 
 def waiting_line(call: Call, run_id: str, wait: WaitView, *, named: bool) -> str:
@@ -373,12 +376,21 @@ def _escalated(call: Call, wait: WaitView) -> str:
     return f"{wait.name} failed, and waits for a person since {since}{ticket}: {'; '.join(answers)}"
 
 
-def _continues(run: RunView) -> str:
+def is_team_run(workflow: str | None) -> bool:
+    """Return whether runs of a workflow are team runs, which ``maestro resume`` resumes."""
+    from maestro_hive.team.plans import WORKFLOW  # noqa: PLC0415 - slow to import
+
+    return workflow == WORKFLOW
+
+
+def _continues(call: Call, run: RunView) -> str:
     """Return when a run continues that has its answer, in words."""
     if run.dispatch is not None:
         return "when a worker takes it"
     if run.parent is not None:
         return f"with its parent, run {run.parent}"
+    if is_team_run(run.workflow):
+        return f"when it is resumed: {call.command_line('resume', run.run_id)}"
     return "when its program is started"
 
 

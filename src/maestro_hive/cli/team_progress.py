@@ -5,6 +5,7 @@ It decides and touches nothing: times are given to it.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
@@ -33,6 +34,8 @@ _STOPPED_AS = {"bankrupt": OVER_BUDGET, "interrupted": INTERRUPTED}
 _ORDER = (RUNNING, RETRYING, WAITING, *UNSUCCESSFUL, PARKED, STOPPED, PENDING, BLOCKED, COMPLETE)
 #: How much of an error is shown in a line.
 _LINE = 160
+#: What the message of an error ends with besides, if its kind is known.
+_CODE = re.compile(r" \([A-Z_]+\)$")
 _MINUTE = 60.0
 #: What is left of a sum of estimates, in minutes, when all are subtracted again.
 _NEARLY_NONE = 1e-9
@@ -278,7 +281,7 @@ class Progress:
                     yield f"{row.id}: started{again}"
             case events.StepFailed():
                 self._set(row, PARKED if row.id in self._parked else RETRYING)
-                yield f"{row.id}: attempt {event.attempt} failed: {_short(event.message)}"
+                yield f"{row.id}: attempt {event.attempt} failed: {_reason(event)}"
             case events.StepCompleted():
                 self._set(row, COMPLETE)
                 self.happened.executed[row.id] = None
@@ -389,6 +392,18 @@ def _rows(plan: Plan) -> Iterator[Row]:
 
 def _with_time(event: RunEvent, text: str) -> str:
     return f"{event.at.astimezone():%H:%M:%S}  {text}"
+
+
+def _reason(event: events.StepFailed) -> str:
+    """Return why an attempt failed, in a line: of the output of a command its last line."""
+    first, _, rest = event.message.strip().partition("\n")
+    last = _CODE.sub("", rest.rpartition("\n")[2])
+    match event.error_type.rpartition(".")[2]:
+        case "VerificationFailedError" if last and "ended " in first:
+            return _short(f"{last}; {first}")  # which has the command, however long
+        case "CommandFailedError" | "GateFailedError" if last:
+            return _short(f"{first}: {last}")
+    return _short(event.message)
 
 
 def _short(text: str) -> str:

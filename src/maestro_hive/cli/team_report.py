@@ -39,8 +39,8 @@ def print_report(call: Call, view: TeamView, happened: Happened) -> None:
         call.print_json(run=to_dict(view), **members)
         return
     output.heading(
-        f"{view.feature}: {len(complete)} of {output.many(len(tasks), 'task')} complete"
-        f" ({len(complete) - reused} executed, {reused} reused)"
+        f"{view.feature}: {len(complete):,} of {output.many(len(tasks), 'task')} complete"
+        f" ({len(complete) - reused:,} executed, {reused:,} reused)"
     )
     _print_names("retried", happened.retried)
     _print_names("healed", happened.healed)

@@ -238,13 +238,14 @@ class TeamCall:
         code, said, is_stopped = self._ended(start)
         if said is not None:
             output.complain(said)
-        if is_stopped:
+        if is_stopped and not self._call.wants_json:
             return code
         with self._call.reading() as reader:
             view = teams.team_view(reader, self._run_id)
         print_report(self._call, view, self._shown.happened)
         sys.stdout.flush()
-        run_async(self._notify_end(view))
+        if not is_stopped:  # who has stopped it knows
+            run_async(self._notify_end(view))
         return code
 
     def _ended(
@@ -295,9 +296,11 @@ class TeamCall:
             self._hive.attend(self._run_id, self._tell, leave=self._manner.no_wait)
         )
         warning = asyncio.create_task(self._warn())
+        is_stopped = False
         try:
             await work
         except asyncio.CancelledError:
+            is_stopped = True
             warning.cancel()
             raise
         finally:
@@ -308,7 +311,8 @@ class TeamCall:
             await asyncio.wait({following}, timeout=_LAST_SECONDS)
             self._shown.end()
             await asyncio.wait({warning}, timeout=_VERSION_SECONDS)
-        await self._notifier.finish()
+            if not is_stopped:  # who has stopped it waits for its end
+                await self._notifier.finish()
 
     async def _warn(self) -> None:
         """Say which agents have a version that was not tried, while they work."""

@@ -60,7 +60,7 @@ def _show_status(call: Call, view: TeamView) -> None:
     complete = sum(each.status == teams.COMPLETE and not each.is_gate for each in view.tasks)
     total = sum(not each.is_gate for each in view.tasks)
     output.heading(
-        f"run {view.run_id}: {view.status}, {complete} of {output.many(total, 'task')} complete"
+        f"run {view.run_id}: {view.status}, {complete:,} of {output.many(total, 'task')} complete"
     )
     columns = ["level", "task", "status", "attempts", "took", "title", "because"]
     output.table(columns, [_status_row(each) for each in view.tasks])

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from maestro_hive.admin import teams
+from maestro_hive.admin.folder import is_vacant
+from maestro_hive.admin.runs import find_run
 from maestro_hive.cli import graphs, output
 from maestro_hive.cli.command import FAILED, run_ids, verb
 from maestro_hive.cli.team_run import Manner, Shown, TeamCall, manner_options, shows_table
+from maestro_hive.engine.budget import checked_amount
 from maestro_hive.engine.config import ExecutionConfig
+from maestro_hive.hive.errors import RunMismatchError
 from maestro_hive.hive.hive import Hive
-from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.team.graph import Persona
+from maestro_hive.kernel.errors import ConfigurationError, RunLeasedError
 from maestro_hive.team.personas import check_personas
 from maestro_hive.team.restoring import recorded_graph
-from maestro_hive.team.runner import WORKFLOW, ChosenRun, TeamRunner
+from maestro_hive.team.runner import WORKFLOW, TeamRunner
 
 if TYPE_CHECKING:
     from maestro_hive.cli.command import Call
+    from maestro_hive.maestro.state.records import RunRecord
     from maestro_hive.team.graph import Graph
     from maestro_hive.team.restoring import Restored
 
 #: How many tasks a line names.
 _NAMED = 8
+#: How often a run is chosen again whose id was taken meanwhile.
+_TRIES = 20
+#: What has become of a run that is only resumed after a retry.
+_ENDED = {"failed": "it has failed", "cancelled": "it was cancelled"}
 _RUN_ARGUMENT = click.argument("run_id", metavar="[RUN]", required=False, shell_complete=run_ids)
 
 
@@ -53,38 +62,32 @@ def run_graph(call: Call, path: Path, options: GraphOptions) -> int | None:
     graph = graphs.graph_to_run(call, path, options.only, strict=options.strict)
     if graph is None:
         return FAILED
-    graph = _with_persona(graph, options.persona)
+    graph = graphs.with_persona(graph, options.persona)
+    budget = _amount(options.budget)
     check_personas(graph, Path.cwd())
     with _hive(call) as hive:
         shown = Shown(call, on_screen=shows_table(call, options.manner))
         workers = options.workers or graphs.DEFAULT_WORKERS
         runner = TeamRunner(hive, workers=workers, strict=options.strict, observer=shown)
-        run_id = _chosen(runner, graph, options)
-        budget = _amount(options.budget)
-        team = TeamCall(call, hive, run_id, shown, options.manner)
-        return team.execute(lambda: runner.run(graph, run_id=run_id, budget=budget))
-
-
-def _with_persona(graph: Graph, command: str | None) -> Graph:
-    """Return a graph whose tasks without a persona are executed by a command."""
-    if command is None or graph.persona is not None:
-        return graph
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise click.UsageError(f"--persona: the command cannot be split: {error}.") from None
-    if not words:
-        raise click.UsageError("--persona needs a command.")
-    return replace(graph, persona=Persona(name="default", command=words))
+        for left in reversed(range(_TRIES)):
+            run_id = _chosen(runner, graph, options)
+            team = TeamCall(call, hive, run_id, shown, options.manner)
+            start = partial(runner.run, graph, run_id=run_id, budget=budget)
+            try:
+                return team.execute(start)
+            except (RunLeasedError, RunMismatchError):
+                # The same feature, started in another folder at the same moment, has got this id.
+                if not left or options.run_id or not runner.is_of_another_folder(run_id):
+                    raise
+        raise AssertionError("the last try returns, or raises")
 
 
 def _chosen(runner: TeamRunner, graph: Graph, options: GraphOptions) -> str:
     folder, run_id, force = Path.cwd().absolute(), options.run_id, options.force
-    chosen = (
-        runner.choose(graph, folder, force=force, is_part=bool(options.only))
-        if run_id is None
-        else ChosenRun(run_id, exists=runner.exists(run_id))
-    )
+    is_part = bool(options.only)
+    chosen = runner.choose(graph, folder, run_id=run_id, force=force, is_part=is_part)
+    if run_id is not None and chosen.exists:
+        _check_same(runner, run_id, graph, folder)
     if not (chosen.exists or chosen.forked_from or force):
         found = runner.restorable(graph, folder)
         if found is not None:
@@ -97,14 +100,31 @@ def _chosen(runner: TeamRunner, graph: Graph, options: GraphOptions) -> str:
             )
     if chosen.forked_from is not None:
         runner.fork(chosen, graph)
+        why = "the graph has changed" if chosen.folder is None else "the folder was moved"
         output.note(
             f"run {chosen.run_id} executes {output.listed([task.id for task in graph.tasks], _NAMED)}"
             f" again; what else run {chosen.forked_from} has completed stays complete"
             if chosen.again
-            else f"the graph has changed since run {chosen.forked_from}: run {chosen.run_id} goes on with"
-            " what is unchanged"
+            else f"{why} since run {chosen.forked_from}: run {chosen.run_id} goes on with what is unchanged"
         )
     return chosen.run_id
+
+
+def _check_same(runner: TeamRunner, run_id: str, graph: Graph, folder: Path) -> None:
+    """Raise if the run of this id was started with something else."""
+    document, place = runner.arguments(run_id)
+    if place != folder:
+        raise ConfigurationError(
+            f"run {run_id} was started in another folder, {place}\n"
+            "Start it there, or give another --run-id."
+        )
+    if document != graph.to_document():
+        other = runner.choose(graph, folder)
+        then = "goes on with what is unchanged" if other.forked_from == run_id else "is its run"
+        raise ConfigurationError(
+            f"run {run_id} is of another graph than this one.\n"
+            f"Leave --run-id out: run {other.run_id} {then}; or give another id."
+        )
 
 
 def _restore(runner: TeamRunner, run_id: str, graph: Graph, found: Restored) -> None:
@@ -116,13 +136,32 @@ def _restore(runner: TeamRunner, run_id: str, graph: Graph, found: Restored) -> 
 
 
 def _amount(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
+    """Return what a run may spend, as it was typed; raise if it is no amount."""
+    if text is None:
+        return None
+    amount = int(text) if text.isdecimal() else text
+    checked_amount("--budget", amount)
+    return amount
 
 
 def _hive(call: Call) -> Hive:
     folder = call.folder  # which says which one it is
     config = ExecutionConfig()  # of the environment as it is now
     return Hive(config=config) if call.chosen is None else Hive(folder, config)
+
+
+def _check_store(call: Call, what: str) -> None:
+    """Raise unless there is a state folder: a Hive would make one."""
+    if call.chosen is None and is_vacant(call.folder):
+        raise _no_run(what)
+    with call.reading():
+        pass
+
+
+def _no_run(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"there is no run of a task graph in {Path.cwd()} {what}; 'maestro runs' lists all runs"
+    )
 
 
 # --- verbs ----------------------------------------------------------------------------------------
@@ -185,6 +224,7 @@ def _restored_here(runner: TeamRunner, run_id: str | None) -> str | None:
 
 def latest_run(call: Call) -> str:
     """Return the last team run of this folder, whatever has become of it."""
+    _check_store(call, "yet")
     every = ("running", "waiting", "stopped", "pending", "failed", "success", "bankrupt")
     with _hive(call) as hive:
         return _latest(TeamRunner(hive), hive, statuses=(*every, "cancelled"))
@@ -200,9 +240,7 @@ def _latest(runner: TeamRunner, hive: Hive, *, statuses: tuple[str, ...] | None)
     what = "that is not complete" if statuses is None else "that is executed"
     if statuses is not None and "success" in statuses:
         what = "yet"
-    raise ConfigurationError(
-        f"there is no run of a task graph in {here} {what}; 'maestro runs' lists all runs"
-    )
+    raise _no_run(what)
 
 
 @verb("stop")
@@ -218,11 +256,22 @@ def stop_command(call: Call, run_id: str | None) -> None:
         maestro stop            the run of this folder
         maestro stop shop       a run by its id
     """
+    _check_store(call, "that is executed")
     with _hive(call) as hive:
         running = ("running", "waiting")
         found = run_id or _latest(TeamRunner(hive), hive, statuses=running)
     with call.reading() as reader:
-        was_executed = teams.stop_run(reader, found)
-    again = call.command_line("resume", found)
-    what = "was stopped" if was_executed else "is executed by no process"
-    output.line(f"run {found} {what}; to resume it: {again}")
+        what = "was stopped" if teams.stop_run(reader, found) else None
+        output.line(stopped_line(call, find_run(reader, found), what))
+
+
+def stopped_line(call: Call, record: RunRecord, what: str | None) -> str:
+    """Return what was done to a run that is not executed now, None for nothing, and how it goes on."""
+    line = f"run {record.name} {what or 'is executed by no process'}"
+    resume = call.command_line("resume", record.name)
+    if record.status == "success":
+        return f"{line}; it is complete"
+    if record.status in _ENDED:
+        retry = call.command_line("retry", record.name)
+        return f"{line}; {_ENDED[record.status]}, and to retry it: {retry} && {resume}"
+    return f"{line}; to resume it: {resume}"

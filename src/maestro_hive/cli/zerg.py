@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from maestro_hive.admin import teams as admin_teams
+from maestro_hive.admin.runs import find_run
 from maestro_hive.cli import control, logs, maintenance, output, running, team_status, teams
 from maestro_hive.cli.command import verb, verb_group
 from maestro_hive.kernel.errors import ConfigurationError
@@ -270,9 +271,8 @@ def zerg_stop_command(
     if not force:
         return _called(call, teams.stop_command, run_id)
     with call.reading() as reader:
-        was_executed = admin_teams.kill_run(reader, run_id)
-    what = "was killed" if was_executed else "is executed by no process"
-    output.line(f"run {run_id} {what}; to resume it: {call.command_line('resume', run_id)}")
+        what = "was killed" if admin_teams.kill_run(reader, run_id) else None
+        output.line(teams.stopped_line(call, find_run(reader, run_id), what))
     return None
 
 
@@ -379,7 +379,7 @@ def cleanup_command(
         if has_file:
             output.line(f"would delete {STATE_FILE}")
         return None
-    code = _called(call, maintenance.purge_command, *runs, *(["--yes"] if yes else []))
+    code = maintenance.purge(call, runs, yes=yes, names_left=not has_file)
     if has_file and not code:
         (Path(last.folder) / STATE_FILE).unlink(missing_ok=True)
         output.line(f"{STATE_FILE} is deleted")

@@ -28,6 +28,7 @@ from maestro_hive.team.agents import (
     adapter,
     call_for,
 )
+from maestro_hive.team.progress import one_more_handover
 from maestro_hive.team.results import result_in
 
 if TYPE_CHECKING:
@@ -87,8 +88,7 @@ class AgentTask:
         next call is made in a fresh session. What failed is raised, as the engine takes it.
         """
         while True:
-            is_fresh = self._saved is None
-            outcome, has_worked = await self._call()
+            outcome, is_full = await self._call()
             failure = outcome.failure
             if failure is None:
                 text = _clean(outcome.text)
@@ -98,13 +98,13 @@ class AgentTask:
             if outcome.try_again_now and self._session_errors < _MOST_SESSION_ERRORS:
                 self._session_errors += 1
                 continue
-            # A task that fits into no context would not fit into the next one.
-            if failure.kind is FailureKind.CONTEXT_FULL and (has_worked or not is_fresh):
+            if is_full:
                 return None
             raise failure.error(self._adapter.name)
 
     async def _call(self) -> tuple[Outcome, bool]:
-        """Make one call; return how it ended, and whether the agent has done anything."""
+        """Make one call; return how it ended, and whether the next one needs a fresh session."""
+        is_fresh = self._saved is None
         call = call_for(
             self._persona,
             prompt=self._prompt,
@@ -129,8 +129,13 @@ class AgentTask:
         ended = await self._until_error(command, lambda piece: take(reader.feed(piece)))
         outcome = reader.end(ended.code)
         take(outcome.events)
-        self._save(outcome.session)
-        return outcome, has_worked
+        failure = outcome.failure
+        is_full = failure is not None and failure.kind is FailureKind.CONTEXT_FULL
+        # A task that fits into no context would not fit into the next one.
+        is_full = is_full and (has_worked or not is_fresh)
+        counted = one_more_handover(self._context.progress) if is_full else {}
+        self._save(outcome.session, **counted)
+        return outcome, is_full
 
     async def _until_error(self, command: Command, take: Callable[[str], None]) -> Ended:
         """Execute the command; end it when its output cannot be taken, as over a budget."""
@@ -189,11 +194,11 @@ class AgentTask:
             return Session.from_json(self._saved)
         return self._adapter.new_session(uuid.uuid4().hex)
 
-    def _save(self, session: Session | None) -> None:
-        """Record the session for the next call, durably."""
+    def _save(self, session: Session | None, **more: Json) -> None:
+        """Record the session for the next call, durably, and more with it."""
         value = None if session is None else session.to_json()
-        if value != self._saved:
-            self._context.save_progress(**{SESSION: value})
+        if value != self._saved or more:
+            self._context.save_progress(**{SESSION: value}, **more)
             self._saved = value
 
     def _left(self) -> float | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,15 +29,18 @@ from maestro_hive.team.graph.documents import (
     parse_document,
 )
 from maestro_hive.team.graph.problems import MOST
+from maestro_hive.team.results import schema_problem
 from maestro_hive.team.state import load_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from jsonschema import Draft7Validator
 
+    from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Graph
     from maestro_hive.team.graph.documents import Form
+    from maestro_hive.team.results import SchemaProblem
 
 #: What ``maestro init`` writes, without its suffix.
 EXAMPLE_NAME = "task-graph"
@@ -51,14 +56,14 @@ def check_file(path: Path, *, strict: bool = False) -> Checked:
     """
     data = _contents(path)
     form = _form(path)
-    if not strict:
-        return check_graph(data, form)
     try:
         document = parse_document(data, form)
     except UnreadableError:
         return check_graph(data, form)
-    checked = check_document(document, strict=True)
-    found = list(_against_schema(document, MOST))
+    checked = check_document(document, strict=strict)
+    found = list(islice(_wrong_schemas(document), MOST))
+    if strict:
+        found += _against_schema(document, MOST)
     known = {each.path for each in checked.errors}
     errors = (*checked.errors, *(each for each in found if each.path not in known))
     if errors:
@@ -72,6 +77,34 @@ def load_file(path: Path, *, strict: bool = False) -> Checked:
     if checked.errors:
         raise GraphError(str(path), checked.errors, checked.more_errors)
     return checked
+
+
+def _wrong_schemas(document: Document) -> Iterator[Problem]:
+    """Yield what is wrong with the JSON Schemas that tasks have for their results."""
+    tasks = document.tree.get("tasks") if isinstance(document.tree, dict) else None
+    items: Iterable[tuple[str | int, Json]] = ()
+    if isinstance(tasks, list | dict):
+        items = tasks.items() if isinstance(tasks, dict) else enumerate(tasks)
+    found: dict[str, SchemaProblem | None] = {}  # many tasks may have the same one
+    for key, task in items:
+        schema = task.get("output_schema") if isinstance(task, dict) else None
+        if not isinstance(schema, dict):
+            continue
+        text = json.dumps(schema)
+        if text not in found:
+            found[text] = schema_problem(schema)
+        wrong = found[text]
+        if wrong is not None:
+            path = ("tasks", key, "output_schema", *wrong.at)
+            task_id = task.get("id", key)
+            yield Problem(
+                code="bad-schema",
+                message=f"'output_schema' is no JSON Schema: {wrong.message}",
+                advice="correct it: what the task returns is checked against it",
+                path=json_path(path),
+                task=task_id if isinstance(task_id, str) else None,
+                line=document.line(path),
+            )
 
 
 def _contents(path: Path) -> bytes:
@@ -146,21 +179,33 @@ def missing_programs(graph: Graph) -> tuple[MissingProgram, ...]:
 # --- the example ----------------------------------------------------------------------------------
 
 
-def example(form: Form) -> str:
-    """Return a small graph to start from; in TOML it has comments."""
+#: The persona of the example, and that of one which an agent executes.
+_PERSONA = re.compile(r"^# This one prints .*?^command = [^\n]*\n", re.DOTALL | re.MULTILINE)
+_AGENT = """\
+# It may write files here; without permissions its own settings hold, and most agents then write none.
+[personas.developer]
+agent = "{}"
+permissions = "edit"
+"""
+
+
+def example(form: Form, agent: str | None = None) -> str:
+    """Return a small graph to start from, executed by an agent if one is named; in TOML it has comments."""
     text = Path(__file__).with_name("templates").joinpath("task-graph.toml").read_text("utf-8")
+    if agent is not None:
+        text = _PERSONA.sub(_AGENT.format(agent), text)
     if form == "toml":
         return text
     tree = parse_document(text.encode(), "toml").tree
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
 
 
-def write_example(folder: Path, form: Form) -> Path:
+def write_example(folder: Path, form: Form, agent: str | None = None) -> Path:
     """Write the example into a folder, which is created; an existing file is never replaced."""
     path = folder / f"{EXAMPLE_NAME}.{form}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_new(path, example(form).encode())
+        _write_new(path, example(form, agent).encode())
     except FileExistsError:
         raise ConfigurationError(
             f"{path} exists, and is not replaced; move it away, or name another folder"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from maestro_hive.team.graph import Persona
+from maestro_hive.maestro.state import codec
+from maestro_hive.team.folder_files import digest_of_file, digest_of_folder
+from maestro_hive.team.graph import Persona, owned_folder
 from maestro_hive.team.prompts import prompt_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Gate, Graph, Task
-
-#: Larger files are not read for their digest.
-_MOST_FILE_BYTES = 64 * 1024 * 1024
 
 
 def task_input(graph: Graph, task: Task) -> dict[str, Json]:
@@ -66,23 +66,39 @@ def with_answer(given: dict[str, Json], asked: str, answer: str) -> dict[str, Js
 
 
 def gate_input(gate: Gate, results: Mapping[str, Json]) -> dict[str, Json]:
-    """Return what a gate is executed with, after what the tasks of its level have made."""
+    """Return what a gate is executed with, after what the tasks up to its level have made."""
     return {
         "gate": gate.name,
         "command": gate.command,
         "required": gate.required,
-        "after": dict(results),
+        "after": codec.canonical_digest(dict(results), "results").hex(),
     }
 
 
-def digests(folder: Path, paths: list[str]) -> dict[str, str]:
-    """Return the SHA-256 of those files that exist."""
+def missing_files(graph: Graph, folder: Path, results: Mapping[str, Json]) -> dict[str, list[str]]:
+    """Return the files that complete tasks have made and that are not there, by task.
+
+    Not those that another task may have deleted since.
+    """
+    owners = Counter(path for task in graph.tasks for path in task.files.owned)
+    found: dict[str, list[str]] = {}
+    for name, result in results.items():
+        for path in result["files"]:
+            if owners[path] == 1 and not os.path.lexists(folder / owned_folder(path)[0]):
+                found.setdefault(name, []).append(path)
+    return found
+
+
+def digests(folder: Path, paths: Iterable[str], apart: Collection[str] = ()) -> dict[str, str]:
+    """Return the SHA-256 of the files of a task that exist, and of its folders with all that is in them.
+
+    ``apart`` are folders that are nobody's, by their absolute paths.
+    """
     found = {}
     for each in paths:
-        path = folder / each
-        try:
-            if path.is_file() and path.stat().st_size <= _MOST_FILE_BYTES:
-                found[each] = hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError:
-            continue
+        name, is_folder = owned_folder(each)
+        path = folder / name
+        digest = digest_of_folder(path, apart) if is_folder else digest_of_file(path)
+        if digest is not None:
+            found[each] = digest.hex()
     return found

@@ -11,47 +11,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import subprocess
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from maestro_hive.engine.context import current
 from maestro_hive.engine.values import in_thread
 from maestro_hive.kernel.logs import get_logger
 from maestro_hive.team.errors import FilesNotOwnedError, OwnerUnknownError
+from maestro_hive.team.folder_files import MAX_FILES, digest_of_file, snapshot
 from maestro_hive.team.graph import owned_folder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable, Sequence
 
+    from maestro_hive.team.folder_files import Snapshot, Stamp
     from maestro_hive.team.graph import Graph, Task
 
-    #: When a file was changed last, its size and its number.
-    Stamp = tuple[int, int, int]
-    Snapshot = dict[str, Stamp]
     #: How a file was: the SHA-256 of its contents, or its size if they were not read; None: there was none.
     Mark = str | int | None
 
 _LOG = get_logger(__name__)
 
-#: A folder with more files is not looked at.
-MAX_FILES = 50_000
-#: Folders and files that belong to programs, and to nobody's task.
-_NOT_LOOKED_AT = frozenset(
-    {
-        *(".git", ".hg", ".svn", ".jj", ".mahabharatha", ".DS_Store", ".coverage"),
-        *("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".cache"),
-        *("node_modules", ".venv", ".tox", ".nox"),
-    }
-)
-_STARTS_NOT_LOOKED_AT = (".aider", ".nfs", ".fuse_hidden")
 #: Contents are read of files up to this size, and of so many bytes at once; of others the size counts.
 MAX_READ_BYTES, MAX_READ_AT_ONCE = 1024 * 1024, 32 * 1024 * 1024
 #: Under which name the progress of a step has what its failed attempts changed, with the marks before.
 NOT_OWNED = "not_owned"
+_PROC = Path("/proc")
 #: How many files a message names.
 _NAMED = 20
 _GIT_SECONDS = 10.0
@@ -86,7 +74,7 @@ class _Contents:
             self._known.pop(path, None)
             if stamp[1] > min(MAX_READ_BYTES, left):
                 continue
-            digest = _digest(self._folder / path)
+            digest = digest_of_file(self._folder / path)
             if digest is not None:
                 left -= stamp[1]
                 self._known[path] = (stamp, digest)
@@ -119,7 +107,7 @@ class Ownership:
         graph: Graph,
         folder: Path,
         *,
-        apart: Iterable[Path] = (),
+        apart: Collection[str] = (),
         stop: Callable[[Exception], BaseException] | None = None,
     ) -> None:
         """Watch a folder, but for those ``apart``; ``stop`` stops the run, and returns what to raise."""
@@ -129,7 +117,7 @@ class Ownership:
             for task in graph.tasks
             if task.files.owned or task.files.read
         }
-        self._apart = frozenset(str(each) for each in apart)
+        self._apart = apart
         self._stop = stop
         self._seen: Snapshot | None = None
         self._contents = _Contents(folder)
@@ -138,7 +126,9 @@ class Ownership:
         #: Who may have written since the last look, and who of these has ended since.
         self._writers: set[str] = set()
         self._ended: set[str] = set()
+        #: How many that may write all files may have written since then, and how many of these have ended.
         self._unchecked = 0
+        self._unchecked_ended = 0
         self._changed: dict[str, dict[str, Change]] = {}
         self._shared: dict[str, tuple[Change, frozenset[str]]] = {}
 
@@ -157,10 +147,10 @@ class Ownership:
         try:
             await self._settle(partial(self._writers.add, task))
             yield
+            await self._settle(partial(self._writers.discard, task))
         except BaseException:
             self._ended.add(task)  # what it has changed is its own until the next look
             raise
-        await self._settle(partial(self._writers.discard, task))
         await self._judge(task)
 
     @contextlib.asynccontextmanager
@@ -171,10 +161,11 @@ class Ownership:
         self._unchecked += 1
         try:
             yield
+        finally:
+            # Also if it failed or was cancelled, what it has changed is its own until the next look.
+            self._unchecked_ended += 1
             if self._writers:
                 await self._settle(lambda: None)
-        finally:
-            self._unchecked -= 1
 
     # --- looking ---
 
@@ -192,6 +183,8 @@ class Ownership:
 
     async def _look(self) -> None:
         served = list(self._events)
+        # Who ends during the look may have changed what that has passed, and counts until the next one.
+        ended, unchecked_ended = set(self._ended), self._unchecked_ended
         found = await in_thread(self._differences)
         if found is None:
             _LOG.warning(
@@ -205,8 +198,10 @@ class Ownership:
         else:
             self._seen, changes = found
             self._attribute(changes)
-        self._writers -= self._ended
-        self._ended.clear()
+        self._writers -= ended
+        self._ended -= ended
+        self._unchecked -= unchecked_ended
+        self._unchecked_ended -= unchecked_ended
         for event in served:
             if event in self._events:  # or its task was cancelled meanwhile
                 self._events.remove(event)
@@ -227,7 +222,7 @@ class Ownership:
 
     def _attribute(self, changes: Iterable[Change]) -> None:
         """Note changes that no writer owns, each for those that can have made it."""
-        if self._unchecked or not self._writers:
+        if self._unchecked or not self._writers or not self._owned:
             return
         writers = frozenset(self._writers)
         for change in changes:
@@ -260,7 +255,7 @@ class Ownership:
         left = {path: mark for path, mark in (mine | earlier).items() if path not in undone}
         shared = {path: each for path, each in shared.items() if path not in undone}
         if candidates := [*left, *shared]:
-            ignored = await in_thread(partial(ignored_by_git, self._folder, candidates))
+            ignored = await in_thread(partial(_not_of_tasks, self._folder, candidates))
             left = {path: mark for path, mark in left.items() if path not in ignored}
             shared = {path: each for path, each in shared.items() if path not in ignored}
         if left != earlier:
@@ -281,7 +276,7 @@ class Ownership:
         for path, mark in marks.items():
             if isinstance(mark, str):
                 is_small = (self._size(path) or 0) <= MAX_READ_BYTES  # as what was read before
-                digest = _digest(self._folder / path) if is_small else None
+                digest = digest_of_file(self._folder / path) if is_small else None
                 is_back = digest is not None and digest.hex() == mark
             else:
                 is_back = path in by_size and self._size(path) == mark
@@ -302,7 +297,8 @@ class Ownership:
         more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
         return (
             f"the task does not own files that it has changed: {', '.join(words)}{more}. Put them back as"
-            " they were, and change only files that the task may create, modify or delete"
+            " they were, and change only files that the task may create, modify or delete. If a person or"
+            " another program has changed them, move them away, or declare them in the files of the task"
         )
 
     def _report(self, shared: dict[str, tuple[Change, frozenset[str]]]) -> None:
@@ -330,47 +326,41 @@ class _Event:
         self.is_done = False
 
 
-# --- the folder, in a thread ----------------------------------------------------------------------
+# --- what is no task's, in a thread ---------------------------------------------------------------
 
 
-def _digest(path: Path) -> bytes | None:
-    """Return the SHA-256 of a file; None if it is none, or is gone. A link is what it refers to."""
-    try:
-        if path.is_symlink() or not path.is_file():
-            return hashlib.sha256(os.fsencode(path.readlink())).digest()
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    except OSError:
-        return None
+def _not_of_tasks(folder: Path, paths: Sequence[str]) -> set[str]:
+    """Return which of these files are nobody's: git ignores them, or another program writes them."""
+    return ignored_by_git(folder, paths) | written_by_others(folder, paths)
 
 
-def snapshot(folder: Path, apart: Collection[str] = ()) -> Snapshot | None:
-    """Return the files of a folder, by their relative path; None if there are too many."""
-    found: Snapshot = {}
-    left = [("", str(folder))]
-    while left:
-        inside, path = left.pop()
-        try:
-            entries = os.scandir(path)
-        except OSError:  # it was deleted just now, or nobody may read it
-            continue
-        with entries:
-            for entry in entries:
-                name = entry.name
-                if name in _NOT_LOOKED_AT or name.startswith(_STARTS_NOT_LOOKED_AT):
-                    continue
-                try:
-                    if entry.is_dir(follow_symlinks=False):
-                        if entry.path not in apart:
-                            left.append((f"{inside}{name}/", entry.path))
-                        continue
-                    stat = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue
-                found[inside + name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        if len(found) > MAX_FILES:
-            return None
+def written_by_others(folder: Path, paths: Iterable[str]) -> set[str]:
+    """Return which of these files a process of no task has open to write, where the system says that.
+
+    Such as the log that the output of this process goes to, by the shell or by ``tee``.
+    """
+    wanted = {os.path.realpath(folder / each): each for each in paths}
+    found = set()
+    for process in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            files = {str(each.readlink()): each for each in (process / "fd").iterdir()}
+            written = [each for each in wanted.keys() & files if _is_written(files[each])]
+            if written and not _is_of_a_task(process):
+                found |= {wanted[each] for each in written}
     return found
+
+
+def _is_written(descriptor: Path) -> bool:
+    about = (descriptor.parent.parent / "fdinfo" / descriptor.name).read_text()
+    flags = next(line for line in about.splitlines() if line.startswith("flags:"))
+    return int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _is_of_a_task(process: Path) -> bool:
+    if process.name == str(os.getpid()):
+        return False  # this one may be started by a task of another run
+    names = (each.partition(b"=")[0] for each in (process / "environ").read_bytes().split(b"\0"))
+    return b"MAESTRO_TASK_ID" in names
 
 
 def ignored_by_git(folder: Path, paths: Iterable[str]) -> set[str]:

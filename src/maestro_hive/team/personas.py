@@ -10,7 +10,7 @@ import asyncio
 import os
 import shutil
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -21,7 +21,7 @@ from maestro_hive.engine.context import current
 from maestro_hive.engine.values import in_thread
 from maestro_hive.hive.active_run import WorkflowStopped
 from maestro_hive.kernel.clock import SystemClock
-from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.team.agent_calls import AgentTask
 from maestro_hive.team.agents import AgentNotInstalledError, check_installed
 from maestro_hive.team.errors import (
@@ -32,7 +32,14 @@ from maestro_hive.team.errors import (
 )
 from maestro_hive.team.inputs import agent_persona, digests
 from maestro_hive.team.processes import SHELL, Ended, Survivors, execute
-from maestro_hive.team.progress import CHECKPOINT, ContextFull, ProgressFile, as_checkpoint
+from maestro_hive.team.progress import (
+    CHECKPOINT,
+    ContextFull,
+    ProgressFile,
+    as_checkpoint,
+    handovers,
+    one_more_handover,
+)
 from maestro_hive.team.prompts import with_feedback
 from maestro_hive.team.results import check_result, check_schema, written_result
 
@@ -51,8 +58,12 @@ if TYPE_CHECKING:
 #: How many seconds a persona and a verification, or a gate, have if the graph does not say.
 TASK_SECONDS = 3600.0
 CHECK_SECONDS = 600.0
-#: How often a fresh worker goes on from a checkpoint, if the graph does not say.
+#: How often a fresh worker goes on from a checkpoint in a run, if the graph does not say.
 MAX_HANDOVERS = 10
+_NO_PROGRESS = ", which means a full context, and saved no new progress to the file that MAESTRO_PROGRESS names"
+_NO_QUESTION = (
+    "it ended with exit code {}, which means that it needs something, and printed no question"
+)
 #: How many tasks an error names.
 _NAMED = 8
 #: What the system takes as one argument or variable at most is 128 KiB, with its end.
@@ -107,6 +118,8 @@ class Workplace:
     #: The files of worker checkpoints, and those that the run was restored with.
     checkpoints: CheckpointFiles | None = None
     restored: Mapping[str, Json] = field(default_factory=dict)
+    #: Folders that are no task's, such as the state folder, wherever they are.
+    apart: frozenset[str] = frozenset()
     #: What checks that tasks write their own files only; None if no task declares any.
     ownership: Ownership | None = None
 
@@ -130,7 +143,7 @@ class Workplace:
             async with self._writing(None):
                 await self._verify(given["id"], check)
         paths = given["files"]
-        made = await in_thread(partial(digests, self.folder, paths)) if paths else {}
+        made = await in_thread(partial(digests, self.folder, paths, self.apart)) if paths else {}
         if self.checkpoints is not None:
             self.checkpoints.remove(given["id"])
         if "command" in given["persona"]:
@@ -169,36 +182,46 @@ class Workplace:
         """Execute a persona's command; its exit code is its word. Return what it asks for, if anything."""
         progress = self._progress_of(given)
         progress.offer(current().progress.get(CHECKPOINT))
-        for _ in range(limits.max_handovers + 1):
+        while True:
             work = self._run_command(given, progress)
             try:
                 ended = await _in_time(work, limits.seconds, "the persona")
-            finally:
-                is_saved = self._save(given["id"], progress.taken())
+            except BaseException:
+                with suppress(MaestroError):  # that it was ended counts
+                    self._save(given["id"], progress.taken())
+                raise
+            is_saved = self._save(given["id"], progress.taken(), is_full=ended.code == 2)
             match ended.code:
                 case 0:
                     return None
                 case 2 if is_saved:  # other programs end so because they were called wrongly
+                    _check_handovers(limits)
                     current().write("the context is full: a fresh worker goes on\n")
                 case 3 | 4:
-                    return ended.tail.rpartition("\n")[2] or "it did not say what it needs"
-                case _:
-                    raise CommandFailedError(f"the persona's command {ended}{_shown(ended)}")
-        raise _too_many(limits)
+                    return ended.tail.rpartition("\n")[2] or _NO_QUESTION.format(ended.code)
+                case code:
+                    why = _NO_PROGRESS if code == 2 else ""
+                    raise CommandFailedError(f"the persona's command {ended}{why}{_shown(ended)}")
 
     def _progress_of(self, given: dict[str, Json]) -> ProgressFile:
-        return ProgressFile(self.progress_folder / f"{given['id']}.json")
+        return ProgressFile(self.progress_folder / f"{given['id']}.json", current().write)
 
     async def _python(
         self, given: dict[str, Json], results: dict[str, Json], limits: Limits
     ) -> Any:
         """Call a Python persona, and again as often as its context is full."""
-        for _ in range(limits.max_handovers + 1):
+        while True:
+            before = dict(current().progress)
             try:
                 return await _in_time(self._call(given, results), limits.seconds, "the persona")
             except ContextFull as full:
-                self._save(given["id"], full.fields)
-        raise _too_many(limits)
+                if not full.fields and before == current().progress:
+                    raise CommandFailedError(
+                        "the persona raised ContextFull and saved no progress, so a fresh one would start"
+                        " where it did; give it what was done, as in ContextFull(current_step=2)"
+                    ) from full
+                self._save(given["id"], full.fields, is_full=True)
+            _check_handovers(limits)
 
     async def _agent(self, given: dict[str, Json], limits: Limits) -> Json:
         """Call an agent, and again in a fresh session as often as its context is full."""
@@ -211,12 +234,12 @@ class Workplace:
             prices=self.prices,
             schema=given.get("output_schema"),
         )
-        for _ in range(limits.max_handovers + 1):
+        while True:
             said: Json = await _in_time(work.call(), limits.seconds, "the agent")
             if said is not None:
                 return said
+            _check_handovers(limits)
             current().write("the context is full: a fresh session goes on\n")
-        raise _too_many(limits)
 
     async def _run_agent(self, task: str, command: Command, write: Callable[[str], None]) -> Ended:
         return await execute(
@@ -228,13 +251,14 @@ class Workplace:
             write=write,
         )
 
-    def _save(self, task: str, saved: Json) -> bool:
-        """Record a checkpoint, durably; return whether there is one."""
+    def _save(self, task: str, saved: Json, *, is_full: bool = False) -> bool:
+        """Record a checkpoint, with the count of full contexts; return whether there is one."""
         if saved is None:
             return False
         worker, now = str(self.worker_of(task)), SystemClock().now()
         checkpoint = as_checkpoint(saved, task=task, worker=worker, now=now)
-        current().save_progress(**{CHECKPOINT: checkpoint})
+        counted = one_more_handover(current().progress) if is_full else {}
+        current().save_progress(**{CHECKPOINT: checkpoint}, **counted)
         if self.checkpoints is not None:
             self.checkpoints.write(task, checkpoint)
         return True
@@ -380,11 +404,13 @@ def _not_verified(check: dict[str, Json], what: str, output: str = "") -> Verifi
     return VerificationFailedError(f"{what}: {check['command']}{expected}{output}", "TEST_FAILURE")
 
 
-def _too_many(limits: Limits) -> TooManyHandoversError:
-    return TooManyHandoversError(
-        f"the context was full {limits.max_handovers + 1} times, and the limit of fresh workers is"
-        f" {limits.max_handovers}; divide the task, or set max_handovers"
-    )
+def _check_handovers(limits: Limits) -> None:
+    """Raise if no fresh worker may go on any more, in this run."""
+    if (times := handovers(current().progress)) > limits.max_handovers:
+        raise TooManyHandoversError(
+            f"the context was full {times} times, and the limit of fresh workers is"
+            f" {limits.max_handovers}; divide the task, or set max_handovers"
+        )
 
 
 def _shown(ended: Ended) -> str:

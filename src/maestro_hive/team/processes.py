@@ -6,8 +6,8 @@ in two places, so that whatever is killed and whenever, it is ended:
 
 - to the guard, one small process for each engine. It reads a pipe that the engine has open, and
   kills all groups that are left when the pipe closes, as it does when the engine is killed;
-- in a file of the run, by boot id, process id and start time. The next start of the run ends what is
-  left, if the guard was killed as well.
+- in a file of the run, by boot id, process id and start time. The next start of a run in the same
+  folder ends what is left, if the guard was killed as well.
 
 An engine that dies before it has written the line closes the pipe, and the command is never executed.
 """
@@ -16,17 +16,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import math
 import os
+import select
 import signal
 import subprocess
+import termios
 import threading
 import time
+from array import array
 from codecs import getincrementaldecoder
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import StorageError
@@ -48,11 +53,16 @@ _KILLED_SECONDS = 1.0
 #: How much of the end of an output is given in errors, and how long one chunk of it is at most.
 _TAIL_CHARACTERS = 1_500
 _CHUNK_CHARACTERS = 8_000
-#: For how many seconds the end of an output is waited for that a process outside of the group holds.
+#: For how many seconds the end of an output is waited for that a process outside of the group holds,
+#: and how often its reader looks whether the group has ended.
 _OUTPUT_SECONDS = 2.0
+_LOOK_MILLISECONDS = 200
+_READ_BYTES = 1 << 16
 #: For how many seconds the end of survivors is waited for after SIGKILL.
 _SURVIVOR_SECONDS = 10.0
 _PROC = Path("/proc")
+#: Where the groups of a run are recorded, in its folder.
+PROCESSES = "processes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +113,7 @@ async def execute(
 async def _end(group: _Group, attended: asyncio.Future[Ended]) -> None:
     """End a group, politely first; return when it has ended."""
     attended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    group.output_seconds = _KILLED_SECONDS / 2
+    group.output.seconds = _KILLED_SECONDS / 2
     group.signal(signal.SIGTERM)
     try:
         await _done(attended, GRACE_SECONDS)
@@ -183,9 +193,7 @@ class _Group:
     ) -> None:
         self._process = _behind_gate(arguments, folder, environment)
         self.pid = self._process.pid
-        #: For how long the rest of its output is waited for when it has ended.
-        self.output_seconds = _OUTPUT_SECONDS
-        self._output = _Output(write)
+        self.output = _Output(write)
         self._lock = threading.Lock()
         self._is_reaped = False
 
@@ -219,7 +227,7 @@ class _Group:
         """Read the output to its end, end what is left of the group, and return how it ended."""
         stdout = self._process.stdout
         assert stdout is not None
-        reading = threads.run(partial(self._output.read, stdout.fileno()))
+        threads.run(partial(self.output.read, stdout))
         # Without reaping it: until then no other group can get its number.
         is_known = True
         try:
@@ -227,35 +235,37 @@ class _Group:
         except ChildProcessError:
             is_known = False
         self.signal(signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            reading.result(self.output_seconds)
+        self.output.group_has_ended.set()
+        self.output.is_read.wait()
         with self._lock:
             self._is_reaped = True
         _guard().remove(self.pid)
         code = self._process.wait()
         survivors.remove(self.pid)
-        if reading.done():
-            stdout.close()
-        self._output.end()
+        self.output.end()
         if not is_known:
             raise CommandFailedError(
                 "how the command ended is not known: other code in this process waits for all of its"
                 " children, or ignores SIGCHLD"
             )
-        return Ended(code=code, tail=self._output.tail)
+        return Ended(code=code, tail=self.output.tail)
 
 
 class _Output:
     """Passes an output on line by line, and remembers its end."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
+        self.group_has_ended = threading.Event()
+        #: Set when nothing more is passed on.
+        self.is_read = threading.Event()
+        #: For how long its end is waited for then.
+        self.seconds = _OUTPUT_SECONDS
         self._write = write
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._line = ""
         self._last: deque[str] = deque()
         self._length = 0
         self._error: Exception | None = None
-        self._is_over = False
 
     @property
     def tail(self) -> str:
@@ -265,12 +275,41 @@ class _Output:
             return text
         return f"…{text[-_TAIL_CHARACTERS:]}"
 
-    def read(self, fd: int) -> None:
-        """Read to the end. A pipe that is full stops the command, not the engine."""
-        while data := os.read(fd, 1 << 16):
-            self._take(self._decoder.decode(data))
-        self._take(self._decoder.decode(b"", final=True))
-        self._pass_on(self._line)
+    def read(self, output: IO[bytes]) -> None:
+        """Read to the end, and close it. A pipe that is full stops the command, not the engine.
+
+        Nobody else closes it: its number would be that of the next command's output, and this would read
+        that one. What others write later is read as well, and not passed on.
+        """
+        with output:
+            try:
+                for data in self._chunks(output.fileno()):
+                    self._take(self._decoder.decode(data))
+                self._take(self._decoder.decode(b"", final=True))
+                self._pass_on(self._line)
+            finally:
+                self.is_read.set()
+            while os.read(output.fileno(), _READ_BYTES):
+                pass
+
+    def _chunks(self, fd: int) -> Iterator[bytes]:
+        """Yield an output up to its end; if others hold it, up to some seconds after that of the group.
+
+        What the group has written is in the pipe when it has ended. That is yielded however long it takes
+        to store: the time is limited for what others write.
+        """
+        readable = select.poll()
+        readable.register(fd, select.POLLIN)
+        left, deadline = 0, math.inf
+        while left > 0 or time.monotonic() < deadline:
+            if deadline == math.inf and self.group_has_ended.is_set():
+                left, deadline = _bytes_in(fd), time.monotonic() + self.seconds
+            if left > 0 or readable.poll(_LOOK_MILLISECONDS):
+                data = os.read(fd, _READ_BYTES)
+                if not data:
+                    return
+                left -= len(data)
+                yield data
 
     def _take(self, text: str) -> None:
         lines = (self._line + text).splitlines(keepends=True)
@@ -291,7 +330,7 @@ class _Output:
             self._pass_piece_on(piece)
 
     def _pass_piece_on(self, piece: str) -> None:
-        if self._error is not None or self._is_over:
+        if self._error is not None:
             return  # it is read all the same, or the command would stop
         try:
             self._write(piece)
@@ -299,10 +338,16 @@ class _Output:
             self._error = error
 
     def end(self) -> None:
-        """Pass nothing on any more; raise if something could not be."""
-        self._is_over = True
+        """Raise if something could not be passed on."""
         if self._error is not None:
             raise self._error
+
+
+def _bytes_in(pipe: int) -> int:
+    """Return how many bytes can be read from a pipe without waiting."""
+    count = array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
 
 
 # --- the guard ------------------------------------------------------------------------------------
@@ -395,6 +440,7 @@ class _Status(NamedTuple):
     group: int
     start: str
     is_dead: bool
+    is_suspended: bool
 
 
 class Survivors:
@@ -404,6 +450,8 @@ class Survivors:
         self._folder = folder
         self._mark = f"MAESTRO_RUN_ID={run_id}".encode()
         self._boot = SystemClock().boot_id()
+        #: The processes that were found in groups with their leaders, by number and start.
+        self._known: set[tuple[int, str]] = set()
 
     def add(self, pid: int) -> None:
         """Record a group that is about to start. A power cut ends it, so nothing is synced."""
@@ -435,9 +483,7 @@ class Survivors:
                         f"process {members[0]} of an earlier start of this run does not end; end it,"
                         " and resume the run"
                     )
-                for pid in members:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                _kill(int(path.name), members)
                 time.sleep(0.005)
         for path in self._recorded():
             path.unlink(missing_ok=True)
@@ -457,16 +503,35 @@ class Survivors:
         leader = _status(group)
         if leader is not None and leader.start != start:
             return []  # the number is another's
-        if leader is not None and not leader.is_dead and not _PROC.is_dir():
-            return [group]
-        # Its leader may have ended before them. Then the number may be another group's by now, so
-        # they must have the environment that they were started with.
-        return [each for each in _group_members(group) if self._is_ours(each)]
+        if leader is not None and not _PROC.is_dir():
+            return [] if leader.is_dead else [group]
+        members = _group_members(group)
+        if leader is not None:  # then the group is the one that was recorded
+            self._known.update((pid, status.start) for pid, status in members.items())
+            return list(members)
+        # Its leader has ended before them. Then the number may be another group's by now, so they must
+        # have the environment that they were started with, which programs may have cleared.
+        return [
+            pid
+            for pid, status in members.items()
+            if (pid, status.start) in self._known or self._is_ours(pid)
+        ]
 
     def _is_ours(self, pid: int) -> bool:
         with contextlib.suppress(OSError):
             return self._mark in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
         return False
+
+
+def is_suspended(pid: int) -> bool:
+    """Return whether a process was suspended by a signal, and does nothing until it is continued."""
+    status = _status(pid)
+    return status is not None and status.is_suspended
+
+
+def runs_with_processes(runs: Path) -> list[Path]:
+    """Return the folders of the runs of which processes are recorded that have not ended."""
+    return sorted({each.parent.parent for each in runs.glob(f"*/{PROCESSES}/*")})
 
 
 def _status(pid: int) -> _Status | None:
@@ -478,7 +543,12 @@ def _status(pid: int) -> _Status | None:
     except OSError:
         return None
     words = text.rpartition(")")[2].split()
-    return _Status(group=int(words[2]), start=words[19], is_dead=words[0] in "ZX")
+    return _Status(
+        group=int(words[2]),
+        start=words[19],
+        is_dead=words[0] in "ZX",
+        is_suspended=words[0] in "Tt",
+    )
 
 
 def _status_by_ps(pid: int) -> _Status | None:
@@ -491,12 +561,29 @@ def _status_by_ps(pid: int) -> _Status | None:
     words = found.stdout.split()
     if len(words) < 3:
         return None
-    return _Status(group=int(words[0]), start="-".join(words[2:]), is_dead=words[1].startswith("Z"))
+    return _Status(
+        group=int(words[0]),
+        start="-".join(words[2:]),
+        is_dead=words[1].startswith("Z"),
+        is_suspended=words[1].startswith("T"),
+    )
 
 
-def _group_members(group: int) -> Iterator[int]:
-    for each in _PROC.iterdir():
-        if each.name.isdecimal():
-            status = _status(int(each.name))
-            if status is not None and status.group == group and not status.is_dead:
-                yield int(each.name)
+def _group_members(group: int) -> dict[int, _Status]:
+    """Return the processes of a group that are alive."""
+    numbers = [int(each.name) for each in _PROC.iterdir() if each.name.isdecimal()]
+    found = {pid: status for pid in numbers if (status := _status(pid)) is not None}
+    return {
+        pid: status for pid, status in found.items() if status.group == group and not status.is_dead
+    }
+
+
+def _kill(group: int, members: list[int]) -> None:
+    """Kill processes of a group; with its leader, all at once, also those that they start just now."""
+    if group in members:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        return
+    for pid in members:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

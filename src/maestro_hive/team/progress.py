@@ -7,15 +7,17 @@ It is recorded as the progress of the task's step, in the form of MAHABHARATHA's
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import DecodeError, DocumentCorruptError
-from maestro_hive.maestro.state import strict_json
-from maestro_hive.team.errors import CommandFailedError
+from maestro_hive.kernel.errors import DecodeError, DocumentCorruptError, StorageError
+from maestro_hive.maestro.state import codec, strict_json
 from maestro_hive.team.state import Checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from datetime import datetime
     from pathlib import Path
 
@@ -23,9 +25,13 @@ if TYPE_CHECKING:
 
 #: Under which name it is in the progress of a step.
 CHECKPOINT = "checkpoint"
+#: And how often a context was full: of the task in its run, whatever fails or is killed meanwhile.
+HANDOVERS = "handovers"
 _MOST_BYTES = 1024 * 1024
 #: What is nested deeper could not be recorded inside of a checkpoint.
 _MOST_DEPTH = 50
+#: Why a progress file is not taken: it is none, it is too long, or it cannot be read.
+_NOT_TAKEN = (DocumentCorruptError, StorageError, OSError)
 
 
 class ContextFull(Exception):  # noqa: N818 - no error: the work goes on
@@ -39,23 +45,48 @@ class ContextFull(Exception):  # noqa: N818 - no error: the work goes on
         self.fields = fields
 
 
+def handovers(progress: Mapping[str, Json]) -> int:
+    """Return how often the context of a worker was full, by the progress of its step."""
+    count = progress.get(HANDOVERS)
+    return count if type(count) is int else 0
+
+
+def one_more_handover(progress: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what to save when a context is full, in one record with what the next worker goes on from."""
+    return {HANDOVERS: handovers(progress) + 1}
+
+
 class ProgressFile:
     """The file that a command saves its checkpoint to."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, write: Callable[[str], None]) -> None:
+        """Use a file; ``write`` adds a line to the log of the task."""
         self.path = path
+        self._write = write
         self._seen = b""
 
     def offer(self, saved: Json) -> None:
         """Let it have the last checkpoint: what the last worker left there, or what is recorded."""
         files.make_private_folder(self.path.parent)
-        if not self.path.exists() and saved is not None:
-            self.path.write_text(json.dumps(saved), encoding="utf-8")
-        self._seen = self._read()
+        if not self.path.is_file() or self.path.is_symlink() or not self.path.stat().st_size:
+            self.remove()
+            if saved is not None:
+                files.write_atomically(self.path, checkpoint_text(saved))
+        with suppress(FileNotFoundError, *_NOT_TAKEN):
+            self._seen = self._read()
 
     def taken(self) -> Json:
-        """Return what was written since it was looked at last; None if nothing was."""
-        data = self._read()
+        """Return what was written since it was looked at last; None if nothing was.
+
+        What cannot be read, or is too long, is nothing: the work of the command counts, and not this.
+        """
+        try:
+            data = self._read()
+        except FileNotFoundError:
+            return None
+        except _NOT_TAKEN as error:
+            self._write(f"the progress file was not taken: {_reason_of(error)}\n")
+            return None
         if not data.strip() or data == self._seen:
             return None
         self._seen = data
@@ -65,16 +96,41 @@ class ProgressFile:
             return data.decode("utf-8", "replace")
 
     def remove(self) -> None:
-        """Remove it: the task is complete."""
-        self.path.unlink(missing_ok=True)
+        """Remove it, whatever it is: the task is complete, or it is no file."""
+        if self.path.is_dir() and not self.path.is_symlink():
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            self.path.unlink(missing_ok=True)
 
     def _read(self) -> bytes:
-        try:
-            return files.read_whole(self.path, _MOST_BYTES)
-        except FileNotFoundError:
-            return b""
-        except (DocumentCorruptError, OSError) as error:
-            raise CommandFailedError(f"the progress file cannot be read: {error}") from error
+        return files.read_whole(self.path, _MOST_BYTES)
+
+
+def _reason_of(error: Exception) -> str:
+    match error:
+        case DocumentCorruptError():
+            return error.reason
+        case OSError():
+            return files.reason_of(error)
+        case _:
+            return str(error)
+
+
+def checkpoint_text(checkpoint: Json) -> bytes:
+    """Return a checkpoint as JSON; values that JSON does not have, as in the journal."""
+    tree = codec.parse(codec.encode(checkpoint).data, depth=codec.DOCUMENT_DEPTH)
+    return (json.dumps(tree, indent=2, ensure_ascii=True) + "\n").encode()
+
+
+def read_checkpoint(data: bytes, name: str) -> Json:
+    """Return the values of a checkpoint; raise ``DecodeError`` if it is no JSON.
+
+    One of another program may have members that look like those of the journal.
+    """
+    try:
+        return codec.decode(data, name)
+    except DecodeError:
+        return codec.parse(data, name)
 
 
 def as_checkpoint(saved: Json, *, task: str, worker: str, now: datetime) -> dict[str, Json]:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.kernel.files import make_private_folder, read_whole, write_atomically
-from maestro_hive.maestro.state import codec
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.inputs import digests, task_input
+from maestro_hive.team.progress import checkpoint_text, read_checkpoint
 from maestro_hive.team.state import MAX_STATE_BYTES, Checkpoint, ExecutionState, TaskStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Graph, Plan, Task
@@ -46,16 +46,17 @@ class Restored(NamedTuple):
     #: All tasks that it has.
     ids: frozenset[str] = frozenset()
 
-    def arguments(self, graph: Graph, folder: Path) -> dict[str, Json]:
+    def arguments(self, graph: Graph, folder: Path, apart: Collection[str] = ()) -> dict[str, Json]:
         """Return what is recorded of it: the argument of a run.
 
-        A result that the state does not have is made of the files as they are now.
+        A result that the state does not have is made of the files as they are now, but for those in
+        the folders ``apart``.
         """
         owned = {task.id: list(task.files.owned) for task in graph.tasks}
         tasks = {
             name: task
             if _is_result(task.get(RESULT))
-            else {**task, RESULT: {"files": digests(folder, owned.get(name, []))}}
+            else {**task, RESULT: {"files": digests(folder, owned.get(name, []), apart)}}
             for name, task in self.tasks.items()
         }
         return {"from": self.source, "tasks": tasks, "checkpoints": self.checkpoints}
@@ -112,7 +113,7 @@ def _checkpoints(state: ExecutionState, folder: Path) -> Iterator[tuple[str, Jso
             folder / CHECKPOINTS / f"{name}.json",
         ):
             try:
-                data = codec.parse(read_whole(path, MAX_STATE_BYTES), str(path))
+                data = read_checkpoint(read_whole(path, MAX_STATE_BYTES), str(path))
                 found = Checkpoint.from_dict(data)
             except (OSError, MaestroError, ValidationError, TypeError):
                 continue
@@ -140,19 +141,30 @@ def taken(plan: Plan, restored: Json) -> dict[str, Json]:
         found = tasks.get(task.id)
         if found is None or not all(each in results for each in task.dependencies):
             continue
-        then = found.get(INPUT)
-        if then is None or then == input_digest(plan.graph, task):
+        then, now = found.get(INPUT), input_digest(plan.graph, task)
+        if then is None or now is None or then == now:
             results[task.id] = found[RESULT]
     return results
 
 
-def input_digest(graph: Graph, task: Task) -> str:
-    """Return the SHA-256 of what a task is executed with, without the results of others."""
-    return digest_of(task_input(graph, task))
+def input_digest(graph: Graph, task: Task) -> str | None:
+    """Return the SHA-256 of what a task is executed with, without the results of others.
+
+    None if it has no persona yet: then nobody can say whether it is the same as before.
+    """
+    return None if graph.persona_of(task) is None else digest_of(task_input(graph, task))
 
 
 #: Made once: ``json.dumps`` makes one for every call.
 _encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def has_moved(before: Path, folder: Path, run_id: str) -> bool:
+    """Return whether a folder is the one that a run was executed in, under another name."""
+    if before == folder or before.exists():
+        return False
+    found = read_state(folder)
+    return found is not None and found.run_id == run_id
 
 
 def digest_of(given: dict[str, Json]) -> str:
@@ -186,7 +198,7 @@ class CheckpointFiles:
     def write(self, task: str, checkpoint: dict[str, Json]) -> None:
         """Write a checkpoint, completely and durably."""
         make_private_folder(self._folder)
-        write_atomically(self._path(task), _as_text(checkpoint))
+        write_atomically(self._path(task), checkpoint_text(checkpoint))
         self._names[task] = None
 
     def remove(self, task: str) -> None:

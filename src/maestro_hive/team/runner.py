@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from maestro_hive.engine.accounts import Sizing
 from maestro_hive.engine.options import Options, StepOptions
 from maestro_hive.engine.values import in_thread
 from maestro_hive.hive.branches import active_run
@@ -20,11 +17,19 @@ from maestro_hive.hive.functions import StepFunction
 from maestro_hive.hive.typed_arguments import recorded_arguments
 from maestro_hive.hive.waits import wait_for
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
-from maestro_hive.maestro.state.stores import open_reader
+from maestro_hive.kernel.logs import get_logger
+from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.views import question_id
+from maestro_hive.team.choosing import (
+    ChosenRun,
+    RecordedRuns,
+    choose_run,
+    found_elsewhere,
+    restorable,
+)
 from maestro_hive.team.folder_lock import held_for
 from maestro_hive.team.graph import Retry, make_plan
-from maestro_hive.team.inputs import gate_input, task_input, with_answer
+from maestro_hive.team.inputs import gate_input, missing_files, task_input, with_answer
 from maestro_hive.team.ownership import Ownership
 from maestro_hive.team.personas import (
     CHECK_SECONDS,
@@ -35,13 +40,11 @@ from maestro_hive.team.personas import (
     check_personas,
 )
 from maestro_hive.team.plans import WORKFLOW, asks, gate_name, plan_of
-from maestro_hive.team.processes import Survivors
+from maestro_hive.team.processes import PROCESSES, Survivors, runs_with_processes
 from maestro_hive.team.restoring import (
     CheckpointFiles,
     Restored,
     digest_of,
-    is_other_graph,
-    read_state,
     taken,
     write_graph,
 )
@@ -49,7 +52,7 @@ from maestro_hive.team.scheduler import Execution, WorkerSlots, urgency_of
 from maestro_hive.team.state_file import StateFile, StatePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from maestro_hive.engine.options import Amount
     from maestro_hive.hive.functions import WorkflowFunction
@@ -63,20 +66,14 @@ __all__ = ["WORKFLOW", "ChosenRun", "TeamRunner", "plan_of"]
 _GATES = "gates"
 #: How many seconds an attempt has beyond the limits of its parts, to end their processes.
 _MARGIN_SECONDS = 60.0
-_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]+")
-_LONGEST_NAME = 80
 _NO_RETRY = Retry()
-
-
-class ChosenRun(NamedTuple):
-    """Which run executes a graph."""
-
-    run_id: str
-    #: Whether it is there already, and the run that it goes on from with a changed graph.
-    exists: bool
-    forked_from: str | None = None
-    #: The tasks and gates that it executes again, although that run has completed them.
-    again: frozenset[str] = frozenset()
+#: How many files a warning names.
+_NAMED = 8
+_LOG = get_logger(__name__)
+#: What is known of what a task spends before it is executed. Commands and gates report no usage; of
+#: other tasks the first of each persona tells, and those after it need not be executed alone.
+_SPENDS_NOTHING = Sizing(max_tokens=0, max_usd=0)
+_SPENDS_ALIKE = Sizing(alike="a task")
 
 
 class Executing(NamedTuple):
@@ -135,7 +132,8 @@ class TeamRunner:
                 " the next start has to find"
             )
         self._state_folder = Path(folders.state)
-        self._own_folders = (self._state_folder.absolute(), Path(folders.checkpoints).absolute())
+        own = (self._state_folder, Path(folders.checkpoints))
+        self._own_folders = frozenset(str(each.absolute()) for each in own)
         self.workflow: WorkflowFunction[..., dict[str, Json]] = hive.workflow(name=WORKFLOW)(
             self._defined()
         )
@@ -158,7 +156,7 @@ class TeamRunner:
         if graph.is_as_read:
             self._checked[run_id] = graph
         try:
-            with held_for(place, run_id):
+            with held_for(place, run_id, self._state_folder.absolute()):
                 result: dict[str, Json] = await self._hive.run(
                     self.workflow,
                     graph=graph.source if graph.is_as_read else graph.to_document(),
@@ -169,14 +167,17 @@ class TeamRunner:
                 )
         finally:
             self._checked.pop(run_id, None)
+        await _warn_of_missing(graph, place, result)
         return result
 
     async def resume(self, run_id: str) -> dict[str, Json]:
         """Resume a team run as it was started."""
         document, folder = self.arguments(run_id)
-        check_personas(plan_of(document).graph, folder)
-        with held_for(folder, run_id):
+        graph = plan_of(document).graph
+        check_personas(graph, folder)
+        with held_for(folder, run_id, self._state_folder.absolute()):
             result: dict[str, Json] = await self._hive.resume(run_id)
+        await _warn_of_missing(graph, folder, result)
         return result
 
     def arguments(self, run_id: str) -> tuple[dict[str, Json], Path]:
@@ -185,6 +186,10 @@ class TeamRunner:
         if found is None:
             raise ConfigurationError(f"there is no run {run_id!r} that was started")
         return found[1]["graph"], Path(found[1]["folder"])
+
+    def is_of_another_folder(self, run_id: str) -> bool:
+        """Return whether a run is executed in another folder than the current one."""
+        return self.exists(run_id) and self.arguments(run_id)[1] != Path.cwd().absolute()
 
     def _restored_with(self, run_id: str) -> Json:
         """Return what a run was restored with, from a state file; None if it was not."""
@@ -196,37 +201,21 @@ class TeamRunner:
         return any(each.run_id == run_id for each in self._hive.runs(workflow=WORKFLOW))
 
     def choose(
-        self, graph: Graph, folder: Path, *, force: bool = False, is_part: bool = False
+        self,
+        graph: Graph,
+        folder: Path,
+        *,
+        run_id: str | None = None,
+        force: bool = False,
+        is_part: bool = False,
     ) -> ChosenRun:
-        """Return the run that executes a graph in a folder.
+        """Return the run that executes a graph in a folder, as ``choose_run`` says."""
+        runs = self._recorded()
+        return choose_run(runs, graph, folder, run_id=run_id, force=force, is_part=is_part)
 
-        That is the last run of its feature there. If the graph has changed since, it is a new run that
-        has what that one completed, as far as its input is the same. With ``force`` it is a new one; of
-        a graph that is a part of another one it has what that one completed of the rest.
-        """
-        slug = _NOT_IN_IDS.sub("-", graph.feature).strip("-")[:_LONGEST_NAME] or "graph"
-        numbered = re.compile(rf"{re.escape(slug)}(?:-(\d{{1,6}}))?")
-        taken = {}
-        for info in self._hive.runs():
-            if found := numbered.fullmatch(info.run_id):
-                taken[int(found[1] or 1)] = info
-        number = max(taken, default=0) + 1
-        fresh = slug if number == 1 else f"{slug}-{number}"
-        if force and not is_part:
-            return ChosenRun(fresh, exists=False)
-        for each in sorted(taken, reverse=True):
-            run_id = taken[each].run_id
-            if taken[each].workflow != WORKFLOW:
-                continue
-            document, place = self.arguments(run_id)
-            if place == folder and document.get("feature") == graph.feature:
-                if force:
-                    again = frozenset(_names(graph))
-                    return ChosenRun(fresh, exists=False, forked_from=run_id, again=again)
-                if document == graph.to_document():
-                    return ChosenRun(run_id, exists=True)
-                return ChosenRun(fresh, exists=False, forked_from=run_id)
-        return ChosenRun(fresh, exists=False)
+    def _recorded(self) -> RecordedRuns:
+        workflows = {each.run_id: each.workflow for each in self._hive.runs()}
+        return RecordedRuns(store=self._state_folder, workflows=workflows, arguments=self.arguments)
 
     def fork(self, chosen: ChosenRun, graph: Graph) -> None:
         """Make the run that goes on from another one with a changed graph.
@@ -236,13 +225,16 @@ class TeamRunner:
         assert chosen.forked_from is not None
         _, folder = self.arguments(chosen.forked_from)
         changed: dict[str, Json] = {"graph": graph.to_document()}
+        if chosen.folder is not None:
+            folder = chosen.folder
+            changed["folder"] = str(folder)
         restored = self._restored_with(chosen.forked_from)
         if restored is not None and chosen.again:
             tasks = {
                 name: each for name, each in restored["tasks"].items() if name not in chosen.again
             }
             changed["restored"] = {**restored, "tasks": tasks}
-        with held_for(folder, chosen.run_id):
+        with held_for(folder, chosen.run_id, self._state_folder.absolute()):
             fork_without(
                 self._hive, chosen.forked_from, chosen.again, new_id=chosen.run_id, **changed
             )
@@ -252,51 +244,15 @@ class TeamRunner:
 
         Raises ``ConfigurationError`` if that file is all that is left of something else.
         """
-        found = read_state(folder)
-        if found is None or (found.run_id is not None and self._has_journal(found)):
-            return None
-        if found.run_id is None:
-            if not found.tasks:
-                return None
-            raise ConfigurationError(
-                f"{found.source} has complete tasks, and no run of maestro wrote it; to go on from it:"
-                f" 'maestro import {found.source} --graph GRAPH', or start a new run with --force, which"
-                " replaces it"
-            )
-        if is_other_graph(found, graph):
-            if len(found.tasks) in (0, len(found.ids)):
-                return None  # nothing is lost with it
-            raise ConfigurationError(
-                f"{found.source} is of another graph, of the feature {found.feature!r}, whose run"
-                f" {found.run_id} is not in {self._state_folder}: it is all that is left of that run. Move"
-                " it away, or start a new run with --force, which replaces it"
-            )
-        return found
+        return restorable(self._recorded(), graph, folder)
 
     def found_elsewhere(self, graph: Graph, folder: Path) -> Restored | None:
         """Return the state of a run of this graph that is in the journal of another state folder."""
-        found = read_state(folder)
-        if found is None or found.run_id is None or is_other_graph(found, graph):
-            return None
-        is_elsewhere = not self.exists(found.run_id) and self._has_journal(found)
-        return found if is_elsewhere and found.tasks else None
-
-    def _has_journal(self, found: Restored) -> bool:
-        """Return whether the run that a state is of is in a journal: that is the truth, then."""
-        if found.run_id is not None and self.exists(found.run_id):
-            return True
-        folder = Path(found.store or "")
-        if found.store is None or not (folder / "journal.db").exists():
-            return False
-        try:
-            with closing(open_reader(folder)) as reader:
-                return reader.run(found.run_id or "") is not None
-        except MaestroError:
-            return False
+        return found_elsewhere(self._recorded(), graph, folder)
 
     def restore(self, run_id: str, graph: Graph, folder: Path, found: Restored) -> list[str]:
         """Make a run of what a state file has; return the tasks that it takes as complete."""
-        document, restored = graph.to_document(), found.arguments(graph, folder)
+        document, restored = graph.to_document(), found.arguments(graph, folder, self._own_folders)
         complete = taken(plan_of(document), restored)
         record_start(
             self._hive,
@@ -331,8 +287,8 @@ class TeamRunner:
         offered: dict[str, Json] = {} if restored is None else restored["checkpoints"]
         await in_thread(partial(write_graph, folder, document))
         own = self._state_folder / "runs" / run_id
-        survivors = Survivors(own / "processes", run_id)
-        await in_thread(survivors.end)
+        survivors = Survivors(own / PROCESSES, run_id)
+        await in_thread(partial(self._end_survivors, run_id, folder))
         slots = WorkerSlots(self._workers, urgency_of(plan))
         ownership = Ownership(
             plan.graph,
@@ -353,6 +309,7 @@ class TeamRunner:
             prices=self._hive.prices,
             checkpoints=checkpoints,
             restored=offered,
+            apart=self._own_folders,
             ownership=ownership if ownership.is_needed else None,
         )
         steps = _Steps(plan.graph, place, slots)
@@ -370,7 +327,7 @@ class TeamRunner:
             restored={} if restored is None else restored["tasks"],
             is_bankrupt=lambda: active.stop_error is not None and is_bankrupt(active.stop_error),
         )
-        file = StateFile(plan, active.run.state, execution, slots, state)
+        file = StateFile(plan, active.run, execution, slots, state)
         slots.on_change = file.changed
         file.write()
         try:
@@ -382,6 +339,23 @@ class TeamRunner:
             "tasks": {each: execution.results[each] for each in plan.ids},
             "gates": dict(sorted(execution.gates.items())),
         }
+
+    def _end_survivors(self, run_id: str, folder: Path) -> None:
+        """End what outlived earlier starts of a run, and of all others whose tasks work in its folder.
+
+        These are not executed: this run holds the folder.
+        """
+        place = folder.resolve()
+        for each in runs_with_processes(self._state_folder / "runs"):
+            if each.name == run_id or self._folder_of(each.name) == place:
+                Survivors(each / PROCESSES, each.name).end()
+
+    def _folder_of(self, run_id: str) -> Path | None:
+        """Return the folder of the tasks of a run; None if it is not known."""
+        try:
+            return self.arguments(run_id)[1].resolve()
+        except MaestroError:  # it was purged, or cannot be read
+            return None
 
     def _tell(
         self, run: Executing, steps: _Steps, execution: Execution, complete: Iterable[str]
@@ -427,7 +401,9 @@ class _Steps:
             if self.observer is not None:
                 self.observer.asks(task.id, result["asks"])
             self._slots.on_change()
-            answer = await wait_for(task.id, None, str, result["asks"])
+            # By its input: where in the graph it stands, and what else is there, changes no question.
+            question = _key(given, results, result["asks"])
+            answer = await wait_for(task.id, None, str, result["asks"], key=question)
             self.asking.discard(task.id)
             given = with_answer(given, result["asks"], answer)
 
@@ -461,7 +437,8 @@ class _Steps:
                 "rounds": retry.rounds,
                 "budget": _amount(budget),
             }
-            found = self._definitions[alike] = self._step(work, task.id, options)
+            sizing = _SPENDS_NOTHING if persona.command is not None else _SPENDS_ALIKE
+            found = self._definitions[alike] = self._step(work, task.id, options, sizing)
         return found
 
     async def run_gate(self, level: Level, gate: Gate, results: dict[str, Json]) -> bool:
@@ -472,19 +449,21 @@ class _Steps:
             return await self._place.check_gate(given, seconds)
 
         options = {"persona": _GATES, "timeout": seconds + _MARGIN_SECONDS, "max_attempts": 1}
-        step = self._step(check, gate_name(level, gate), options)
+        step = self._step(check, gate_name(level, gate), options, _SPENDS_NOTHING)
         passed: bool = await step(gate_input(gate, results))
         return passed
 
     def _step(
-        self, body: Callable[..., Any], name: str, options: dict[str, Any]
+        self, body: Callable[..., Any], name: str, options: dict[str, Any], sizing: Sizing
     ) -> StepFunction[..., Any]:
         """Return a step. Its identity is its input, wherever in the graph it stands."""
         given = {each: value for each, value in options.items() if value is not None}
         checked = Options().changed({**given, "key": _key}, StepOptions, f"of {name!r}")
         waits = self._note_parked
         return StepFunction(
-            body, name, replace(checked, stages=(self._slots,), waits_for_breaker=waits)
+            body,
+            name,
+            replace(checked, stages=(self._slots,), waits_for_breaker=waits, sizing=sizing),
         )
 
     def _note_parked(self, name: str, is_parked: bool) -> None:
@@ -494,13 +473,23 @@ class _Steps:
         self._slots.on_change()
 
 
-#: Made once: ``json.dumps`` makes one for every call.
-_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
+async def _warn_of_missing(graph: Graph, folder: Path, result: dict[str, Json]) -> None:
+    """Say which files of complete tasks are not there: the tasks are not executed again for that."""
+    found = await in_thread(partial(missing_files, graph, folder, result["tasks"]))
+    if found:
+        files = [f"{path} ({name})" for name, paths in found.items() for path in paths]
+        more = f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else ""
+        _LOG.warning(
+            "files that complete tasks have made are not there: %s%s; to make them again:"
+            " maestro run GRAPH --force --only %s",
+            ", ".join(files[:_NAMED]),
+            more,
+            " --only ".join(list(found)[:_NAMED]),
+        )
 
 
 def _key(*given: Json) -> str:
-    text = _encoder.encode(given)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return codec.canonical_digest(list(given), "the input of a task").hex()
 
 
 def _retry(task: Task, persona: Persona, graph: Graph) -> Retry:
@@ -520,13 +509,6 @@ def _first(*values: Any) -> Any:
         if each is not None:
             return each
     return None
-
-
-def _names(graph: Graph) -> Iterator[str]:
-    """Yield the names of the steps of a graph: its tasks and gates."""
-    for level in graph.levels:
-        yield from level.tasks
-        yield from (gate_name(level, gate) for gate in level.gates)
 
 
 def _amount(budget: Budget | None) -> dict[str, float] | None:

@@ -21,7 +21,7 @@ from maestro_hive.team.graph import Frontier, TaskState
 from maestro_hive.team.plans import gate_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 
     from maestro_hive.engine.step import StepExecution
     from maestro_hive.maestro.state.strict_json import Json
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     RunTask = Callable[[str, dict[str, Json]], Awaitable[Any]]
     RunGate = Callable[[Level, Gate, dict[str, Json]], Awaitable[bool]]
 
+#: For how many seconds a task may clean up when its run is stopped.
+_CLEAN_UP_SECONDS = 2.0
 #: How many names an error has.
 _NAMED = 10
 #: For how many seconds a worker waits for what the end of its task allows to start. An attempt that
@@ -85,7 +87,8 @@ class WorkerSlots:
         self._count = 0
         self._busy: dict[str, int] = {}
         self._last: dict[str, int] = {}
-        self._resting: dict[str, _Resting] = {}
+        #: By their numbers: a task may leave one after the other.
+        self._resting: dict[int, _Resting] = {}
         self._is_closed = False
         #: Set when the last attempt ends of those that are executed.
         self._is_idle = asyncio.Event()
@@ -128,23 +131,20 @@ class WorkerSlots:
         self.on_change()
         loop = asyncio.get_running_loop()
         # In a context of its own: it is no timer of the workflow's, which outcomes would wait for.
-        timer = loop.call_later(_REST_SECONDS, self._rested, task, number, context=Context())
-        self._resting[task] = _Resting(number, timer)
+        timer = loop.call_later(_REST_SECONDS, self._rested, number, context=Context())
+        self._resting[number] = _Resting(task, timer)
 
     def settled(self, task: str, started: Collection[str]) -> None:
         """Note that the workflow has reacted to the end of a task, and what it has called then."""
-        resting = self._resting.get(task)
-        if resting is not None:
-            resting.awaited = set(started)
-            if not resting.awaited:
-                self._rested(task, resting.number)
+        for number, resting in list(self._resting.items()):
+            if resting.task == task:
+                resting.awaited = set(started)
+                if not resting.awaited:
+                    self._rested(number)
 
-    def _rested(self, task: str, number: int) -> None:
-        resting = self._resting.get(task)
-        if resting is not None and resting.number == number:
-            del self._resting[task]
-            resting.timer.cancel()
-            self._give(number)
+    def _rested(self, number: int) -> None:
+        self._resting.pop(number).timer.cancel()
+        self._give(number)
 
     def _give(self, number: int) -> None:
         """Give a worker to the most urgent one that waits."""
@@ -162,11 +162,11 @@ class WorkerSlots:
         self._count += 1
         urgency = self._urgency.get(name, _GATE_URGENCY)
         heapq.heappush(self._waiting, (urgency, self._count, waiting))
-        for task, resting in list(self._resting.items()):
+        for number, resting in list(self._resting.items()):
             if resting.awaited is not None:
                 resting.awaited.discard(name)
                 if not resting.awaited:
-                    self._rested(task, resting.number)
+                    self._rested(number)
         try:
             return await waiting
         except asyncio.CancelledError:
@@ -178,10 +178,10 @@ class WorkerSlots:
 class _Resting:
     """A worker whose task has ended; ``awaited`` are the tasks that are about to wait for one."""
 
-    __slots__ = ("awaited", "number", "timer")
+    __slots__ = ("awaited", "task", "timer")
 
-    def __init__(self, number: int, timer: asyncio.TimerHandle) -> None:
-        self.number = number
+    def __init__(self, task: str, timer: asyncio.TimerHandle) -> None:
+        self.task = task
         self.timer = timer
         self.awaited: set[str] | None = None
 
@@ -221,6 +221,7 @@ class Execution:
         self.asking: set[str] = set()
         self.parked: set[str] = set()
         self._active = 0
+        self._calls: set[asyncio.Task[None]] = set()
         self._gating: set[int] = set()
         #: What has ended, and how that is noted.
         self._ended: list[tuple[str, Callable[[], None]]] = []
@@ -233,21 +234,45 @@ class Execution:
     async def run(self) -> None:
         """Execute all that can be; raise ``GraphFailedError`` if something failed."""
         async with asyncio.TaskGroup() as group:
-            self._start(group)
-            while self._active:
-                await self._wake.wait()
-                self._wake.clear()
-                ended, self._ended = self._ended, []
-                for _, note in ended:
-                    note()
-                started = self._start(group)
-                for name, _ in ended:
-                    self._slots.settled(name, started)
-                self._slots.on_change()
+            try:
+                await self._execute_all(group)
+            except asyncio.CancelledError:
+                self._cancel_again()
+                raise
         if self.failures:
             raise self._failed() from ExceptionGroup(
                 "tasks and gates that failed", list(self.failures.values())
             )
+
+    async def _execute_all(self, group: asyncio.TaskGroup) -> None:
+        self._start(group)
+        while self._active:
+            await self._wake.wait()
+            self._wake.clear()
+            ended, self._ended = self._ended, []
+            for _, note in ended:
+                note()
+            started = self._start(group)
+            for name, _ in ended:
+                self._slots.settled(name, started)
+            self._slots.on_change()
+
+    def _cancel_again(self) -> None:
+        """Have what does not end by its cancellation cancelled again, as commands are killed then."""
+
+        def cancel() -> None:
+            for each in self._calls:
+                each.cancel()
+
+        loop = asyncio.get_running_loop()
+        # In a context of its own: it is no timer of the workflow's.
+        loop.call_later(_CLEAN_UP_SECONDS, cancel, context=Context())
+
+    def _call(self, group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+        self._active += 1
+        call = group.create_task(work)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
 
     def _start(self, group: asyncio.TaskGroup) -> list[str]:
         """Call what may start, and return it; gates first, since others may wait for them."""
@@ -255,12 +280,10 @@ class Execution:
         for level in self._frontier.gates_due():
             if level.number not in self._gating:
                 self._gating.add(level.number)
-                self._active += 1
-                group.create_task(self._check(level))
+                self._call(group, self._check(level))
                 started.append(gate_name(level, level.gates[0]))
         while (task := self._frontier.take()) is not None:
-            self._active += 1
-            group.create_task(self._execute(task))
+            self._call(group, self._execute(task))
             started.append(task)
         return started
 
@@ -275,7 +298,11 @@ class Execution:
 
     async def _check(self, level: Level) -> None:
         """Execute the gates of a level, one after the other, up to the first that must not fail."""
-        results = {each: self.results[each] for each in level.tasks}
+        results = {
+            task.id: self.results[task.id]
+            for task in self._plan.graph.tasks
+            if task.level <= level.number
+        }
         name = ""
         for gate in level.gates:
             name = gate_name(level, gate)

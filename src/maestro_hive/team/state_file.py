@@ -3,6 +3,9 @@
 The journal is the truth. The file is written when a run starts, soon after each change, and when the
 process stops executing the run; after a kill it is behind until the next start. It has the results of
 complete tasks, so that a run whose journal is lost resumes from it (``restoring.py``).
+
+A write that fails is said and made again; the last one raises if the disk refuses it. A state that the
+file cannot hold fails no run.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maestro_hive.hive.dispatching import is_bankrupt
-from maestro_hive.kernel.errors import MaestroError
+from maestro_hive.kernel.errors import EncodeError, FencedError, MaestroError, StorageError
+from maestro_hive.kernel.logs import get_logger
 from maestro_hive.kernel.process import threads
 from maestro_hive.kernel.redaction import cut, redact_text
 from maestro_hive.kernel.secret_shapes import is_secret_name
 from maestro_hive.maestro.state.strict_json import is_plain
 from maestro_hive.team.restoring import INPUT, RESULT, RUN, STORE
 from maestro_hive.team.state import (
+    MAX_STATE_BYTES,
     ExecutionState,
     StateWriter,
     TaskState,
@@ -35,11 +40,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
 
-    from maestro_hive.maestro.state.projections import RunState, StepState
+    from maestro_hive.engine.open_run import OpenRun
+    from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Plan
     from maestro_hive.team.restoring import CheckpointFiles
     from maestro_hive.team.scheduler import Execution, WorkerSlots
+
+_LOG = get_logger(__name__)
 
 PATH = Path(".mahabharatha") / "state.json"
 #: How long after a change it is written, and which part of the time may be spent on it.
@@ -48,8 +56,9 @@ _SOON_SECONDS = 0.2
 _LATE_SECONDS = 5.0
 _PART = 0.05
 _ERROR_LENGTH = 2_000
-#: A longer result of a task, as JSON, is left out.
+#: A longer result of a task, as JSON, is left out, and so are those with which all would be longer.
 _RESULT_LENGTH = 8_000
+MAX_RESULTS_LENGTH = MAX_STATE_BYTES // 2
 #: Made once: ``json.dumps`` makes one for every call with options.
 _encoder = json.JSONEncoder(allow_nan=False)
 #: Between texts that are searched for secrets together: no secret goes across it.
@@ -77,7 +86,7 @@ class StateFile:
     def __init__(
         self,
         plan: Plan,
-        state: RunState,
+        run: OpenRun,
         execution: Execution,
         slots: WorkerSlots,
         place: StatePlace,
@@ -85,7 +94,7 @@ class StateFile:
         path = place.folder / PATH
         self._writer = StateWriter(path)
         self._plan = plan
-        self._state = state
+        self._run = run
         self._execution = execution
         self._slots = slots
         self._place = place
@@ -97,6 +106,9 @@ class StateFile:
         self._timer: asyncio.TimerHandle | None = None
         self._writing: Future[float] | None = None
         self._pause = _SOON_SECONDS
+        #: How much of the file the results have, and whether it was said that it is behind.
+        self._results_length = 0
+        self._is_behind = False
 
     def changed(self) -> None:
         """Have the file written soon."""
@@ -106,14 +118,17 @@ class StateFile:
             self._timer = loop.call_later(self._pause, self._start_writing, context=Context())
 
     def write(self) -> None:
-        """Write the file now, in this thread; raise if it cannot be."""
+        """Write the file now, in this thread; raise if the disk refuses it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._writing is not None:  # or an older state would replace this one
             self._writing.exception()
             self._writing = None
-        self._writer.save(self._snapshot())
+        try:
+            _save(self._snapshot(), self._writer, self._run)
+        except EncodeError as error:
+            self._say_behind(error)
 
     def _start_writing(self) -> None:
         self._timer = None
@@ -121,16 +136,30 @@ class StateFile:
             if not self._writing.done():
                 self.changed()
                 return
-            if self._writing.exception() is not None:
-                return  # the end of the run raises it, for it is written then once more
-            pause = self._writing.result() / _PART
-            self._pause = min(max(_SOON_SECONDS, pause), _LATE_SECONDS)
-        self._writing = threads.run(partial(_save, self._snapshot(), self._writer))
+            self._note_written(self._writing)
+        self._writing = threads.run(partial(_save, self._snapshot(), self._writer, self._run))
+
+    def _note_written(self, writing: Future[float]) -> None:
+        """Note how a write has ended; after one that failed, the next change is written all the same."""
+        error = writing.exception()
+        if error is None:
+            self._is_behind = False
+            self._pause = min(max(_SOON_SECONDS, writing.result() / _PART), _LATE_SECONDS)
+        elif isinstance(error, MaestroError):
+            self._say_behind(error)
+        else:
+            raise error
+
+    def _say_behind(self, error: MaestroError) -> None:
+        if not self._is_behind:
+            self._is_behind = True
+            _LOG.warning("the state file is behind the run: %s", error)
 
     def _snapshot(self) -> ExecutionState:
-        started = self._state.started
+        started = self._run.state.started
         assert started is not None
-        steps = {step.name: step for step in self._state.steps.values()}
+        with self._run.mutex:  # other threads add what is recorded
+            steps = {step.name: step for step in self._run.state.steps.values()}
         tasks = {each.id: each for each in self._tasks(steps)}
         left = [
             task.level
@@ -187,11 +216,15 @@ class StateFile:
             if called_with and step is not None and step.completed is not None:
                 made.started_at, made.completed_at = step.started.when, step.completed.when
                 made.extra[INPUT] = called_with
-                result = self._execution.results[name]
-                if _may_be_written(result):
-                    made.extra[RESULT] = result
+                made.extra[RESULT] = self._execution.results[name]
             elif restored is not None:
                 made = TaskState.from_dict(restored)
+            if RESULT in made.extra:
+                length = _written_length(made.extra[RESULT])
+                if length is None or self._results_length + length > MAX_RESULTS_LENGTH:
+                    del made.extra[RESULT]  # the digests of its files stand for it
+                else:
+                    self._results_length += length
             self._complete[name] = made
         return self._complete[name]
 
@@ -220,42 +253,45 @@ def _complete_before(path: Path, run_id: str) -> dict[str, TaskState]:
     return {name: task for name, task in tasks if task.status is TaskStatus.COMPLETE}
 
 
-def _may_be_written(result: Json) -> bool:
-    """Return whether a result can be in the file: it is short, and has nothing like a secret in it."""
+def _written_length(result: Json) -> int | None:
+    """Return how long a result is as JSON; None if it is too long, or has something like a secret in it."""
     try:
         text = _encoder.encode(result)
     except (TypeError, ValueError):
-        return False  # a value that JSON does not have
+        return None  # a value that JSON does not have
     if len(text) > _RESULT_LENGTH or not (is_plain(result) or json.loads(text) == result):
-        return False
-    return not _has_secrets(result)
+        return None
+    return None if _has_secrets(result) else len(text)
 
 
 def _has_secrets(value: Json) -> bool:
     """Return whether a text in a value looks like a secret, or stands under a name that says so."""
     texts: list[str] = []
-    if _collect(value, texts):
-        return True
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            texts.append(each)
+        elif isinstance(each, list):
+            left += each
+        elif isinstance(each, dict):
+            texts += each
+            left += each.values()
+            for name, item in each.items():
+                if item and is_secret_name(name):
+                    return True
     joined = _APART.join(texts)  # a search for each would cost more than all else about a task
     return redact_text(joined) != joined
 
 
-def _collect(value: Json, texts: list[str]) -> bool:
-    """Add the texts of a value; return whether something stands under the name of a secret."""
-    if isinstance(value, str):
-        texts.append(value)
-    elif isinstance(value, dict):
-        texts.extend(value)
-        if any(is_secret_name(key) and item for key, item in value.items()):
-            return True
-        return any(_collect(item, texts) for item in value.values())
-    elif isinstance(value, list):
-        return any(_collect(item, texts) for item in value)
-    return False
-
-
-def _save(state: ExecutionState, writer: StateWriter) -> float:
-    """Write a state, and return how many seconds that took."""
+def _save(state: ExecutionState, writer: StateWriter, run: OpenRun) -> float:
+    """Write a state, and return how many seconds that took; not if the run is another process's by now."""
     started = time.perf_counter()
+    try:
+        run.check_lease()
+    except FencedError:
+        return 0.0
+    except StorageError:
+        pass  # the journal has failed, and the file has what is known
     writer.save(state)
     return time.perf_counter() - started

@@ -266,7 +266,6 @@ def test_an_agent_with_a_limit_of_money_gets_it_in_digits() -> None:
     argv = adapter("claude").command(call(budget_usd=0.00005)).argv
     assert "--max-budget-usd=0.00005" in argv
     assert "--max-budget-usd=2" in adapter("claude").command(call(budget_usd=2.0)).argv
-    assert [name for name in AGENTS if adapter(name).has_budget] == ["claude"]
     for name in set(AGENTS) - {"claude"}:
         assert adapter(name).command(call(budget_usd=2.0)) == adapter(name).command(call())
 

@@ -184,6 +184,11 @@ WRONG: dict[str, tuple[Any, str, str]] = {
         "bad-persona",
         "$.personas.p.python",
     ),
+    "a prompt in the script of a shell": (
+        SMALL | {"personas": {"p": {"command": ["sh", "-c", "tool '{prompt}'"]}}},
+        "prompt-in-script",
+        "$.personas.p.command",
+    ),
     "a quote that is not closed": (
         SMALL | {"personas": {"p": {"command": "run 'it"}}},
         "not-executable",
@@ -280,6 +285,67 @@ def test_warnings_do_not_stop_a_run() -> None:
         "unknown-task",
         "wrong-count",
     ]
+
+
+MISTYPED: dict[str, tuple[Any, str, str]] = {
+    "a budget": (SMALL | {"bugdet": 5}, "$.bugdet", "'budget'"),
+    "a timeout of all tasks": (SMALL | {"timeout": 5}, "$.timeout", "'timeout_seconds'"),
+    "a gate of no level": (SMALL | {"gates": []}, "$.gates", "'levels'"),
+    "files": (document(task("A", files={"crate": ["a"]})), "$.tasks[0].files.crate", "'create'"),
+    "a timeout": (
+        document(task("A", verification={"command": "x", "timeout": 5})),
+        "$.tasks[0].verification.timeout",
+        "'timeout_seconds'",
+    ),
+    "a timeout of a persona": (
+        SMALL | {"personas": {"p": {"command": "x", "timeout": 5}}},
+        "$.personas.p.timeout",
+        "'timeout_seconds'",
+    ),
+    "a model": (
+        SMALL | {"persona": {"agent": "claude", "modle": "opus"}},
+        "$.persona.modle",
+        "'model'",
+    ),
+    "gates": (SMALL | {"levels": {"1": {"gate": []}}}, "$.levels['1'].gate", "'gates'"),
+}
+
+
+@for_each("name", MISTYPED)
+def test_a_key_that_looks_mistyped_is_a_warning_with_the_one_that_is_meant(name: str) -> None:
+    tree, path, meant = MISTYPED[name]
+    (warning,) = good(tree).warnings
+    assert (warning.code, warning.path) == ("unknown-key", path)
+    assert meant in warning.advice
+
+
+def test_keys_that_are_like_no_other_are_the_documents_own_business() -> None:
+    tree = document(
+        task("A", owner="me", files={"notes": 1}, verification={"command": "x", "why": "y"}),
+        personas={"p": {"command": "x", "description": "does it", "role": "maker"}},
+        levels={"1": {"goal": "all"}},
+        **{"$schema": "s", "notes": [], "author": "me", "created_at": "now"},
+    )
+    assert good(tree).warnings == ()
+
+
+def test_warnings_have_the_order_of_the_document() -> None:
+    names = ["deps", "verify", "minutes", "timeout", "promt", "buget", "statsu"]
+    tree = document({"id": "A", "title": "t", **dict.fromkeys(names, 1)})
+    assert [each.path for each in good(tree).warnings] == [f"$.tasks[0].{each}" for each in names]
+
+
+def test_a_schema_of_results_that_is_none_is_an_error_with_its_place(tmp_path: Path) -> None:
+    wrong = {"type": "object", "properties": {"n": {"type": "objct"}}}
+    tree = document(task("A", output_schema=wrong), task("B", "gone"), task("C", output_schema={}))
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(tree, indent=1))
+    unknown, schema = graph_files.check_file(path).errors
+    assert unknown.code == "unknown-dependency"
+    assert (schema.code, schema.task) == ("bad-schema", "A")
+    assert schema.path == "$.tasks[0].output_schema.properties.n.type"
+    assert "'objct' is not one of ['array'," in schema.message
+    assert path.read_text().splitlines()[(schema.line or 0) - 1].strip() == '"type": "objct"'
 
 
 def test_strict_makes_errors_of_tasks_that_own_the_same_file() -> None:
@@ -416,6 +482,7 @@ def test_what_is_read_is_valid_by_the_schema(seed: int) -> None:
 _ABOUT_PARTS = {
     *("duplicate-id", "two-ids", "unknown-dependency", "cycle", "duplicate-level"),
     *("unreachable-gate", "unknown-persona", "not-executable", "duplicate-gate", "bad-gate"),
+    "prompt-in-script",
 }
 
 
@@ -447,3 +514,26 @@ def test_any_document_is_read_or_refused(seed: int) -> None:
     odd = {key: anything(maker) for key in maker.random.sample([*task("A"), "files", "steps"], 3)}
     found = checked(document(task("A") | odd, anything(maker)) | members)
     assert (found.graph is None) == bool(found.errors)
+
+
+@for_each(
+    "command, is_refused",
+    [
+        ("bash -c 'tool {prompt}'", True),
+        ("/bin/dash -c {prompt}", True),
+        ("zsh -lc 'tool {prompt}'", True),
+        ("bash -euo pipefail -c 'tool {prompt}'", True),
+        ("bash --norc -c -- 'tool {prompt}'", True),
+        ("sh -c -e 'tool {prompt}'", True),
+        ("env A=b timeout 60 ksh -c 'tool {prompt}'", True),
+        ("sh -c 'tool \"$1\"' sh {prompt}", False),
+        ("sh -c 'tool \"$2\"' sh -c {prompt}", False),
+        ("sh tool.sh -c {prompt}", False),
+        ("sh -e tool.sh {prompt}", False),
+        ("claude -c {prompt}", False),
+        ("python3 -c 'import sys; print(sys.argv[1])' {prompt}", False),
+    ],
+)
+def test_no_shell_reads_a_prompt_as_its_script(command: str, is_refused: bool) -> None:
+    tree = document(task("A"), persona={"command": command})
+    assert codes(tree) == (["prompt-in-script"] if is_refused else [])

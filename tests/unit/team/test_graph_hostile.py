@@ -81,6 +81,12 @@ HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
     "one file without order": lambda: document(
         *(task(each, files=["x", f"d{at % 50}/"]) for at, each in enumerate(ids()))
     ),
+    "one folder without order": lambda: document(
+        *(
+            task(each, files=["src/" if at % 3 == 0 else f"src/{at}"])
+            for at, each in enumerate(ids())
+        )
+    ),
     "all in conflict": lambda: document(*map(task, ids()), conflict_matrix=[ids()] * 20),
     "a gate for each": lambda: document(
         *(task(each, level=at) for at, each in enumerate(ids())),

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maestro_hive.team.graph import Frontier, Plan, TaskState, make_plan, ready, select, simulate
-from maestro_hive.team.graph.planning import owned_path
+from maestro_hive.team.graph import Frontier, Plan, TaskState, make_plan, select, simulate
+from maestro_hive.team.graph.planning import owned_folder, owned_path
 from tests.tables import for_each
 from tests.unit.team.graphs import SEEDS, Maker, document, good, task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
-COMPLETE, FAILED, RUNNING, PARKED = (
-    TaskState.COMPLETE,
-    TaskState.FAILED,
-    TaskState.RUNNING,
-    TaskState.PARKED,
-)
+COMPLETE, FAILED, RUNNING = TaskState.COMPLETE, TaskState.FAILED, TaskState.RUNNING
 
 
 def plan_of(*tasks: Any, **members: Any) -> Plan:
@@ -34,6 +29,10 @@ def plan_of(*tasks: Any, **members: Any) -> Plan:
 
 def states(**given: TaskState) -> dict[str, TaskState]:
     return given
+
+
+def ready(plan: Plan, known: Mapping[str, TaskState], passed: Collection[int] = ()) -> list[str]:
+    return Frontier(plan, known, passed).ready()
 
 
 # --- what is ready ---
@@ -62,13 +61,10 @@ def test_the_longest_remaining_path_is_first_then_the_order_of_the_document() ->
     assert (plan.critical_path, plan.critical_minutes) == (("B", "C"), 10)
 
 
-@pytest.mark.parametrize("state", [RUNNING, PARKED])
-def test_tasks_that_own_the_same_file_never_run_at_once_in_the_order_of_the_document(
-    state: TaskState,
-) -> None:
+def test_tasks_that_own_the_same_file_never_run_at_once_in_the_order_of_the_document() -> None:
     plan = plan_of(task("A", files=["x"]), task("B", files=["./x"], estimate_minutes=99))
     assert ready(plan, {}) == ["A"]
-    assert ready(plan, states(A=state)) == []
+    assert ready(plan, states(A=RUNNING)) == []
     assert ready(plan, states(A=COMPLETE)) == ["B"]
     assert ready(plan, states(A=FAILED)) == ["B"]
 
@@ -89,6 +85,37 @@ def test_a_folder_is_in_conflict_with_what_is_in_it(one: str, other: str, confli
     plan = plan_of(task("A", files=[one]), task("B", files=[other]))
     assert bool(plan.conflicts) is conflict
     assert ready(plan, {}) == (["A"] if conflict else ["A", "B"])
+
+
+def test_tasks_that_own_files_of_a_folder_run_at_once_although_another_task_owns_it() -> None:
+    parts = [task("A", files=["src/a.py"]), task("B", files=["src/b.py"])]
+    plan = plan_of(*parts, task("C", "A", "B", files=["src/"]))
+    assert plan.conflicts == ()
+    assert ready(plan, {}) == ["A", "B"]
+
+
+def test_a_task_that_owns_a_folder_runs_between_those_that_own_parts_of_it() -> None:
+    plan = plan_of(
+        task("A", files=["src/a.py"]),
+        task("B", files=["src/b/"]),
+        task("C", files=["src/"]),
+        task("D", files=["src/d.py", "src/b/d.py"]),
+        task("E", files=["src/e.py"]),
+        task("F", files=["./src/**"]),
+        task("G", files=["src"]),
+    )
+    assert ready(plan, {}) == ["A", "B"]
+    assert ready(plan, states(A=COMPLETE)) == ["B"]
+    assert ready(plan, states(A=COMPLETE, B=FAILED)) == ["C"]
+    done = states(A=COMPLETE, B=COMPLETE, C=COMPLETE)
+    assert ready(plan, done) == ["D", "E"]
+    assert ready(plan, {**done, "D": RUNNING, "E": COMPLETE}) == []
+    assert ready(plan, {**done, "D": COMPLETE, "E": COMPLETE}) == ["F"]
+    assert ready(plan, {**done, "D": COMPLETE, "E": COMPLETE, "F": RUNNING}) == []
+    inner, folder = plan.conflicts
+    assert (folder.tasks, folder.path) == (tuple("ABCDEFG"), "src/")
+    assert folder.reason == "each with C, F, G, which own src/"
+    assert (inner.tasks, inner.path) == (("B", "D"), "src/b/")
 
 
 def test_pairs_of_the_conflict_matrix_never_run_at_once() -> None:
@@ -122,7 +149,7 @@ def test_conflicts_never_make_a_deadlock() -> None:
 def test_what_depends_on_a_failed_task_is_blocked_and_the_rest_goes_on() -> None:
     plan = plan_of(task("A"), task("B", "A"), task("C", "B"), task("D"))
     frontier = Frontier(plan)
-    frontier.start("A")
+    assert frontier.take() == "A"
     frontier.fail("A")
     assert frontier.blocked() == {"B": "A", "C": "A"}
     assert frontier.ready() == ["D"]
@@ -232,6 +259,11 @@ def in_conflict(plan: Plan) -> set[frozenset[str]]:
     ]
     for members in exclusive:
         pairs |= {frozenset(pair) for pair in combinations(sorted(set(members)), 2)}
+    for one, other in permutations(plan.graph.tasks, 2):
+        folders = [path for path, is_folder in map(owned_folder, one.files.owned) if is_folder]
+        parts = [owned_path(path) for path in other.files.owned]
+        if any(each.startswith(f"{folder}/") for folder in folders for each in parts):
+            pairs.add(frozenset((one.id, other.id)))
     return pairs
 
 
@@ -267,8 +299,8 @@ def test_no_run_violates_a_dependency_a_conflict_or_a_gate(seed: int) -> None:
         if not may_start and not running:
             break
         if may_start and (not running or maker.chance()):
-            started = maker.random.choice(may_start)
-            frontier.start(started)
+            started = frontier.take()
+            assert started == may_start[0]
             known[started] = RUNNING
         else:
             ended = maker.random.choice(running)

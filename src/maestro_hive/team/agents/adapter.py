@@ -41,8 +41,7 @@ class Adapter(ABC):
     tried: ClassVar[tuple[str, ...]]
     #: Whether it is told the id of a session; else it says which one it has started.
     takes_session: ClassVar[bool]
-    #: Whether it has a limit of money, and a structured result.
-    has_budget: ClassVar[bool] = False
+    #: Whether it has a structured result.
     has_schema: ClassVar[bool] = False
     #: What is added to its environment.
     environment: ClassVar[Mapping[str, str]] = {}

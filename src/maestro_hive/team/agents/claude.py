@@ -34,7 +34,6 @@ class Claude(Adapter):
     install = "npm install -g @anthropic-ai/claude-code"
     tried = ("2.1.197", "2.1.326")
     takes_session = True
-    has_budget = True
     has_schema = True
     environment: ClassVar[Mapping[str, str]] = {"DISABLE_AUTOUPDATER": "1"}
 

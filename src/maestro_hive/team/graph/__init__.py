@@ -13,7 +13,6 @@ from maestro_hive.team.graph.planning import (
     Slot,
     make_plan,
     owned_folder,
-    ready,
     select,
     simulate,
 )
@@ -61,7 +60,6 @@ __all__ = [
     "check_graph",
     "make_plan",
     "owned_folder",
-    "ready",
     "select",
     "simulate",
 ]

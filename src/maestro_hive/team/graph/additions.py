@@ -6,6 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+from maestro_hive.team.graph.commands import PROMPT_ADVICE, is_prompt_in_script
 from maestro_hive.team.graph.problems import quoted
 from maestro_hive.team.graph.records import (
     AGENTS,
@@ -16,7 +17,7 @@ from maestro_hive.team.graph.records import (
     Retry,
     read_from,
 )
-from maestro_hive.team.graph.values import ID, ID_ADVICE, Values
+from maestro_hive.team.graph.values import ID, ID_ADVICE, Values, keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,10 @@ MAX_PERSONAS = 1000
 #: Of a gate, which is a step of that name.
 _LONGEST_NAME = 100
 
+_PERSONA_KEYS = keys(
+    "command python agent model args permissions timeout_seconds budget retry",
+    timeout="timeout_seconds",
+)
 _PYTHON = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
@@ -74,6 +79,7 @@ class Additions(Values):
         if type(value) is not dict:
             self._problems.wrong_type(at, value, "an object with 'command', 'python' or 'agent'")
             return None
+        self.judge_keys(value, at, _PERSONA_KEYS)
         kinds = [key for key in ("command", "python", "agent") if value.get(key) is not None]
         if len(kinds) != 1:
             self._problems.error(
@@ -152,6 +158,14 @@ class Additions(Values):
         if not words or not words[0] or any("\0" in word for word in words):
             self._problems.error(
                 "not-executable", inside, "the command has no program", "write one, with arguments"
+            )
+        if is_prompt_in_script(words):
+            self._problems.error(
+                "prompt-in-script",
+                inside,
+                "{prompt} stands in the script of a shell, which would execute what titles and"
+                " feedback say",
+                PROMPT_ADVICE,
             )
         return words
 

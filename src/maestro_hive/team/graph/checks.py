@@ -458,11 +458,12 @@ def _report_conflicts(
         ids = conflict.tasks
         shown = ids if len(ids) <= _NAMED else (*ids[:_NAMED], f"{len(ids) - _NAMED} more")
         second = parts.tasks[numbers[ids[1]]]
+        parts_too = " or parts of it" if conflict.path.endswith("/") else ""
         report(
             "shared-file",
             (*second.at, "files"),
-            f"{', '.join(shown[:-1])} and {shown[-1]} own {quoted(conflict.path)}, and no dependency"
-            " says which is first",
+            f"{', '.join(shown[:-1])} and {shown[-1]} own {quoted(conflict.path)}{parts_too}, and no"
+            " dependency says which is first",
             "add a dependency; they never run at once, in the order of the document",
             second.id,
         )

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from maestro_hive.team.graph.records import Graph
 
@@ -23,6 +23,15 @@ _TRANSPARENT = frozenset("! command do else elif exec if then time until while {
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", re.ASCII)
 _MOST_CHARACTERS = 10_000
+#: What stands for the prompt in a persona's command.
+PROMPT = "{prompt}"
+_SHELLS = frozenset("sh bash dash zsh ksh ash mksh".split())
+#: Options of shells that have a value.
+_WITH_VALUE = frozenset({"--rcfile", "--init-file"})
+PROMPT_ADVICE = (
+    'pass it as an argument of its own after the script, as in ["sh", "-c", "tool \\"$1\\"", "sh",'
+    ' "{prompt}"], or read it from the standard input'
+)
 
 
 def programs(command: str) -> tuple[str, ...]:
@@ -48,6 +57,34 @@ def programs(command: str) -> tuple[str, ...]:
     except ValueError:  # a quote that is not closed, or closed in a way that only a shell knows
         pass
     return tuple(found)
+
+
+def is_prompt_in_script(words: Sequence[str]) -> bool:
+    """Return whether a shell would read the prompt as a part of its script, as in ``sh -c {prompt}``."""
+    for at, word in enumerate(words):
+        if word.rpartition("/")[2] in _SHELLS:
+            script = _script(words[at + 1 :])
+            if script is not None:
+                return PROMPT in script
+    return False
+
+
+def _script(arguments: Sequence[str]) -> str | None:
+    """Return the script among the arguments of a shell; None if it reads that from a file."""
+    is_given, rest = False, iter(arguments)
+    for word in rest:
+        if word == "--":
+            return next(rest, None) if is_given else None
+        if len(word) < 2 or word[0] not in "-+":
+            return word if is_given else None
+        if word.startswith("--"):
+            values = word in _WITH_VALUE
+        else:
+            is_given = is_given or "c" in word
+            values = word[-1] in "oO"  # as in -euo pipefail
+        if values:
+            next(rest, None)
+    return None
 
 
 def needed_programs(graph: Graph) -> dict[str, tuple[str, ...]]:

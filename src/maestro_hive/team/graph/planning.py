@@ -1,9 +1,10 @@
 """What must wait for what: order, conflicts, critical path, and what a number of workers would do.
 
-Two tasks that own the same file, or stand together in the conflict matrix, and have no dependency path
-between them, run one after the other. Which of them is first must be the same in every run, so it is
-decided here and not by who is ready first: all tasks are put into one order, that of the document as
-far as dependencies and gates allow, and tasks in conflict run in it. So there can be no deadlock.
+Two tasks that own the same file, or of which one owns a folder that a file of the other is in, or that
+stand together in the conflict matrix, and have no dependency path between them, run one after the
+other. Which of them is first must be the same in every run, so it is decided here and not by who is
+ready first: all tasks are put into one order, that of the document as far as dependencies and gates
+allow, and tasks in conflict run in it. So there can be no deadlock.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: What a task is taken to last if no task of the graph has an estimate.
 _MINUTES = 1.0
+#: How many owners of a folder are named.
+_NAMED = 3
 #: So many of the folders that a path is in are looked at.
 _DEEPEST_FOLDER = 64
 #: Paths that can be written in another way.
@@ -160,16 +163,17 @@ def _conflicts(
     """Return the conflicts that matter, and what each task waits for because of them."""
     place = {at: position for position, at in enumerate(order)}
     groups = [
-        (each, members)
-        for each in _declared(graph)
+        (each, owners, members)
+        for each, owners in _declared(graph)
         if len(members := sorted((number[task] for task in each.tasks), key=place.__getitem__)) > 1
     ]
-    waited_for = _WaitedFor(dependencies, order, {at for _, members in groups for at in members})
+    waited_for = _WaitedFor(dependencies, order, {at for *_, members in groups for at in members})
     found: list[Conflict] = []
     waits: list[dict[int, None]] = [{} for _ in dependencies]
-    for conflict, members in groups:
+    for conflict, owners, members in groups:
+        alone = None if owners is None else {number[each] for each in owners}
         apart: set[int] = set()
-        for earlier, later in pairwise(members):
+        for earlier, later in _neighbours(members, alone):
             if not waited_for.is_before(earlier, later):
                 apart |= {earlier, later}
                 waits[later][earlier] = None
@@ -177,6 +181,28 @@ def _conflicts(
             tasks = tuple(graph.tasks[at].id for at in members if at in apart)
             found.append(replace(conflict, tasks=tasks))
     return found, waits
+
+
+def _neighbours(members: list[int], alone: set[int] | None) -> Iterator[tuple[int, int]]:
+    """Yield pairs such that one after the other in each of them keeps all apart that must be.
+
+    Those that are ``alone`` run at once with no other one; None: that is all. There are at most twice
+    as many pairs as members.
+    """
+    if alone is None:
+        yield from pairwise(members)
+        return
+    last: int | None = None
+    since: list[int] = []
+    for at in members:
+        if at in alone and since:
+            yield from ((each, at) for each in since)
+        elif last is not None:
+            yield last, at
+        if at in alone:
+            last, since = at, []
+        else:
+            since.append(at)
 
 
 class _WaitedFor:
@@ -200,32 +226,45 @@ class _WaitedFor:
         return bool(self._reach[later] & self._bit[earlier])
 
 
-def _declared(graph: Graph) -> Iterator[Conflict]:
-    """Yield every set of tasks that must not run at once, for whatever reason."""
+def _declared(graph: Graph) -> Iterator[tuple[Conflict, Collection[str] | None]]:
+    """Yield every set of tasks that must not run at once, for whatever reason.
+
+    With it are those of which none may run at once with another one of the set; None: that is all.
+    """
     known = {task.id for task in graph.tasks}
     for conflict in graph.conflicts:
-        yield replace(conflict, tasks=tuple(each for each in conflict.tasks if each in known))
+        tasks = tuple(each for each in conflict.tasks if each in known)
+        yield replace(conflict, tasks=tasks), None
     for level in graph.levels:
         if not level.parallel:
-            yield Conflict(tasks=level.tasks, reason=f"level {level.number} is not parallel")
+            yield Conflict(tasks=level.tasks, reason=f"level {level.number} is not parallel"), None
     yield from _shared_files(graph)
 
 
-def _shared_files(graph: Graph) -> Iterator[Conflict]:
-    """Yield the tasks that own the same file, or a file in a folder that another one owns."""
+def _shared_files(graph: Graph) -> Iterator[tuple[Conflict, Collection[str] | None]]:
+    """Yield the tasks that own the same file, and those that own a folder with those that own parts."""
     files, folders = _owners(graph)
-    if folders:
-        for path, owners in [*files.items(), *folders.items()]:
-            for folder in _folders_of(path):
-                if folder in folders and folder != path:
-                    folders[folder] += owners
     for path, owners in files.items():
         if len(owners) > 1:
-            yield Conflict(tasks=tuple(owners), reason=f"own {path}", path=path)
+            yield Conflict(tasks=tuple(owners), reason=f"own {path}", path=path), None
+    inside: defaultdict[str, list[str]] = defaultdict(list)
+    if folders:
+        for path, owners in (*files.items(), *folders.items()):
+            for folder in _folders_of(path):
+                if folder in folders and folder != path:
+                    inside[folder] += owners
     for path, owners in folders.items():
-        tasks = tuple(dict.fromkeys(owners))
+        whole = dict.fromkeys((*owners, *files.get(path, ())))
+        tasks = tuple(whole | dict.fromkeys(inside[path]))
         if len(tasks) > 1:
-            yield Conflict(tasks=tasks, reason=f"own files in {path}/", path=f"{path}/")
+            reason = f"each with {_named(whole)} {path}/"
+            yield Conflict(tasks=tasks, reason=reason, path=f"{path}/"), whole
+
+
+def _named(owners: Collection[str]) -> str:
+    some, more = list(islice(owners, _NAMED)), len(owners) - _NAMED
+    names = ", ".join(some) + (f" and {more:,} more" if more > 0 else "")
+    return f"{names}, which {'owns' if len(owners) == 1 else 'own'}"
 
 
 def _owners(graph: Graph) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
@@ -323,10 +362,6 @@ class Frontier:
         self._state[at] = TaskState.RUNNING
         return self._plan.graph.tasks[at].id
 
-    def start(self, task_id: str) -> None:
-        """Note that a task has started."""
-        self._state[self._number[task_id]] = TaskState.RUNNING
-
     def complete(self, task_id: str) -> None:
         """Note that a task is complete."""
         at = self._number[task_id]
@@ -347,7 +382,7 @@ class Frontier:
         return {ids[at]: ids[cause] for at, cause in sorted(self._blocked_by.items())}
 
     def gates_due(self) -> list[Level]:
-        """Return the levels that are complete and whose gates have not run, the lowest first."""
+        """Return the levels that are complete, with all lower ones, and whose gates have not run."""
         return self._gates.due()
 
     def pass_gates(self, level: int) -> None:
@@ -419,20 +454,27 @@ class _Gates:
 
     def __init__(self, plan: Plan, states: list[TaskState], passed: Collection[int]) -> None:
         self._levels = {level.number: level for level in plan.graph.levels if level.gates}
-        self._left = dict.fromkeys(self._levels, 0)
-        for task, state in zip(plan.graph.tasks, states, strict=True):
-            if task.level in self._left and state is not TaskState.COMPLETE:
-                self._left[task.level] += 1
         self._required = [level for level in plan.gated if level not in passed]
         heapq.heapify(self._required)
         self._passed = set(passed)
-        self._complete = {each for each, left in self._left.items() if not left} - self._passed
+        #: How many tasks of each level are not complete, and the levels that have some, or gates.
+        self._left: Counter[int] = Counter()
+        for task, state in zip(plan.graph.tasks, states, strict=True):
+            self._left[task.level] += state is not TaskState.COMPLETE
+        self._incomplete = sorted({*self._left, *self._levels}, reverse=True)
+        self._complete: set[int] = set()
+        self._note_complete()
 
     def complete(self, level: int) -> None:
         """Note that a task of a level is complete."""
-        if level in self._left:
-            self._left[level] -= 1
-            if not self._left[level] and level not in self._passed:
+        self._left[level] -= 1
+        self._note_complete()
+
+    def _note_complete(self) -> None:
+        """Note which levels are complete, with all that are lower."""
+        while self._incomplete and not self._left[self._incomplete[-1]]:
+            level = self._incomplete.pop()
+            if level in self._levels and level not in self._passed:
                 self._complete.add(level)
 
     def hold(self, level: int) -> bool:
@@ -449,11 +491,6 @@ class _Gates:
         self._complete.discard(level)
         while self._required and self._required[0] in self._passed:
             heapq.heappop(self._required)
-
-
-def ready(plan: Plan, states: Mapping[str, TaskState], passed: Collection[int] = ()) -> list[str]:
-    """Return what may start, most urgent first; a run that asks often uses a ``Frontier``."""
-    return Frontier(plan, states, passed).ready()
 
 
 # --- a part of a graph, and what workers would do with it -----------------------------------------

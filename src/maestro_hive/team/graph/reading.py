@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.team.graph.additions import Additions
@@ -22,7 +21,7 @@ from maestro_hive.team.graph.records import (
     Verification,
     read_from,
 )
-from maestro_hive.team.graph.values import ID, ID_ADVICE
+from maestro_hive.team.graph.values import ID, ID_ADVICE, keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,19 +41,28 @@ _MAX_LEVEL = 999_999
 _LONGEST_MINUTES = 1e6
 _ARROW = re.compile(r"\s*(?:->|→|=>)\s*")
 
-#: The keys of other formats, which would be ignored although they mean something.
-_OTHER_NAMES = {
+_GRAPH_KEYS = keys(
+    "feature tasks levels conflict_matrix persona personas budget retry timeout_seconds version"
+    " generated total_tasks estimated_duration_minutes max_parallelization critical_path"
+    " critical_path_minutes",
+    timeout="timeout_seconds",
+)
+_TASK_KEYS = keys(
+    "id title description level dependencies files files_owned files_read verification"
+    " estimate_minutes status critical_path steps context acceptance_criteria consumers"
+    " integration_test skills_required phase persona prompt budget retry timeout_seconds"
+    " output_schema",
     **dict.fromkeys(("depends_on", "depends", "deps", "blocked_by", "requires"), "dependencies"),
     **dict.fromkeys(("estimated_minutes", "estimate", "minutes"), "estimate_minutes"),
     **dict.fromkeys(("name", "summary"), "title"),
     **dict.fromkeys(("verify", "check", "verify_command"), "verification"),
-    "timeout": "timeout_seconds",
-}
-_TASK_KEYS = frozenset(
-    "id title description level dependencies files files_owned files_read verification"
-    " estimate_minutes status critical_path steps context acceptance_criteria consumers"
-    " integration_test skills_required phase persona prompt budget retry timeout_seconds"
-    " output_schema".split()
+    timeout="timeout_seconds",
+)
+_FILES_KEYS = keys("create modify delete read move")
+_VERIFICATION_KEYS = keys("command timeout_seconds expected", timeout="timeout_seconds")
+_LEVEL_KEYS = keys(
+    "level number name tasks parallel gates estimated_minutes depends_on_levels",
+    estimate_minutes="estimated_minutes",
 )
 _NUMBERED = ("level", "number")
 
@@ -113,7 +121,6 @@ class _Reader(Additions):
     def __init__(self, problems: Problems) -> None:
         super().__init__(problems)
         self._dependencies = 0
-        self._judged: dict[str, str | None] = {}
 
     def parts(self, tree: dict[str, Json]) -> Parts:
         """Read the whole document."""
@@ -135,7 +142,19 @@ class _Reader(Additions):
             "timeout_seconds": self.seconds(tree, ()),
         }
         self._check_count(tree, len(parts.tasks))
+        self._judge_graph_keys(tree)
         return parts
+
+    def _judge_graph_keys(self, tree: dict[str, Json]) -> None:
+        self.judge_keys(tree, (), _GRAPH_KEYS)
+        for key in ("gates", "gate"):
+            if key in tree:
+                self._problems.warning(
+                    "unknown-key",
+                    (key,),
+                    f"{key!r} of the graph is not read: a gate belongs to a level",
+                    "write it as 'gates' of a level, in 'levels'",
+                )
 
     def _check_count(self, tree: dict[str, Json], count: int) -> None:
         said = tree.get("total_tasks")
@@ -188,7 +207,7 @@ class _Reader(Additions):
         title = self.text(value, "title", at)
         if value.get("title") is None or (title is not None and not title.strip()):
             self.missing(at, "title", "the task", "what it does, in a few words")
-        self._judge_keys(value, at)
+        self.judge_keys(value, at, _TASK_KEYS)
         return TaskDraft(
             at=at,
             id=task_id or "",
@@ -262,21 +281,6 @@ class _Reader(Additions):
             "status": self.note(value, "status", at),
         }
 
-    def _judge_keys(self, value: dict[str, Json], at: Path) -> None:
-        """Warn of keys that look like mistyped ones; all others are the document's own business."""
-        for key in value.keys() - _TASK_KEYS:
-            if key not in self._judged and len(self._judged) < 200:
-                near = get_close_matches(key[:40], _TASK_KEYS, n=1, cutoff=0.85)
-                self._judged[key] = _OTHER_NAMES.get(key) or (near[0] if near else None)
-            meant = self._judged.get(key)
-            if meant is not None and meant not in value:
-                self._problems.warning(
-                    "unknown-key",
-                    (*at, key),
-                    f"{quoted(key)} is not read",
-                    f"if you mean {meant!r}, write that",
-                )
-
     def files(self, task: dict[str, Json], at: Path) -> Files:
         """Read the files of a task: an object, a plain list, or ``files_owned`` and ``files_read``."""
         value = task.get("files")
@@ -296,6 +300,7 @@ class _Reader(Additions):
         if type(value) is not dict:
             self._problems.wrong_type(inside, value, "an object with 'create', 'modify', 'read'")
             return Files()
+        self.judge_keys(value, inside, _FILES_KEYS)
         return read_from(
             Files(
                 create=self.texts(value, "create", inside, paths=True),
@@ -353,6 +358,7 @@ class _Reader(Additions):
         if type(value) is not dict:
             self._problems.wrong_type(inside, value, "an object with 'command', or a text")
             return None
+        self.judge_keys(value, inside, _VERIFICATION_KEYS)
         if value.get("command") is None:
             self.missing(inside, "command", "the verification", "what decides that it is done")
             command = None
@@ -441,6 +447,7 @@ class _Reader(Additions):
         if type(value) is not dict:
             self._problems.wrong_type(at, value, "a level: an object with 'name' and 'tasks'")
             return None
+        self.judge_keys(value, at, _LEVEL_KEYS)
         if isinstance(at[-1], int):
             said = [self.whole(value, key, at, least=0, most=_MAX_LEVEL) for key in _NUMBERED]
             number = next((each for each in said if each is not None), number)

@@ -31,8 +31,6 @@ class TaskState(Enum):
     PENDING = "pending"
     #: A worker executes it.
     RUNNING = "running"
-    #: It has started and waits, for a breaker, a budget or a person: its files may be half-changed.
-    PARKED = "parked"
     #: Its verification has passed.
     COMPLETE = "complete"
     #: It has failed for good.
@@ -296,11 +294,14 @@ class Level(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict(Record):
-    """Tasks of which no two may run at the same time; they run in the order of the document."""
+    """Tasks of which no two may run at the same time; they run in the order of the document.
+
+    Of a folder that is owned by some of them it is each of these with all others.
+    """
 
     tasks: tuple[str, ...]
     reason: str = ""
-    #: The path that all of them own, if that is why.
+    #: The path that all of them own, or own parts of, if that is why.
     path: str | None = None
 
 

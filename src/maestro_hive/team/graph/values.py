@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, NamedTuple
 
 from maestro_hive.team.graph.problems import kind_of, quoted
 
@@ -17,9 +18,26 @@ if TYPE_CHECKING:
 ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
 ID_ADVICE = "use up to 64 characters of A-Z, a-z, 0-9, '-' and '_', starting with A-Z or a-z"
 
+#: More keys than these are not compared with known ones, in all parts of a document together.
+_COMPARED = 500
+#: How similar a key is to the known one that is meant: one with two characters swapped is.
+_SIMILAR = 0.8
 _LONGEST_SECONDS = 1e8
 _LONGEST_PATH = 4096
 _TEXT = frozenset({str})
+
+
+class Keys(NamedTuple):
+    """The keys that a part of a document may have; all others are the document's own business."""
+
+    known: frozenset[str]
+    #: What is meant by keys of other formats, which would be ignored although they mean something.
+    other_names: dict[str, str]
+
+
+def keys(known: str, **other_names: str) -> Keys:
+    """Return the keys of a part."""
+    return Keys(frozenset(known.split()), other_names)
 
 
 class Values:
@@ -27,6 +45,29 @@ class Values:
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
+        #: What is meant by a key of a part, if that is known.
+        self._meant: dict[tuple[frozenset[str], str], str | None] = {}
+
+    def judge_keys(self, value: dict[str, Json], at: Path, part: Keys) -> None:
+        """Warn of keys that look like mistyped ones, in the order of the document."""
+        if value.keys() <= part.known:
+            return
+        for key in value:
+            meant = None if key in part.known else self._meant_by(key, part)
+            if meant is not None and meant not in value:
+                self._problems.warning(
+                    "unknown-key",
+                    (*at, key),
+                    f"{quoted(key)} is not read",
+                    f"if you mean {meant!r}, write that",
+                )
+
+    def _meant_by(self, key: str, part: Keys) -> str | None:
+        asked = (part.known, key)
+        if asked not in self._meant and len(self._meant) < _COMPARED:
+            near = get_close_matches(key[:40], sorted(part.known), n=1, cutoff=_SIMILAR)
+            self._meant[asked] = part.other_names.get(key) or (near[0] if near else None)
+        return self._meant.get(asked)
 
     def text(self, owner: dict[str, Json], key: str, at: Path) -> str | None:
         """Return a text; None if there is none."""

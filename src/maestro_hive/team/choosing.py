@@ -1,0 +1,165 @@
+"""Which run executes a graph in a folder: an earlier one, a fork of it, one from a state file, or a new one.
+
+It is decided from what a state folder has, so that a dry run, which opens it only to read, says the same
+as the run.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError
+from maestro_hive.maestro.state.stores import open_reader
+from maestro_hive.team.plans import WORKFLOW, gate_name
+from maestro_hive.team.restoring import has_moved, is_other_graph, read_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from maestro_hive.maestro.state.strict_json import Json
+    from maestro_hive.team.graph import Graph
+    from maestro_hive.team.restoring import Restored
+
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]+")
+_LONGEST_NAME = 80
+
+
+class ChosenRun(NamedTuple):
+    """Which run executes a graph."""
+
+    run_id: str
+    #: Whether it is there already, and the run that it goes on from with a changed graph.
+    exists: bool
+    forked_from: str | None = None
+    #: The tasks and gates that it executes again, although that run has completed them.
+    again: frozenset[str] = frozenset()
+    #: Where the folder of that run is now, if it was moved.
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRuns:
+    """The runs of a state folder."""
+
+    store: Path
+    #: The workflow of each run, by its id.
+    workflows: Mapping[str, str]
+    #: Returns the graph and the folder that a team run was started with.
+    arguments: Callable[[str], tuple[dict[str, Json], Path]]
+
+    def has_team_run(self, run_id: str) -> bool:
+        """Return whether there is a team run with this id."""
+        return self.workflows.get(run_id) == WORKFLOW
+
+
+def choose_run(
+    runs: RecordedRuns,
+    graph: Graph,
+    folder: Path,
+    *,
+    run_id: str | None = None,
+    force: bool = False,
+    is_part: bool = False,
+) -> ChosenRun:
+    """Return the run that executes a graph in a folder: the one with ``run_id``, if that is given.
+
+    Else that is the last run of its feature there. If the graph has changed since, or the folder was
+    moved, it is a new run that has what that one completed, as far as its input is the same. With ``force`` it is a new one; of
+    a graph that is a part of another one it has what that one completed of the rest.
+    """
+    if run_id is not None:
+        return _named(runs, run_id, force=force)
+    slug = _NOT_IN_IDS.sub("-", graph.feature).strip("-")[:_LONGEST_NAME] or "graph"
+    numbered = re.compile(rf"{re.escape(slug)}(?:-(\d{{1,6}}))?")
+    taken = {}
+    for name in runs.workflows:
+        if found := numbered.fullmatch(name):
+            taken[int(found[1] or 1)] = name
+    number = max(taken, default=0) + 1
+    fresh = slug if number == 1 else f"{slug}-{number}"
+    if force and not is_part:
+        return ChosenRun(fresh, exists=False)
+    for each in sorted(taken, reverse=True):
+        name = taken[each]
+        if not runs.has_team_run(name):
+            continue
+        document, place = runs.arguments(name)
+        moved = folder if has_moved(place, folder, name) else None
+        if document.get("feature") != graph.feature or folder not in (place, moved):
+            continue
+        if moved is None and not force and document == graph.to_document():
+            return ChosenRun(name, exists=True)
+        again = frozenset(_names(graph)) if force else frozenset[str]()
+        return ChosenRun(fresh, exists=False, forked_from=name, again=again, folder=moved)
+    return ChosenRun(fresh, exists=False)
+
+
+def _named(runs: RecordedRuns, run_id: str, *, force: bool) -> ChosenRun:
+    exists = runs.has_team_run(run_id)
+    if exists and force:
+        raise ConfigurationError(
+            f"run {run_id!r} exists, and --force starts a new one: give another --run-id, or none, or"
+            f" delete it first: 'maestro purge {run_id}'"
+        )
+    return ChosenRun(run_id, exists=exists)
+
+
+def restorable(runs: RecordedRuns, graph: Graph, folder: Path) -> Restored | None:
+    """Return what the state file of a folder has of a run of this graph whose journal is gone.
+
+    Raises ``ConfigurationError`` if that file is all that is left of something else.
+    """
+    found = read_state(folder)
+    if found is None or (found.run_id is not None and _has_journal(runs, found)):
+        return None
+    if found.run_id is None:
+        if not found.tasks:
+            return None
+        raise ConfigurationError(
+            f"{found.source} has complete tasks, and no run of maestro wrote it; to go on from it:"
+            f" 'maestro import {found.source} --graph GRAPH', or start a new run with --force, which"
+            " replaces it"
+        )
+    if is_other_graph(found, graph):
+        if len(found.tasks) in (0, len(found.ids)):
+            return None  # nothing is lost with it
+        raise ConfigurationError(
+            f"{found.source} is of another graph, of the feature {found.feature!r}, whose run"
+            f" {found.run_id} is not in {runs.store}: it is all that is left of that run. Move"
+            " it away, or start a new run with --force, which replaces it"
+        )
+    return found
+
+
+def found_elsewhere(runs: RecordedRuns, graph: Graph, folder: Path) -> Restored | None:
+    """Return the state of a run of this graph that is in the journal of another state folder."""
+    found = read_state(folder)
+    if found is None or found.run_id is None or is_other_graph(found, graph):
+        return None
+    is_elsewhere = not runs.has_team_run(found.run_id) and _has_journal(runs, found)
+    return found if is_elsewhere and found.tasks else None
+
+
+def _has_journal(runs: RecordedRuns, found: Restored) -> bool:
+    """Return whether the run that a state is of is in a journal: that is the truth, then."""
+    if found.run_id is not None and runs.has_team_run(found.run_id):
+        return True
+    folder = Path(found.store or "")
+    if found.store is None or not (folder / "journal.db").exists():
+        return False
+    try:
+        with closing(open_reader(folder)) as reader:
+            return reader.run(found.run_id or "") is not None
+    except MaestroError:
+        return False
+
+
+def _names(graph: Graph) -> Iterator[str]:
+    """Yield the names of the steps of a graph: its tasks and gates."""
+    for level in graph.levels:
+        yield from level.tasks
+        yield from (gate_name(level, gate) for gate in level.gates)
