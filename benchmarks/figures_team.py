@@ -17,9 +17,8 @@ def team(results: Results) -> Iterator[Row]:
     ours, step = "team/tasks", "team/steps"
     if results.has(ours, step):
         yield _task(results, ours, "a task of a graph, 8 workers", target=2.0)
-        alone = results.ratio("team/steps-alone", "seconds", step, "seconds")
-        shown = f"one by one: {alone:.2f} x that"
-        yield Row("  a step like it, 8 at once", short_time(results.median(step, "seconds")), shown)
+        for each, what in (("team/steps-alone", "one by one"), (step, "8 at once")):
+            yield Row(f"  a step like it, {what}", short_time(results.median(each, "seconds")))
         yield _task(results, "team/command", "  the same by maestro run, with its start")
         grown = results.worst(ours, "grown")
         what = "  memory from task 100 to the last"
@@ -35,11 +34,11 @@ def team(results: Results) -> Iterator[Row]:
 
 
 def _task(results: Results, name: str, what: str, target: float | None = None) -> Row:
-    step = "team/steps"
-    ratio = results.ratio(name, "seconds", step, "seconds")
-    cpu = results.ratio(name, "cpu", step, "cpu")
-    alone = results.ratio(name, "seconds", "team/steps-alone", "seconds")
-    shown = f"{ratio:.2f} x a step, CPU {cpu:.2f} x, {alone:.2f} x one by one"
+    """Return what a task takes beside a step made alone, and beside one of as many at once."""
+    ratio = results.ratio(name, "seconds", "team/steps-alone", "seconds")
+    at_once = results.ratio(name, "seconds", "team/steps", "seconds")
+    cpu = results.ratio(name, "cpu", "team/steps", "cpu")
+    shown = f"{ratio:.2f} x a step; 8 at once: {at_once:.2f} x, CPU {cpu:.2f} x"
     figure = short_time(results.median(name, "seconds"))
     if target is None:
         return Row(what, figure, shown)

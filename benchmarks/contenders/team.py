@@ -1,7 +1,7 @@
 """A task graph of trivial tasks, through ``TeamRunner`` and ``maestro run``, beside steps of a hive.
 
-The steps have values like those of tasks, and as many are executed at once as the team has workers:
-that is what a task is compared with. One by one they are measured, too.
+The steps have values like those of tasks, and are executed one by one, which is what a task is
+compared with, and as many at once as the team has workers.
 """
 
 from __future__ import annotations

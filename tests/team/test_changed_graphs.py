@@ -13,7 +13,8 @@ import pytest
 
 from maestro_hive import Hive
 from maestro_hive.hive.errors import RunFailedError
-from maestro_hive.team.runner import ChosenRun, _key
+from maestro_hive.maestro.state import codec
+from maestro_hive.team.runner import ChosenRun
 from tests.hive.conftest import quick_config
 from tests.team.conftest import graph, task
 from tests.team.test_scheduler import until
@@ -155,7 +156,10 @@ def test_an_answer_is_not_asked_for_again_when_other_tasks_are_new(team: Team) -
 
 def test_the_identity_of_a_task_is_the_same_in_every_process() -> None:
     """What a persona returned may be a set, whose order is another one in each process."""
-    program = "from maestro_hive.team.runner import _key; print(_key({}, {'A': {'value': set('abcdefgh')}}))"
+    program = (
+        "from maestro_hive.maestro.state.codec import encode_call\n"
+        "print(encode_call(({}, {'A': {'value': set('abcdefgh')}}), {}).digest.hex())"
+    )
 
     def key(seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -169,8 +173,10 @@ def test_the_identity_of_a_task_is_the_same_in_every_process() -> None:
 
 @pytest.mark.parametrize("value", [{(1, 2): 3}, {1: "a", "x": "b"}, {"nan": float("nan")}])
 def test_every_result_that_can_be_recorded_has_an_identity(value: Any) -> None:
-    given: tuple[Any, ...] = ({}, {"A": {"value": value}})
-    assert _key(*given) == _key(*given) != _key({}, {"A": {"value": None}})
+    def identity(value: Any) -> bytes:
+        return codec.encode_call(({}, {"A": {"value": value}}), {}).digest
+
+    assert identity(value) == identity(value) != identity(None)
 
 
 # --- budgets --------------------------------------------------------------------------------------

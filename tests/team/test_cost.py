@@ -119,13 +119,13 @@ def steps(tmp_path: Path) -> Callable[[int], Callable[[], Any]]:
     return made
 
 
-def test_a_task_makes_at_most_twice_the_calls_of_a_step(
+def test_a_task_makes_few_calls_besides_those_of_its_step(
     team: Callable[[int], Callable[[], Any]], steps: Callable[[int], Callable[[], Any]]
 ) -> None:
     team(1)()  # what is imported and made once
     steps(1)()
     task, step = calls_for_each(team, FEW, MANY), calls_for_each(steps, FEW, MANY)
-    assert task <= 2 * step
+    assert task - step <= 250
 
 
 def test_a_task_leaves_nothing_to_the_garbage_collector(tmp_path: Path) -> None:

@@ -244,6 +244,8 @@ class Options:
     waits_for_breaker: Callable[[str, bool], None] | None = _option(None, lambda _, value: value)
     #: What is known of what its calls spend, where the options above do not say it.
     sizing: Sizing = _option(UNSIZED, lambda _, value: value)
+    #: Whether its input is its key: the same input is the same step, wherever it is called.
+    input_is_key: bool = _option(False, settings.flag)
     #: What each attempt passes besides the stages that follow from the other options.
     stages: tuple[Stage, ...] = _option((), lambda _, value: value)
 

@@ -179,7 +179,7 @@ class Planner:
         self._persona = persona
         self._name = name
         facts: dict[str, Any] = {"name": name, "persona": persona}
-        self._facts = codec.encode(facts, "step").data
+        self._facts = (codec.encode_flat(facts) or codec.encode(facts, "step")).data
         self._start = hashlib.sha256(self._facts)
         #: Digits of the digests of its defaults, by the names of the arguments.
         self._defaults = parameters.default_digests() if parameters is not None else {}
@@ -204,7 +204,7 @@ class Planner:
     ) -> Plan:
         """Return the plan of a call; ``encode`` may be the one for large values, in a thread.
 
-        ``place`` makes an identity of its content, where the position of a call counts. ``hidden``
+        An empty ``key`` stands for the input. ``place`` makes an identity of its content, where the position of a call counts. ``hidden``
         says which arguments are not stored; they count for the identity all the same.
         """
         digest = self._start.copy()
@@ -212,16 +212,16 @@ class Planner:
         try:
             call = encode(args, kwargs)
         except EncodeError as error:
-            if key is None and self._parameters is not None:
+            if not key and self._parameters is not None:
                 raise self._parameters.unencodable(error) from error.__cause__
-            if key is None:
+            if not key:
                 self._warn(str(error))
                 digest.update(_digest_of_rest(args, kwargs))
         else:
             encoded = call.value
-            if key is None:
+            if not key:
                 digest.update(call.digest)
-        if key is not None:
+        if key:
             digest.update(b"key" + key.encode())
         content = digest.digest()
         stored = encoded if store_input else None

@@ -262,12 +262,12 @@ class StepExecution:
             if spec.options.returns is not None:
                 self._check_result(output)
             if type(record) is RunStep:
-                flat = codec.encode_flat(output)
+                encoded = codec.encode_flat(output)
                 reads_back = spec.reads_back and type(output) not in codec.IMMUTABLE
-                if reads_back:  # of what is recorded: others may change the output meanwhile
-                    read = output.copy() if flat else codec.plain_copy(output, codec.FEW_TO_COPY)
-                    output, reads_back = (output, True) if read is None else (read, False)
-                encoded = flat or await values.encode(output, "result")
+                if encoded is None:
+                    encoded, output, reads_back = await values.record(output, reads_back)
+                elif reads_back:  # of what is recorded: others may change the output meanwhile
+                    output, reads_back = output.copy(), False
         except Exception as error:
             if attempt is None:
                 raise

@@ -611,7 +611,7 @@ class RunStep(StepRepairs):
     def progress(self) -> dict[str, Any]:
         """Return what it last saved of its work; a copy."""
         with self.run.mutex:
-            return copy.deepcopy(self._saved_progress())
+            return copy.deepcopy(self._saved_progress()) if self._progress_seq() else {}
 
     def _saved_progress(self) -> dict[str, Any]:
         seq, state = self._progress_seq(), self.state

@@ -52,6 +52,20 @@ async def encode(value: Any, path: str) -> Encoded:
     return codec.encode(value, path)
 
 
+async def record(output: Any, reads_back: bool) -> tuple[Encoded, Any, bool]:
+    """Return a result as it will be recorded, as it is given on, and whether that is to be read back.
+
+    What others may change meanwhile is copied first, if that takes no time.
+    """
+    copied = codec.plain_copy(output, codec.FEW_TO_COPY) if reads_back else None
+    if copied is None:
+        return await encode(output, "result"), output, reads_back
+    if copied.cost > codec_large.LARGE:
+        made = partial(codec_large.encode_large, copied.value, "result")
+        return await in_thread(made), copied.value, False
+    return codec.encode_copy(copied, "result"), copied.value, False
+
+
 def is_large(data: bytes) -> bool:
     """Return whether it takes too long for an event loop to decode a value."""
     return len(data) > _LARGE_BYTES
@@ -78,13 +92,16 @@ class OwnArguments:
     another way after a restart, and a second attempt would not start like the first.
     """
 
-    __slots__ = ("_first", "encoded", "planned")
+    __slots__ = ("_first", "characters", "encoded", "planned")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the arguments before anybody can change them, if copying them takes no time."""
         copied = codec.plain_copy([list(args), kwargs], codec.FEW_TO_COPY)
         #: Those of the first attempt, if they need not be read back.
-        self._first = None if copied is None else (tuple(copied[0]), copied[1])
+        self._first = None if copied is None else (tuple(copied.value[0]), copied.value[1])
+        #: How many characters they have, if that is few and they are plain.
+        is_small = copied is not None and copied.cost <= codec_large.LARGE
+        self.characters = copied.characters if copied is not None and is_small else None
         #: What the step is planned with, and what that was encoded to, if it could be.
         self.planned: tuple[tuple[Any, ...], dict[str, Any]] = self._first or (args, kwargs)
         self.encoded: Encoded | None = None

@@ -66,6 +66,8 @@ class StepFunction(Generic[P, R]):
         #: How it is executed in all runs of a hive, once it was in one of them.
         self.prepared: PreparedStep | None = None
         self._defaults = self.parameters.defaults
+        #: The key of a call without one of its own: an empty one stands for its input.
+        self._own_key = "" if options.input_is_key else None
         #: How many arguments a call has that is recorded as it is; None where each call is bound.
         self._arity = self.parameters.arity
         needs_names = options.key is not None and (self._defaults or not callable(options.key))
@@ -102,7 +104,9 @@ class StepFunction(Generic[P, R]):
             result = await self._call_bound(run, args, kwargs)
         else:
             defaults, by_hand = self._defaults, self.options.key
-            key = None if by_hand is None else self._checked_key(by_hand(*args))  # type: ignore[operator]
+            key = self._own_key
+            if by_hand is not None:
+                key = self._checked_key(by_hand(*args))  # type: ignore[operator]
             result = await run.steps.call(self, args, {**defaults} if defaults else kwargs, key)
         return result
 
@@ -110,7 +114,9 @@ class StepFunction(Generic[P, R]):
         self, run: ActiveRun, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         bound = self.parameters.bind(args, kwargs)  # a wrong call fails here, unrecorded
-        key = None if self.options.key is None else self._key_for(self.options.key, bound)
+        key = self._own_key
+        if self.options.key is not None:
+            key = self._key_for(self.options.key, bound)
         given = self.parameters.recorded(bound, has_key=key is not None)
         return await run.steps.call(self, given.args, given.kwargs, key, given.task)
 

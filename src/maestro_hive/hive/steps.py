@@ -118,7 +118,11 @@ class StepCalls:
                 plan = self._planned(operation, step, args, kwargs, key)
             else:
                 own = OwnArguments(args, kwargs)
-                plan = await self._planned_large(operation, step, *own.planned, key)
+                if own.characters is None:
+                    plan = await self._planned_large(operation, step, *own.planned, key)
+                else:
+                    encode = partial(codec.encode_call, characters=own.characters)
+                    plan = self._planned(operation, step, *own.planned, key, encode)
                 own.encoded = plan.encoded
             if active.resumed_at and not active.replay.claim(plan.identity) and key is None:
                 plan = await self._find_moved(operation, plan)

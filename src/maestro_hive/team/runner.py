@@ -402,7 +402,8 @@ class _Steps:
                 self.observer.asks(task.id, result["asks"])
             self._slots.on_change()
             # By its input: where in the graph it stands, and what else is there, changes no question.
-            question = _key(given, results, result["asks"])
+            asked = [given, results, result["asks"]]
+            question = codec.canonical_digest(asked, "the question of a task").hex()
             answer = await wait_for(task.id, None, str, result["asks"], key=question)
             self.asking.discard(task.id)
             given = with_answer(given, result["asks"], answer)
@@ -458,13 +459,9 @@ class _Steps:
     ) -> StepFunction[..., Any]:
         """Return a step. Its identity is its input, wherever in the graph it stands."""
         given = {each: value for each, value in options.items() if value is not None}
-        checked = Options().changed({**given, "key": _key}, StepOptions, f"of {name!r}")
-        waits = self._note_parked
-        return StepFunction(
-            body,
-            name,
-            replace(checked, stages=(self._slots,), waits_for_breaker=waits, sizing=sizing),
-        )
+        checked = Options().changed(given, StepOptions, f"of {name!r}")
+        checked = replace(checked, stages=(self._slots,), sizing=sizing, input_is_key=True)
+        return StepFunction(body, name, replace(checked, waits_for_breaker=self._note_parked))
 
     def _note_parked(self, name: str, is_parked: bool) -> None:
         (self.parked.add if is_parked else self.parked.discard)(name)
@@ -486,10 +483,6 @@ async def _warn_of_missing(graph: Graph, folder: Path, result: dict[str, Json]) 
             more,
             " --only ".join(list(found)[:_NAMED]),
         )
-
-
-def _key(*given: Json) -> str:
-    return codec.canonical_digest(list(given), "the input of a task").hex()
 
 
 def _retry(task: Task, persona: Persona, graph: Graph) -> Retry:

@@ -221,7 +221,7 @@ class Execution:
         self.asking: set[str] = set()
         self.parked: set[str] = set()
         self._active = 0
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: dict[int, asyncio.Task[None]] = {}
         self._gating: set[int] = set()
         #: What has ended, and how that is noted.
         self._ended: list[tuple[str, Callable[[], None]]] = []
@@ -261,7 +261,7 @@ class Execution:
         """Have what does not end by its cancellation cancelled again, as commands are killed then."""
 
         def cancel() -> None:
-            for each in self._calls:
+            for each in self._calls.values():
                 each.cancel()
 
         loop = asyncio.get_running_loop()
@@ -271,8 +271,11 @@ class Execution:
     def _call(self, group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
         self._active += 1
         call = group.create_task(work)
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        self._calls[id(call)] = call
+        call.add_done_callback(self._drop)
+
+    def _drop(self, call: asyncio.Task[None]) -> None:
+        del self._calls[id(call)]
 
     def _start(self, group: asyncio.TaskGroup) -> list[str]:
         """Call what may start, and return it; gates first, since others may wait for them."""

@@ -25,7 +25,7 @@ from maestro_hive.kernel.logs import get_logger
 from maestro_hive.kernel.process import threads
 from maestro_hive.kernel.redaction import cut, redact_text
 from maestro_hive.kernel.secret_shapes import is_secret_name
-from maestro_hive.maestro.state.strict_json import is_plain
+from maestro_hive.maestro.state.strict_json import plain_copy
 from maestro_hive.team.restoring import INPUT, RESULT, RUN, STORE
 from maestro_hive.team.state import (
     MAX_STATE_BYTES,
@@ -179,13 +179,14 @@ class StateFile:
 
     def _tasks(self, steps: dict[str, StepState]) -> Iterator[TaskState]:
         failures = self._execution.failures
-        waiting = (self._execution.asking, self._execution.parked, self._execution.blocked())
+        execution = self._execution
+        waiting = {*execution.asking, *execution.parked, *execution.blocked()}
         for name in self._plan.ids:
             if name in self._execution.results:
                 yield self._completed(name, steps.get(name))
                 continue
             step, worker = steps.get(name), self._slots.last_worker_of(name)
-            is_waiting = any(name in each for each in waiting)
+            is_waiting = name in waiting
             if not (step or worker or is_waiting or name in failures):
                 yield self._pending[name]
                 continue
@@ -259,7 +260,9 @@ def _written_length(result: Json) -> int | None:
         text = _encoder.encode(result)
     except (TypeError, ValueError):
         return None  # a value that JSON does not have
-    if len(text) > _RESULT_LENGTH or not (is_plain(result) or json.loads(text) == result):
+    if len(text) > _RESULT_LENGTH:
+        return None
+    if plain_copy(result, _RESULT_LENGTH) is None and json.loads(text) != result:
         return None
     return None if _has_secrets(result) else len(text)
 

@@ -33,6 +33,7 @@ from maestro_hive.maestro.state.strict_json import (
     WHOLE_DEPTH,
     AtPathError,
     Json,
+    PlainCopy,
     Value,
     check_size,
     decode_error,
@@ -68,6 +69,7 @@ __all__ = [
     "EncodedCall",
     "Json",
     "Model",
+    "PlainCopy",
     "UnknownClassError",
     "call_of_tree",
     "canonical_digest",
@@ -77,6 +79,7 @@ __all__ = [
     "dump_canonical",
     "encode",
     "encode_call",
+    "encode_copy",
     "encode_flat",
     "encoded",
     "parse",
@@ -138,7 +141,10 @@ def is_small(values: Iterable[Value]) -> bool:
 
 def encode(value: object, path: str = "value", *, depth: int = MAX_DEPTH) -> Encoded:
     """Return the bytes of ``value``; ``path`` names it in errors."""
-    data = _plain_data(value, depth)
+    if type(value) in SCALARS:
+        data = _plain_text(value, len(value) if isinstance(value, str) else 0)
+    else:
+        data = _plain_data(value, depth)
     if data is None:
         tree, _ = tree_of(value, path, depth)
         data = _tree_data(tree, value, path, depth)
@@ -181,16 +187,31 @@ def encoded(data: bytes) -> Encoded:
     return Encoded(data, _sha256(data).digest())
 
 
+def encode_copy(copied: PlainCopy, path: str = "value") -> Encoded:
+    """Return what ``encode`` does, of what ``plain_copy`` has looked at already."""
+    data = _plain_text(copied.value, copied.characters)
+    return encode(copied.value, path) if data is None else encoded(data)
+
+
 def encode_call(
-    args: tuple[Value, ...], kwargs: dict[str, Value], path: str = "input"
+    args: tuple[Value, ...],
+    kwargs: dict[str, Value],
+    path: str = "input",
+    *,
+    characters: int | None = None,
 ) -> EncodedCall:
-    """Return the bytes of a call's arguments and the digest that identifies them."""
+    """Return the bytes of a call's arguments and the digest that identifies them.
+
+    ``characters`` says how many plain ones have: then nobody need look whether they are plain.
+    """
     if SCALARS.issuperset(map(type, args)) and SCALARS.issuperset(map(type, kwargs.values())):
         call = _call_with_scalars(args, kwargs)
         if call is not None:
             return call
     tree: Json = {"args": list(args), "kwargs": kwargs}
-    data, has_pairs = _plain_data(tree, MAX_DEPTH), False
+    has_pairs = False
+    data = None if characters is None else _plain_text(tree, characters)
+    data = _plain_data(tree, MAX_DEPTH) if data is None else data
     if data is None:
         value = tree
         tree, has_pairs = tree_of(value, path, MAX_DEPTH)
@@ -245,17 +266,26 @@ def _checked(data: bytes, path: str) -> bytes:
 def _plain_data(value: Value, depth: int, *, canonical: bool = False) -> bytes | None:
     """Return the text of plain data; None if it is not, or has no text."""
     kind = type(value)
+    if kind in SCALARS:
+        return _plain_text(value, LONG_TEXT, canonical=canonical)
     try:
-        if kind in SCALARS:
-            is_long = kind is str and len(value) >= LONG_TEXT
-            return "".join((write_long if is_long else write)(value, 0)).encode()
         if (kind is dict or kind is list) and is_plain(value, depth):
-            text = "".join(writer_for(value, canonical=canonical)(value, 0))
-            # One character first: searching for more is slow in long texts.
-            return None if TAG in text and TAG_AS_KEY in text else text.encode()
-    except (ValueError, RuntimeError):
-        pass  # NaN, or no form at all: the longer way makes the one and names the other
+            return _plain_text(value, LONG_TEXT, canonical=canonical)
+    except RuntimeError:
+        pass  # it is changed meanwhile: the longer way says so
     return None
+
+
+def _plain_text(value: Value, characters: int, *, canonical: bool = False) -> bytes | None:
+    """Return the text of plain data with so many characters; None if it has none, or a key is a tag."""
+    short = write_sorted if canonical else write
+    writer = short if characters < LONG_TEXT else writer_for(value, canonical=canonical)
+    try:
+        text = "".join(writer(value, 0))
+        # One character first: searching for more is slow in long texts.
+        return None if TAG in text and TAG_AS_KEY in text else text.encode()
+    except (ValueError, RuntimeError):
+        return None  # NaN, or no form at all: the longer way makes the one and names the other
 
 
 def tree_of(

@@ -54,7 +54,7 @@ LARGE_BYTES = 100_000
 _TYPED = 400
 #: How much is encoded in one call, about 5 ms; and what takes longer than about 2 ms.
 _PIECE = 1_600_000
-_LARGE = 600_000
+LARGE = 600_000
 #: How many items of a list or dictionary are encoded in one call at most.
 _ITEMS = 1024
 #: How much is written between two turns of other threads; to give one takes as long as some of it.
@@ -81,7 +81,7 @@ def is_large(value: Value) -> bool:
         return False
     waiting: deque[tuple[Value, float]] = deque([(value, 1.0)])
     total, left = 0.0, _EXAMINED
-    while waiting and left > 0 and total <= _LARGE:
+    while waiting and left > 0 and total <= LARGE:
         left -= 1
         each, times = waiting.popleft()
         own, count, items = _estimate(each)
@@ -95,7 +95,7 @@ def is_large(value: Value) -> bool:
                     total += times * len(item)
                 elif kind not in _SMALL:
                     waiting.append((item, times))
-    return total > _LARGE
+    return total > LARGE
 
 
 _SMALL = SCALARS - {str}

@@ -10,7 +10,7 @@ import math
 import reprlib
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from maestro_hive.kernel.errors import DecodeError
 
@@ -193,12 +193,25 @@ def copied(tree: Json) -> Json:
     return tree
 
 
-def plain_copy(value: Value, most: int) -> Value | None:
+class PlainCopy(NamedTuple):
+    """A copy of plain data, and what a look at all of it has shown."""
+
+    value: Value
+    #: How many characters its texts have, keys too.
+    characters: int
+    #: What writing it takes, in the units of ``COST_OF_VALUE``.
+    cost: int
+
+
+def plain_copy(value: Value, most: int) -> PlainCopy | None:
     """Return plain data as it would be read back; None of all else, and of more than so many values."""
+    copies = _Copies(most)
     try:
-        return _Copies(most).of(value, MAX_DEPTH)
+        copied = copies.of(value, MAX_DEPTH)
     except _NoCopyError:
         return None
+    values = most - copies.left
+    return PlainCopy(copied, copies.characters, values * COST_OF_VALUE + copies.characters)
 
 
 class _NoCopyError(Exception):
@@ -208,23 +221,33 @@ class _NoCopyError(Exception):
 class _Copies:
     """Copies lists and dictionaries; what they hold is shared, since it cannot be changed."""
 
+    __slots__ = ("characters", "left")
+
     def __init__(self, most: int) -> None:
-        self._left = most
+        self.left = most
+        self.characters = 0
 
     def of(self, value: Value, depth: int) -> Value:
         kind = type(value)
-        if not (kind is list or (kind is dict and TEXT.issuperset(map(type, value)))):
+        if kind is not dict and kind is not list:
             raise _NoCopyError
-        self._left -= len(value)
-        if self._left < 0 or not depth:
+        self.left -= len(value)
+        if self.left < 0 or not depth:
             raise _NoCopyError
+        items: Iterable[Value] = value
+        if kind is dict:
+            if not TEXT.issuperset(map(type, value)):
+                raise _NoCopyError
+            self.characters += sum(map(len, value))
+            items = value.values()
+        kinds = set(map(type, items))
+        if str in kinds:
+            self.characters += sum([len(each) for each in items if type(each) is str])
+        if SCALARS.issuperset(kinds):
+            return value.copy()
         below = depth - 1
         if kind is list:
-            if SCALARS.issuperset(map(type, value)):
-                return value.copy()
             return [each if type(each) in SCALARS else self.of(each, below) for each in value]
-        if SCALARS.issuperset(map(type, value.values())):
-            return value.copy()
         return {
             key: each if type(each) in SCALARS else self.of(each, below)
             for key, each in value.items()
