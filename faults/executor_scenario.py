@@ -46,7 +46,7 @@ def persona_of(step: int) -> str:
 
 def config_in(folder: Path) -> ExecutionConfig:
     """Return the configuration of the run."""
-    from maestro_hive.engine.config import (  # noqa: PLC0415 - for a quick start
+    from maestro_hive.engine.config import (
         ExecutionConfig,
         Level1Config,
         StateConfig,
@@ -60,7 +60,7 @@ def config_in(folder: Path) -> ExecutionConfig:
 
 def execute(folder: Path) -> Iterator[str]:
     """Execute the steps; completed ones are only reported again."""
-    from maestro_hive.unified_execution.persona_executor import PersonaExecutor  # noqa: PLC0415
+    from maestro_hive.unified_execution.persona_executor import PersonaExecutor
 
     executor = PersonaExecutor(config_in(folder), persona_of(1), workflow_id=RUN)
     try:
@@ -89,7 +89,7 @@ async def _step(executor: PersonaExecutor, number: int, report: Report) -> None:
 
 
 async def _body(report: Report, number: int) -> dict[str, Any]:
-    from maestro_hive.engine.context import current  # noqa: PLC0415
+    from maestro_hive.engine.context import current
 
     here = current()
     await report(f"started {number} {here.attempt}")
@@ -201,7 +201,7 @@ def check_execution(folder: Path, acks: list[str], openings: int) -> None:
 
 
 def _check_journal(folder: Path, before: _Acks, after: _Acks, openings: int) -> None:
-    from maestro_hive.unified_execution.state_persistence import StatePersistence  # noqa: PLC0415
+    from maestro_hive.unified_execution.state_persistence import StatePersistence
 
     with StatePersistence(config_in(folder), RUN) as state:
         shown, run = state.state, state.run.state
@@ -242,8 +242,8 @@ def _check_limits(run: RunState, openings: int) -> None:
 
 
 def _kinds_of_failures(run: RunState) -> Iterator[str]:
-    from maestro_hive.maestro.state.projections import facts_of  # noqa: PLC0415 - as above
-    from maestro_hive.maestro.state.records import EntryKind  # noqa: PLC0415 - as above
+    from maestro_hive.maestro.state.projections import facts_of
+    from maestro_hive.maestro.state.records import EntryKind
 
     for step in run.steps.values():
         for entry in step.log:

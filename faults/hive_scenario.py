@@ -31,8 +31,8 @@ _POLLS = 30_000
 
 def run(folder: Path) -> Iterator[str]:
     """Run the workflow, fork it, and cancel another run; what was done before is only reported."""
-    from maestro_hive import ExecutionConfig, Hive  # noqa: PLC0415 - for a quick start
-    from maestro_hive.unified_execution import Level1Config  # noqa: PLC0415 - as above
+    from maestro_hive import ExecutionConfig, Hive
+    from maestro_hive.unified_execution import Level1Config
 
     config = ExecutionConfig(level1=Level1Config(base_delay_seconds=0.002, jitter=0.0))
     hive = Hive(folder / "state", config)
@@ -102,7 +102,7 @@ async def _answer(hive: Hive, running: asyncio.Task[Any], report: Report) -> Non
 
 
 async def _answer_once(hive: Hive, report: Report) -> None:
-    from maestro_hive.hive.inbox import Inbox  # noqa: PLC0415 - for a quick start
+    from maestro_hive.hive.inbox import Inbox
 
     store = hive._open()  # noqa: SLF001 - reads the store
     if not Inbox(store).messages(RUN).answers and not _state(hive, RUN).answers_to("verdict"):
@@ -116,13 +116,13 @@ class _State:
 
     def answers_to(self, name: str) -> bool:
         """Return whether a question of that name was answered."""
-        from maestro_hive.maestro.state.projections import facts_of  # noqa: PLC0415 - as above
+        from maestro_hive.maestro.state.projections import facts_of
 
         return any(facts_of(entry).get("name") == name for entry in self.run.answers.values())
 
 
 def _state(hive: Hive, run_id: str) -> _State:
-    from maestro_hive.hive.runs import read_run  # noqa: PLC0415 - as above
+    from maestro_hive.hive.runs import read_run
 
     return _State(read_run(hive._open(), run_id))  # noqa: SLF001 - reads the store
 
@@ -136,7 +136,7 @@ async def _fork(hive: Hive, report: Report) -> None:
 
 def _start_fork(hive: Hive) -> None:
     """Start the fork, unless it has started; a kill may have left an empty run of its name."""
-    from maestro_hive.hive.errors import UnknownRunError  # noqa: PLC0415 - as above
+    from maestro_hive.hive.errors import UnknownRunError
 
     try:
         started = _state(hive, FORK).run.started is not None
@@ -147,7 +147,7 @@ def _start_fork(hive: Hive) -> None:
 
 
 async def _cancel(hive: Hive, wait: WorkflowFunction[[], None], report: Report) -> None:
-    from maestro_hive import RunCancelledError  # noqa: PLC0415 - for a quick start
+    from maestro_hive import RunCancelledError
 
     running = asyncio.create_task(hive.run(wait, run_id=CANCELLED))
     for _ in range(_POLLS):
@@ -188,8 +188,8 @@ def _is_forked(step: str, before: set[str], after: list[str]) -> bool:
 
 
 def _check_limits(folder: Path, openings: int) -> None:
-    from maestro_hive.hive.runs import read_run  # noqa: PLC0415 - as above
-    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415 - as above
+    from maestro_hive.hive.runs import read_run
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
     store = SqliteStore(folder / "state")
     try:

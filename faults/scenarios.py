@@ -45,7 +45,7 @@ def result_of(step: int) -> dict[str, Any]:
 
 def first(folder: Path) -> Iterator[str]:
     """Open a folder for the first time."""
-    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
     store = SqliteStore(folder, busy_seconds=5)
     yield "opened"
@@ -58,9 +58,9 @@ def first(folder: Path) -> Iterator[str]:
 
 def steps(folder: Path, run: str = RUN, count: int = STEPS) -> Iterator[str]:
     """Record steps: started without a sync, completed with one."""
-    from maestro_hive.maestro.state import codec  # noqa: PLC0415
-    from maestro_hive.maestro.state.records import EntryKind, NewEntry  # noqa: PLC0415
-    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
+    from maestro_hive.maestro.state import codec
+    from maestro_hive.maestro.state.records import EntryKind, NewEntry
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
     store = SqliteStore(folder, busy_seconds=5)
     with _refusing(store):
@@ -81,7 +81,7 @@ def steps(folder: Path, run: str = RUN, count: int = STEPS) -> Iterator[str]:
 
 def long(folder: Path, run: str = RUN) -> Iterator[str]:
     """Record so much that the WAL is checkpointed and overwritten."""
-    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
     number = 0
     for number, ack in enumerate(steps(folder, run, count=400), start=1):
@@ -94,8 +94,8 @@ def long(folder: Path, run: str = RUN) -> Iterator[str]:
 
 def starts(folder: Path, run: str = RUN, count: int = 120) -> Iterator[str]:
     """Start many attempts without a sync, in a WAL that has been used before."""
-    from maestro_hive.maestro.state.records import EntryKind, NewEntry  # noqa: PLC0415
-    from maestro_hive.maestro.state.sqlite.store import SqliteStore  # noqa: PLC0415
+    from maestro_hive.maestro.state.records import EntryKind, NewEntry
+    from maestro_hive.maestro.state.sqlite.store import SqliteStore
 
     yield from list(steps(folder, run))
     store = SqliteStore(folder, busy_seconds=5)
@@ -108,7 +108,7 @@ def starts(folder: Path, run: str = RUN, count: int = 120) -> Iterator[str]:
 
 
 def _append(store: Store, hold: RunLease, entry: Any, *, sync: bool) -> None:
-    from maestro_hive.maestro.state.store import Append  # noqa: PLC0415
+    from maestro_hive.maestro.state.store import Append
 
     (refused,) = store.append([Append(hold, [entry])], sync=sync)
     if isinstance(refused, FencedError):
@@ -117,7 +117,7 @@ def _append(store: Store, hold: RunLease, entry: Any, *, sync: bool) -> None:
 
 def config_in(folder: Path) -> ExecutionConfig:
     """Return a configuration with both folders inside ``folder``."""
-    from maestro_hive.engine.config import (  # noqa: PLC0415
+    from maestro_hive.engine.config import (
         ExecutionConfig,
         StateConfig,
     )
@@ -132,7 +132,7 @@ def config_in(folder: Path) -> ExecutionConfig:
 
 def checkpoint(folder: Path, count: int = 5) -> Iterator[str]:
     """Complete tasks, and write a checkpoint after each."""
-    from maestro_hive.unified_execution.state_persistence import StatePersistence  # noqa: PLC0415
+    from maestro_hive.unified_execution.state_persistence import StatePersistence
 
     state = StatePersistence(config_in(folder), RUN)
     try:
@@ -148,7 +148,7 @@ def checkpoint(folder: Path, count: int = 5) -> Iterator[str]:
 
 def manager(folder: Path, count: int = 10) -> Iterator[str]:
     """Set and update values, and write a checkpoint at the end."""
-    from maestro_hive.maestro.state.state_manager import StateManager  # noqa: PLC0415
+    from maestro_hive.maestro.state.state_manager import StateManager
 
     values = StateManager(persistence_dir=folder, auto_persist=True)
     try:
@@ -166,7 +166,7 @@ def manager(folder: Path, count: int = 10) -> Iterator[str]:
 
 def save(folder: Path, count: int = 6) -> Iterator[str]:
     """Save the state of a feature again and again."""
-    from maestro_hive.team.state import ExecutionState, TaskState  # noqa: PLC0415
+    from maestro_hive.team.state import ExecutionState, TaskState
 
     path = folder / ".mahabharatha" / "state.json"
     known = ExecutionState.load(path)
@@ -180,9 +180,9 @@ def save(folder: Path, count: int = 6) -> Iterator[str]:
 
 def imported(folder: Path) -> Iterator[str]:
     """Import a run of many entries, some with large values, unless it is there."""
-    from maestro_hive.admin.transfer import import_run  # noqa: PLC0415
-    from maestro_hive.kernel.errors import ConfigurationError  # noqa: PLC0415
-    from maestro_hive.maestro.state.stores import close_store, open_store  # noqa: PLC0415
+    from maestro_hive.admin.transfer import import_run
+    from maestro_hive.kernel.errors import ConfigurationError
+    from maestro_hive.maestro.state.stores import close_store, open_store
 
     store = open_store(folder / "state")  # so that it is closed after the report
     try:
@@ -196,10 +196,10 @@ def imported(folder: Path) -> Iterator[str]:
 
 def run_document() -> bytes:
     """Return the text of an export: a run of twenty steps."""
-    from maestro_hive.admin.transfer import export_run  # noqa: PLC0415
-    from maestro_hive.maestro.state import codec  # noqa: PLC0415
-    from maestro_hive.maestro.state.memory import MemoryStore  # noqa: PLC0415
-    from maestro_hive.maestro.state.records import EntryKind, NewEntry  # noqa: PLC0415
+    from maestro_hive.admin.transfer import export_run
+    from maestro_hive.maestro.state import codec
+    from maestro_hive.maestro.state.memory import MemoryStore
+    from maestro_hive.maestro.state.records import EntryKind, NewEntry
 
     store = MemoryStore()
     hold = store.acquire_run(RUN)

@@ -117,7 +117,7 @@ def _through_the_readers(plan: Plan, outcome: Outcome, kinds: dict[str, Path]) -
 
 def _team_state(plan: Plan, outcome: Outcome) -> None:
     """A saved feature has a digest too; a torn or altered file is refused."""
-    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
+    from jsonschema import ValidationError
 
     folder = plan.scratch / "team"
     _exhaust(save(folder, count=1))

@@ -101,8 +101,8 @@ def made_from(wanted: Environment) -> str:
 def make_venv(wanted: Environment) -> None:
     """Make an empty environment where there is none, and where there is one that will not do."""
     try:
-        import ensurepip  # noqa: F401, PLC0415 - some systems leave it out, and say so late
-        import venv  # noqa: PLC0415
+        import ensurepip  # noqa: F401 - some systems leave it out, and say so late
+        import venv
     except ImportError:
         sys.exit(
             f"The Python at {sys.executable} cannot make virtual environments;"

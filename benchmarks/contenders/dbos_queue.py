@@ -43,7 +43,7 @@ def _measure(folder: Path, *, workers: int, wal: bool = False) -> Figures:
     dbos.listen_queues([])
     dbos.launch()
     dbos.register_queue(_QUEUE, worker_concurrency=None if workers == 1 else RUNS // workers)
-    from dbos import DBOSClient  # type: ignore[import-not-found]  # noqa: PLC0415 - in .venv-bench
+    from dbos import DBOSClient  # type: ignore[import-not-found]
 
     client = DBOSClient(system_database_url=f"sqlite:///{place}")
     options = {"queue_name": _QUEUE, "workflow_name": "empty", "app_version": "1"}

@@ -29,7 +29,7 @@ _RESUME_SECONDS = 600
 
 def _dbos() -> Any:
     os.environ["DBOS__CLOUD"] = "false"  # where it is true, it connects to its service
-    from dbos import DBOS  # type: ignore[import-not-found]  # noqa: PLC0415 - only in .venv-bench
+    from dbos import DBOS  # type: ignore[import-not-found]
 
     return DBOS
 

@@ -45,7 +45,7 @@ def _next(state: _State) -> str:
 
 def _graph(step: Callable[[_State], Any], checkpointer: object) -> Any:
     os.environ["LANGSMITH_TRACING"] = os.environ["LANGCHAIN_TRACING_V2"] = "false"
-    from langgraph.graph import StateGraph  # type: ignore[import-not-found]  # noqa: PLC0415
+    from langgraph.graph import StateGraph  # type: ignore[import-not-found]
 
     graph = StateGraph(_State)
     graph.add_node("step", step)
@@ -63,7 +63,7 @@ def _settings(thread: str) -> dict[str, Any]:
 
 
 def _run_plain(folder: Path) -> Figures:
-    from langgraph.checkpoint.sqlite import (  # type: ignore[import-not-found]  # noqa: PLC0415
+    from langgraph.checkpoint.sqlite import (  # type: ignore[import-not-found]
         SqliteSaver,
     )
 
@@ -77,7 +77,7 @@ def _run_plain(folder: Path) -> Figures:
 
 def _run(folder: Path, *, at_once: int, each: int) -> Figures:
     """Let ``at_once`` graphs run ``each`` steps."""
-    from langgraph.checkpoint.sqlite.aio import (  # type: ignore[import-not-found]  # noqa: PLC0415
+    from langgraph.checkpoint.sqlite.aio import (  # type: ignore[import-not-found]
         AsyncSqliteSaver,
     )
 

@@ -52,7 +52,7 @@ def _ours(_folder: Path) -> Figures:
 
 
 def _tenacity(_folder: Path) -> Figures:
-    import tenacity  # type: ignore[import-not-found]  # noqa: PLC0415 - only in .venv-bench
+    import tenacity  # type: ignore[import-not-found]
 
     guard: Any = tenacity.retry(
         stop=tenacity.stop_after_attempt(_ATTEMPTS), wait=tenacity.wait_exponential_jitter(max=5)
@@ -61,7 +61,7 @@ def _tenacity(_folder: Path) -> Figures:
 
 
 def _stamina(_folder: Path) -> Figures:
-    import stamina  # type: ignore[import-not-found]  # noqa: PLC0415 - only in .venv-bench
+    import stamina  # type: ignore[import-not-found]
 
     guard: Any = stamina.retry(on=Exception, attempts=_ATTEMPTS)
     return _added(guard(_task))

@@ -33,8 +33,8 @@ _DURABLE = "power cut (Postgres, synchronous_commit=on: its defaults)"
 
 def _new_database() -> str:
     """Make a database with Absurd's schema, and return its address."""
-    import absurdctl  # type: ignore[import-not-found]  # noqa: PLC0415 - only in .venv-bench
-    import psycopg  # type: ignore[import-not-found]  # noqa: PLC0415
+    import absurdctl  # type: ignore[import-not-found]
+    import psycopg  # type: ignore[import-not-found]
 
     name, server = f"bench_{uuid.uuid4().hex}", os.environ[postgres.VARIABLE]
     with psycopg.connect(server, autocommit=True) as connection:
@@ -47,7 +47,7 @@ def _new_database() -> str:
 
 def _client(address: str) -> Any:
     """Return a client that can execute a task of a number of small steps."""
-    import absurd_sdk  # type: ignore[import-not-found]  # noqa: PLC0415 - only in .venv-bench
+    import absurd_sdk  # type: ignore[import-not-found]
 
     client = absurd_sdk.AsyncAbsurd(address, queue_name=_QUEUE)
 

@@ -18,7 +18,7 @@ _DURABLE = "power cut (rollback journal, synchronous=FULL: SQLite's defaults)"
 
 
 def _application(persister: Any, job: Work, name: str) -> Any:
-    from burr import core  # type: ignore[import-not-found]  # noqa: PLC0415 - only in .venv-bench
+    from burr import core  # type: ignore[import-not-found]
 
     def draft(state: Any) -> Any:
         number = state["number"] + 1
@@ -39,7 +39,7 @@ def _application(persister: Any, job: Work, name: str) -> Any:
 
 
 def _sequence(folder: Path, *, job: Work) -> Figures:
-    from burr.core.persistence import (  # type: ignore[import-not-found]  # noqa: PLC0415
+    from burr.core.persistence import (  # type: ignore[import-not-found]
         SQLitePersister,
     )
 

@@ -35,7 +35,7 @@ _NO_TRACING = {"LANGSMITH_TRACING": "false", "LANGCHAIN_TRACING_V2": "false"}
 
 def _func() -> Any:
     os.environ.update(_NO_TRACING)
-    from langgraph import func  # type: ignore[import-not-found]  # noqa: PLC0415 - in .venv-bench
+    from langgraph import func  # type: ignore[import-not-found]
 
     return func
 
@@ -57,7 +57,7 @@ async def _call(run: Any, given: Any, thread: str) -> None:
 
 def _with_saver(folder: Path, body: Callable[[Any], Coroutine[Any, Any, Figures]]) -> Figures:
     """Run a coroutine with a checkpointer whose log is warm."""
-    from langgraph.checkpoint.sqlite.aio import (  # type: ignore[import-not-found]  # noqa: PLC0415
+    from langgraph.checkpoint.sqlite.aio import (  # type: ignore[import-not-found]
         AsyncSqliteSaver,
     )
 
@@ -112,7 +112,7 @@ class _State(TypedDict):
 
 def _growing(folder: Path) -> Figures:
     """Let a graph of one node, done again and again, add to its state."""
-    from langgraph.graph import StateGraph  # type: ignore[import-not-found]  # noqa: PLC0415
+    from langgraph.graph import StateGraph  # type: ignore[import-not-found]
 
     job, laps = work.GROWING, work.Laps()
 
@@ -139,7 +139,7 @@ def _growing(folder: Path) -> Figures:
 
 
 def _sequence_plain(folder: Path) -> Figures:
-    from langgraph.checkpoint.sqlite import (  # type: ignore[import-not-found]  # noqa: PLC0415
+    from langgraph.checkpoint.sqlite import (  # type: ignore[import-not-found]
         SqliteSaver,
     )
 

@@ -155,13 +155,13 @@ def _default_dict(number: int) -> defaultdict[str, list[int]]:
 
 
 def _array(number: int) -> Any:
-    import numpy as np  # noqa: PLC0415 - only where it is installed
+    import numpy as np
 
     return np.array([[number, 2.5], [math.nan, -0.0]])
 
 
 def _numpy_scalar(number: int) -> Any:
-    import numpy as np  # noqa: PLC0415 - only where it is installed
+    import numpy as np
 
     return [np.float32(number + 0.1), np.int64(number)]
 

@@ -193,7 +193,7 @@ def test_a_class_that_only_the_program_knows_is_no_damage(folder: Path, tmp_path
     )
     sys.path.insert(0, str(tmp_path))
     try:
-        import shop  # type: ignore[import-not-found] # noqa: PLC0415 - just written
+        import shop  # type: ignore[import-not-found]
 
         with StatePersistence(config_in(folder), "shop") as persistence:
             persistence.mark_task_completed("sell", {"order": shop.Order(7)})

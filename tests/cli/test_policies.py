@@ -155,7 +155,7 @@ def wait_until_asked(run: str) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from maestro_hive.maestro.state.stores import close_store, open_store  # noqa: PLC0415
+    from maestro_hive.maestro.state.stores import close_store, open_store
 
     monkeypatch.chdir(tmp_path)
     store = open_store("state")
@@ -234,7 +234,7 @@ def test_a_log_without_a_journal_is_verified_as_far_as_it_can_be(tmp_path: Path)
 
 
 def test_a_folder_without_a_log_says_so(log: Path, tmp_path: Path) -> None:
-    from maestro_hive.maestro.state.stores import close_store, open_store  # noqa: PLC0415
+    from maestro_hive.maestro.state.stores import close_store, open_store
 
     close_store(open_store(tmp_path / "empty"))
     for verb in ("verify", "show"):

@@ -399,7 +399,7 @@ def test_what_is_no_usage_is_not_counted(config: ExecutionConfig, usage: object)
 def test_the_usage_of_a_result_is_not_read_where_its_attempt_has_spent(
     config: ExecutionConfig,
 ) -> None:
-    from maestro_hive import current  # noqa: PLC0415 - as in a task
+    from maestro_hive import current
 
     async def ask() -> dict[str, int]:
         current().spend(tokens=40)

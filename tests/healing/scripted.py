@@ -65,7 +65,7 @@ class Persona:
         """Do without a module only if it was told that nothing is installed."""
         self._call()
         if not _told("The module 'no_such_module' is not installed", "Nothing is installed"):
-            import no_such_module  # type: ignore[import-not-found]  # noqa: F401, PLC0415
+            import no_such_module  # type: ignore[import-not-found]  # noqa: F401
         return "without"
 
     def rate_limit(self) -> str:

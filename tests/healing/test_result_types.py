@@ -161,7 +161,7 @@ def test_the_schema_of_a_model_is_told(returns: Any, wrong: Any) -> None:
 
 def test_a_long_schema_is_cut_visibly() -> None:
     fields = {f"a_field_with_a_long_name_{n}": (int, ...) for n in range(100)}
-    from pydantic import create_model  # noqa: PLC0415 - for this one test
+    from pydantic import create_model
 
     wide: Any = create_model("Wide", **fields)  # type: ignore[call-overload]
     told = schema_told(wide, {})

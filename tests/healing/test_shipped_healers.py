@@ -237,8 +237,8 @@ def test_output_of_pytest_as_an_error_tells_the_failing_assertion(restarts: Rest
     told: list[list[str]] = []
 
     def work() -> str:
-        from maestro_hive import current  # noqa: PLC0415
-        from maestro_hive.unified_execution import RecoverableError  # noqa: PLC0415
+        from maestro_hive import current
+        from maestro_hive.unified_execution import RecoverableError
 
         told.append(list(current().feedback))
         if len(told) == 1:

@@ -117,6 +117,32 @@ def test_after_a_copy_that_failed_the_next_ones_are_written(
     assert "a copy could not be written" in caplog.text
 
 
+def test_a_copy_that_the_end_does_not_wait_for_is_counted_and_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    copier, store = Copier(), MemoryStore()
+    started, closed, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def write() -> None:
+        started.set()
+        assert closed.wait(30)
+        try:
+            store.entries(1)
+        finally:
+            ended.set()
+
+    copier.request(store, "r", write)
+    assert started.wait(30)
+    copier.flush(store, 0.01)
+    store.close()
+    closed.set()
+    assert ended.wait(30)
+    copier.flush(store)
+    assert [each.getMessage() for each in caplog.records] == [
+        f"{store.location}: 1 runs have no new JSON copy, for lack of time; the journal has them"
+    ]
+
+
 def test_a_copy_that_could_not_be_written_is_an_error_of_close(folder: Path) -> None:
     hive = Hive(folder, quick_config())
     in_the_way = folder / "runs" / "r" / "execution_state.json" / "file"

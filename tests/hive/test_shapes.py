@@ -360,7 +360,7 @@ def test_words_are_read_as_a_value_of_the_shape_or_refused(expected: Any, text: 
 
 
 def test_pydantic_is_not_needed() -> None:
-    import subprocess  # noqa: PLC0415 - for this test alone
+    import subprocess
 
     code = (
         "import sys; sys.modules['pydantic'] = None\n"

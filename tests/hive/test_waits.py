@@ -302,7 +302,7 @@ def test_sleep_and_wait_outside_a_workflow_say_so(hive: Hive) -> None:
 
 
 def test_many_waits_hold_no_thread(hive: Hive) -> None:
-    import threading  # noqa: PLC0415 - only here
+    import threading
 
     before = threading.active_count()
 
@@ -494,7 +494,7 @@ def test_a_plain_step_may_wait_in_a_loop_of_its_own(hive: Hive) -> None:
 
 
 def test_messages_that_cannot_be_read_are_an_error_of_their_run_alone(hive: Hive) -> None:
-    from maestro_hive.maestro.state import codec  # noqa: PLC0415 - only here
+    from maestro_hive.maestro.state import codec
 
     async def main() -> Any:
         asking = ask(hive)

@@ -373,7 +373,7 @@ def test_a_state_saved_by_another_program_marks_its_tasks(
     restarts.restart()
     monkeypatch.setenv("MAESTRO_STATE_DIR", restarts.config.state.state_dir)
     monkeypatch.setenv("MAESTRO_CHECKPOINT_DIR", restarts.config.state.checkpoint_dir)
-    from maestro_hive.unified_execution import reset_execution_config  # noqa: PLC0415
+    from maestro_hive.unified_execution import reset_execution_config
 
     reset_execution_config()
     found = load_state(RUN)

@@ -123,7 +123,7 @@ def require_folder(folder: Path) -> None:
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[Reader]:
     """Open a state folder for reading; nothing in it is created or changed."""
-    from maestro_hive.maestro.state.stores import open_reader  # noqa: PLC0415 - loads the database
+    from maestro_hive.maestro.state.stores import open_reader
 
     require_journal(folder)
     reader = open_reader(folder)
@@ -141,7 +141,7 @@ def is_vacant(folder: Path) -> bool:
 @contextlib.contextmanager
 def writing(folder: Path, *, create: bool = False) -> Iterator[Store]:
     """Open a state folder for writing; it must exist, unless it may be created."""
-    from maestro_hive.maestro.state.stores import (  # noqa: PLC0415 - loads the database
+    from maestro_hive.maestro.state.stores import (
         close_store,
         open_store,
     )
@@ -182,7 +182,7 @@ def write_error(folder: Path) -> str | None:
 
 
 def _write_errno(folder: Path) -> int:
-    import tempfile  # noqa: PLC0415 - rarely needed
+    import tempfile
 
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:  # it has no name that could stay behind

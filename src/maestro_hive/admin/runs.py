@@ -231,7 +231,7 @@ def step_details(reader: Reader, run_id: str, step: str) -> StepDetails:
     The name of a task of a team run is its newest step: after an answer, or a change of the graph,
     it has another one.
     """
-    from maestro_hive.team.plans import WORKFLOW  # noqa: PLC0415 - slow to import
+    from maestro_hive.team.plans import WORKFLOW
 
     run = read_run(reader, run_id)
     found = find_step(run.state, step, newest=run.record.workflow == WORKFLOW)
@@ -253,8 +253,8 @@ def answered_questions(reader: Reader, run_id: str, state: RunState) -> set[byte
     """Return the identities of the open questions whose answers are in the inbox."""
     if not state.questions:
         return set()
-    from maestro_hive.hive.answers import answers_on_their_way  # noqa: PLC0415 - slow to import
-    from maestro_hive.hive.inbox import NAMESPACE, Messages  # noqa: PLC0415 - as above
+    from maestro_hive.hive.answers import answers_on_their_way
+    from maestro_hive.hive.inbox import NAMESPACE, Messages
 
     document = reader.document(NAMESPACE, run_id)
     messages = Messages.decode(document.value if document is not None else None)

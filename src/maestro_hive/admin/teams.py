@@ -405,7 +405,7 @@ def _with_parked(
     """Yield tasks; those that could start, and wait for the breaker of their persona, as parked."""
     opened: set[str] = set()
     if run.executed:
-        from maestro_hive.admin.breakers import list_breakers  # noqa: PLC0415 - loads the engine
+        from maestro_hive.admin.breakers import list_breakers
 
         opened = {each.name for each in list_breakers(reader) if each.state == "open"}
     ready: set[str] = set()
@@ -430,7 +430,7 @@ def kill_run(reader: Reader, run_id: str) -> bool:
 
 
 def _end_run(reader: Reader, run_id: str, number: signal.Signals) -> bool:
-    from maestro_hive.team.processes import is_suspended  # noqa: PLC0415 - not for the status
+    from maestro_hive.team.processes import is_suspended
 
     record = _team_run(reader, run_id)
     lease = reader.run_leases().get(record.name)

@@ -22,7 +22,7 @@ load_lazily(globals(), {"maestro_hive.cli.app": "cli"})
 def main() -> None:
     """Run the command and exit with its code."""
     try:
-        from maestro_hive.cli.app import run  # noqa: PLC0415 - inside, for Ctrl+C while loading
+        from maestro_hive.cli.app import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

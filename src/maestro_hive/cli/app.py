@@ -128,7 +128,7 @@ class Root(HelpfulGroup):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a verb without loading any."""
-        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only when completing
+        from click.shell_completion import CompletionItem
 
         options = click.Command.shell_complete(self, ctx, incomplete)
         verbs = (verb for verb in VERBS.values() if verb.name.startswith(incomplete))
@@ -211,7 +211,7 @@ def _complete_stream(stream: TextIO) -> TextIO:
 
 def _called(arguments: list[str], call: Call) -> int | None:
     if _COMPLETE in os.environ:
-        from click.shell_completion import shell_complete  # noqa: PLC0415 - only when completing
+        from click.shell_completion import shell_complete
 
         instruction = os.environ[_COMPLETE]
         return shell_complete(cli, {"obj": call}, "maestro", _COMPLETE, instruction)

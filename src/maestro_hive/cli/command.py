@@ -49,7 +49,7 @@ class Call:
     @functools.cached_property
     def folder(self) -> Path:
         """The state folder; the first use prints which one it is, and why."""
-        from maestro_hive.admin.folder import choose_folder  # noqa: PLC0415 - not for --help
+        from maestro_hive.admin.folder import choose_folder
 
         folder, why = choose_folder(self.chosen)
         output.note(f"store: {folder} ({why})")
@@ -59,7 +59,7 @@ class Call:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Reader]:
         """Open the state folder for reading: it need not be writable, and is not created."""
-        from maestro_hive.admin import folder  # noqa: PLC0415 - not for --help
+        from maestro_hive.admin import folder
 
         with folder.reading(self.folder) as reader:
             if reader.partial:
@@ -68,7 +68,7 @@ class Call:
 
     def writing(self, *, create: bool = False) -> AbstractContextManager[Store]:
         """Open the state folder for writing; it must exist, unless it may be created."""
-        from maestro_hive.admin import folder  # noqa: PLC0415 - not for --help
+        from maestro_hive.admin import folder
 
         is_new = create and folder.is_vacant(self.folder)
         if is_new:
@@ -120,7 +120,7 @@ def print_logs(verbosity: int) -> None:
     logger.addHandler(handler)
     logger.propagate = False
     if verbosity:
-        from maestro_hive.engine.execution_log import ExecutionLog  # noqa: PLC0415 - not for --help
+        from maestro_hive.engine.execution_log import ExecutionLog
 
         logger.setLevel(level)
         ExecutionLog.least_of_all = level
@@ -202,7 +202,7 @@ class HelpfulGroup(Helpful, click.Group):
         """Find the verb, or raise an error that suggests similar ones."""
         name = args[0]
         if not name.startswith("-") and not ctx.resilient_parsing and name not in self.commands:
-            from difflib import get_close_matches  # noqa: PLC0415 - needed only after a mistake
+            from difflib import get_close_matches
 
             near = " or ".join(map(repr, get_close_matches(name, self.commands, n=2)))
             known = f"There is: {', '.join(sorted(self.commands))}."
@@ -385,7 +385,7 @@ def completion_command(_: Call, shell: str) -> None:
         maestro completion fish > ~/.config/fish/completions/maestro.fish
         eval "$(maestro completion bash)"                 for this shell only
     """
-    from click.shell_completion import get_completion_class  # noqa: PLC0415 - needed here only
+    from click.shell_completion import get_completion_class
 
     made = get_completion_class(shell)
     assert made is not None
@@ -400,7 +400,7 @@ def _completion(
     """Complete names of a state folder; none after an error: a message would disturb the typing."""
 
     def completed(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-        from maestro_hive.admin.folder import choose_folder  # noqa: PLC0415 - only when completing
+        from maestro_hive.admin.folder import choose_folder
 
         call = ctx.find_object(Call)
         with contextlib.suppress(MaestroError, OSError):
@@ -414,7 +414,7 @@ def _completion(
 @_completion
 def run_ids(folder: Path) -> Iterator[str]:
     """Complete a run id, from the newest runs."""
-    from maestro_hive.admin.folder import reading  # noqa: PLC0415 - only when completing
+    from maestro_hive.admin.folder import reading
 
     with reading(folder) as reader:
         yield from (record.name for record in reader.runs())
@@ -423,8 +423,8 @@ def run_ids(folder: Path) -> Iterator[str]:
 @_completion
 def breaker_names(folder: Path) -> Iterator[str]:
     """Complete the name of a circuit breaker."""
-    from maestro_hive.admin.breakers import list_breakers  # noqa: PLC0415 - only when completing
-    from maestro_hive.admin.folder import reading  # noqa: PLC0415 - as above
+    from maestro_hive.admin.breakers import list_breakers
+    from maestro_hive.admin.folder import reading
 
     with reading(folder) as reader:
         yield from (breaker.name for breaker in list_breakers(reader))
@@ -433,8 +433,8 @@ def breaker_names(folder: Path) -> Iterator[str]:
 @_completion
 def schedule_names(folder: Path) -> Iterator[str]:
     """Complete the name of a schedule."""
-    from maestro_hive.admin.folder import reading  # noqa: PLC0415 - only when completing
-    from maestro_hive.admin.schedules import list_schedules  # noqa: PLC0415 - as above
+    from maestro_hive.admin.folder import reading
+    from maestro_hive.admin.schedules import list_schedules
 
     with reading(folder) as reader:
         yield from (schedule.name for schedule in list_schedules(reader))
@@ -443,6 +443,6 @@ def schedule_names(folder: Path) -> Iterator[str]:
 @_completion
 def checkpoint_ids(folder: Path) -> Iterable[str]:
     """Complete the id of a checkpoint."""
-    from maestro_hive.admin.checkpoints import list_checkpoints  # noqa: PLC0415 - as above
+    from maestro_hive.admin.checkpoints import list_checkpoints
 
     return sorted({checkpoint.id for checkpoint in list_checkpoints(folder)})

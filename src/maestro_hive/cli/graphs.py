@@ -164,7 +164,7 @@ def show_dry_run(
 
 
 def _reused(call: Call, plan: Plan, run_id: str | None, *, force: bool) -> Reused | None:
-    from maestro_hive.admin import folder, teams  # noqa: PLC0415 - not for --help
+    from maestro_hive.admin import folder, teams
 
     store, here = folder.choose_folder(call.chosen)[0], Path.cwd().absolute()
     if folder.is_vacant(store):
@@ -226,7 +226,7 @@ def _selected(checked: Checked, path: Path, only: Sequence[str]) -> Plan | None:
 
 def _known_ids(name: str, known: list[str]) -> str:
     """Return the id that may be meant by a name, or some of all, in words."""
-    from difflib import get_close_matches  # noqa: PLC0415 - needed only after a mistake
+    from difflib import get_close_matches
 
     near = get_close_matches(name[:64], known[:1000], n=1)
     return f"did you mean {near[0]}?" if near else f"it has {output.listed(known, _NAMED)}"

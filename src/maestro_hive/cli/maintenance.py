@@ -342,7 +342,7 @@ def _is_state(file: files.ReadFile) -> bool:
 
 
 def _import_state(call: Call, file: files.ReadFile, graph: Path | None, new_id: str | None) -> None:
-    from maestro_hive.admin.state_imports import import_state  # noqa: PLC0415 - loads the engine
+    from maestro_hive.admin.state_imports import import_state
 
     if file.size > MAX_STATE_BYTES:
         raise ConfigurationError(

@@ -154,7 +154,7 @@ def shortened(text: str | None, most: int) -> str | None:
 
 def console() -> Console:
     """Return the terminal, for what rich shows."""
-    from rich.console import Console  # noqa: PLC0415 - slow to import, and for terminals only
+    from rich.console import Console
 
     coloured = "auto" if _colour(terminal=True) else None
     return Console(color_system=coloured, highlight=False, emoji=False)  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def console() -> Console:
 
 def short_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
     """Return a table with a line for each row: what is too long for the terminal is cut."""
-    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.table import Table
 
     made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for column in columns:
@@ -173,7 +173,7 @@ def short_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table
 
 
 def _text(cell: Cell, *, is_safe: bool = False) -> Text:
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.text import Text
 
     return Text(shown(cell, is_safe=is_safe), cell.style if isinstance(cell, Styled) else "")
 
@@ -186,7 +186,7 @@ def _rich_table(columns: Sequence[str], rows: list[Sequence[Cell]]) -> None:
     if widths is None:
         terminal.print(_blocks(columns, cells))
         return
-    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.table import Table
 
     made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for number, (column, width) in enumerate(zip(columns, widths, strict=True)):
@@ -203,7 +203,7 @@ def _widths(columns: Sequence[str], rows: list[list[Text]], most: int) -> list[i
 
     The widest columns are narrowed first.
     """
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.text import Text
 
     room = most - GAP * (len(columns) - 1)
     parts = list(zip(map(Text, columns), *rows, strict=True))
@@ -223,7 +223,7 @@ def _longest_word(text: Text) -> int:
 
 def _blocks(columns: Sequence[str], rows: list[list[Text]]) -> Table:
     """Return rows below one another, each cell in a line of its own."""
-    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=False)
     shown.add_column(style="bold", no_wrap=True)
@@ -263,7 +263,7 @@ def _have_no_secrets(rows: Sequence[Sequence[Cell]]) -> bool:
 
 def _stored(value: object) -> object:
     """Return a value that JSON does not know as plain JSON."""
-    from maestro_hive.maestro.state import codec  # noqa: PLC0415 - for what users' steps returned
+    from maestro_hive.maestro.state import codec
 
     if isinstance(value, datetime):
         return value.isoformat()
@@ -335,14 +335,14 @@ def keeps_values() -> bool:
 
 def redacted(text: str) -> str:
     """Return a text in which secrets are replaced, unless this call prints them."""
-    from maestro_hive.kernel.redaction import redact_text  # noqa: PLC0415 - not for --help
+    from maestro_hive.kernel.redaction import redact_text
 
     return text if keeps_values() else redact_text(text)
 
 
 def without_secrets(value: object) -> object:
     """Return a value in which secrets are replaced, unless this call prints them."""
-    from maestro_hive.kernel.redaction import redact_value  # noqa: PLC0415 - not for --help
+    from maestro_hive.kernel.redaction import redact_value
 
     return value if keeps_values() else redact_value(value)
 
@@ -385,7 +385,7 @@ def cell_width(text: str) -> int:
     """Return how many columns of a terminal a text takes: of some characters, two each."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len  # noqa: PLC0415 - slow to import, and seldom needed
+    from rich.cells import cell_len
 
     return cell_len(text)
 

@@ -68,8 +68,8 @@ def check_policy(
         maestro policy check policy.toml --tool write_file --path src/a.py --role developer
         maestro policy check policy.json --tool deploy --persona releaser --json
     """
-    from maestro_hive.admin import audit  # noqa: PLC0415 - not for --help
-    from maestro_hive.engine.policy_rules import Policy  # noqa: PLC0415 - as above
+    from maestro_hive.admin import audit
+    from maestro_hive.engine.policy_rules import Policy
 
     others = [name for name in ("path", "role", "action") if given[name] is not None]
     if tool is None and others:
@@ -127,7 +127,7 @@ def verify_audit(call: Call, file: Path | None) -> int:
         maestro audit verify
         maestro audit verify state/audit.jsonl --json
     """
-    from maestro_hive.admin import audit  # noqa: PLC0415 - not for --help
+    from maestro_hive.admin import audit
 
     reports = audit.verify_audit(call.folder, file)
     if call.wants_json:
@@ -177,7 +177,7 @@ def show_audit(call: Call, file: Path | None, limit: int, **given: Any) -> None:
         maestro audit show --denied --run checkout-42
         maestro audit show --persona architect --limit 10 --json
     """
-    from maestro_hive.admin import audit  # noqa: PLC0415 - not for --help
+    from maestro_hive.admin import audit
 
     found = audit.audit_entries(call.folder, file, limit=limit, **given)
     if call.wants_json:

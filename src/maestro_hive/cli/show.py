@@ -177,7 +177,7 @@ def _print_run(call: Call, run: RunView) -> None:
 
 
 def _print_events(latest: Sequence[RunEvent]) -> None:
-    from maestro_hive.cli.events import event_line  # noqa: PLC0415 - slow to import
+    from maestro_hive.cli.events import event_line
 
     if latest:
         output.line()
@@ -378,7 +378,7 @@ def _escalated(call: Call, wait: WaitView) -> str:
 
 def is_team_run(workflow: str | None) -> bool:
     """Return whether runs of a workflow are team runs, which ``maestro resume`` resumes."""
-    from maestro_hive.team.plans import WORKFLOW  # noqa: PLC0415 - slow to import
+    from maestro_hive.team.plans import WORKFLOW
 
     return workflow == WORKFLOW
 
@@ -398,7 +398,7 @@ def expected(shape: Json) -> str:
     """Return which kind of answer a question takes."""
     if shape and "unknown" in shape:
         return f"a {shape['unknown']}"
-    from maestro_hive.hive.answer_types import describe  # noqa: PLC0415 - slow to import
+    from maestro_hive.hive.answer_types import describe
 
     try:
         return describe(shape)

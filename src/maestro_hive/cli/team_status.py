@@ -39,7 +39,7 @@ def status_command(call: Call, run_id: str | None, *, watch: bool) -> None:
         maestro status shop --json      for another program
     """
     if run_id is None:
-        from maestro_hive.cli.teams import latest_run  # noqa: PLC0415 - it takes long to import
+        from maestro_hive.cli.teams import latest_run
 
         run_id = latest_run(call)
     while True:

@@ -186,7 +186,7 @@ def _left_by_signals() -> Iterator[list[int]]:
 
 def _show(frame_of: Callable[[Console], _Frame]) -> None:
     """Show frames until the last one; each is drawn if it differs from the one before."""
-    from rich.live import Live  # noqa: PLC0415 - slow to import, and for terminals only
+    from rich.live import Live
 
     console, pause = output.console(), _Pause()
     drawn, news = None, None
@@ -207,8 +207,8 @@ def _show(frame_of: Callable[[Console], _Frame]) -> None:
 
 
 def _drawn(frame: _Frame, width: int) -> Group:
-    from rich.console import Group  # noqa: PLC0415 - as above
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.console import Group
+    from rich.text import Text
 
     parts: list[RenderableType] = [
         Text(output.in_one_line(frame.heading), "bold", no_wrap=True, overflow="ellipsis")

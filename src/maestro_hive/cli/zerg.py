@@ -447,7 +447,7 @@ def _runs(call: Call, feature: str | None, *, most: int | None = None) -> list[T
 
 def _workers_of(view: TeamView) -> list[WorkerState] | None:
     """Return the workers that the state file of a run has; None if the file is not of the run."""
-    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
+    from jsonschema import ValidationError
 
     try:
         state = ExecutionState.load(Path(view.folder) / STATE_FILE)

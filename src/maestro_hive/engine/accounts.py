@@ -70,7 +70,7 @@ class Days:
     def __init__(self, zone: str | None) -> None:
         self.zone: tzinfo = UTC
         if zone is not None:
-            from zoneinfo import ZoneInfo  # noqa: PLC0415 - where a zone is set
+            from zoneinfo import ZoneInfo
 
             self.zone = ZoneInfo(zone)
         #: A day that was asked for: its first moment, its end, and its name; replaced as a whole.

@@ -13,7 +13,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.kernel import files
-from maestro_hive.kernel.errors import DocumentCorruptError, FolderError, MaestroError, StorageError
+from maestro_hive.kernel.errors import (
+    DocumentCorruptError,
+    FolderError,
+    MaestroError,
+    StorageError,
+    StoreClosedError,
+)
 from maestro_hive.kernel.logs import get_logger
 from maestro_hive.kernel.process import PerProcess, run_at_exit, without_garbage_collection
 from maestro_hive.maestro.state import run_document as documents
@@ -220,15 +226,15 @@ class Copier:
             self._condition.notify_all()
             self._condition.wait_for(lambda: not (writing() or waiting()), seconds)
             self._flushed.remove(store)
-            late = waiting()
-            for job in late:
+            late = len(waiting()) + writing()
+            for job in waiting():
                 del self._jobs[job]
             failed = [self._failed.pop(job) for job in list(self._failed) if job[0] is store]
         if late:
             logger.warning(
-                "%s: %d runs have no new JSON copy, for want of time; the journal has them",
+                "%s: %d runs have no new JSON copy, for lack of time; the journal has them",
                 store.location,
-                len(late),
+                late,
             )
         if failed:
             raise failed[0]
@@ -283,6 +289,8 @@ def _write(write: Callable[[], None]) -> Exception | None:
     """Write a copy; return the error if it was not written, and the next ones are."""
     try:
         write()
+    except StoreClosedError:
+        return None  # it was being written when ``flush`` gave up, and was counted there
     except (MaestroError, OSError) as error:
         logger.error("a copy could not be written: %s", error)  # noqa: TRY400 - one sentence
         return error

@@ -298,7 +298,7 @@ def sizing_of(options: Options, prices: Prices | None, *, is_enforced: bool = Tr
 
 def _as_settings(unknown: list[str]) -> str:
     """Return where those of the names are set that are settings, for all steps."""
-    from maestro_hive.engine.config import Level1Config, Level2Config  # noqa: PLC0415 - for an error
+    from maestro_hive.engine.config import Level1Config, Level2Config
 
     levels: tuple[tuple[str, type[Any]], ...] = (("level1", Level1Config), ("level2", Level2Config))
     found = [

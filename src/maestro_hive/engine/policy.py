@@ -328,7 +328,7 @@ def policy_stages(
     if not isinstance(enforcer, PolicyEnforcer):
         return ()
     if store is None:
-        from maestro_hive.maestro.state.memory import MemoryStore  # noqa: PLC0415 - rarely used
+        from maestro_hive.maestro.state.memory import MemoryStore
 
         store = _in_memory.setdefault(enforcer, MemoryStore())
     policy, own = enforcer.policy, role_of(enforcer, persona, role)

@@ -292,7 +292,7 @@ def _texts(given: Any) -> tuple[str, ...] | None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    import tomllib  # noqa: PLC0415 - only where there is a policy
+    import tomllib
 
     if path.suffix not in {".toml", ".json"}:
         raise PolicyError(path, ["its name must end with .toml or .json"])
@@ -315,7 +315,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 @cache
 def policy_schema() -> dict[str, Any]:
     """Return the JSON Schema of policy files."""
-    from importlib.resources import files as resources  # noqa: PLC0415 - only for a policy
+    from importlib.resources import files as resources
 
     path = resources("maestro_hive.engine").joinpath("schemas/policy.schema.json")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -324,7 +324,7 @@ def policy_schema() -> dict[str, Any]:
 
 def _problems(given: Mapping[str, Any]) -> Iterator[str]:
     """Yield everything that is wrong with a policy, each with its place."""
-    from jsonschema import Draft202012Validator  # noqa: PLC0415 - slow to import
+    from jsonschema import Draft202012Validator
 
     errors = Draft202012Validator(policy_schema()).iter_errors(given)
     for error in sorted(errors, key=lambda each: [str(part) for part in each.absolute_path]):

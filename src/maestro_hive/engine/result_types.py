@@ -99,7 +99,7 @@ def _schema_of_models(expected: Any) -> dict[str, Any] | None:
     """Return the JSON Schema of a type that is, or contains, a pydantic model; None of others."""
     if not _has_model(expected, 0):
         return None
-    from pydantic import TypeAdapter  # noqa: PLC0415 - of the user's, and imported by them
+    from pydantic import TypeAdapter
 
     try:
         return TypeAdapter(expected).json_schema()
@@ -114,9 +114,9 @@ def _has_model(expected: object, depth: int) -> bool:
 
 
 def _validator(schema: dict[str, Any], name: str) -> Any:
-    from jsonschema import Draft202012Validator, SchemaError  # noqa: PLC0415 - slow to import
-    from jsonschema.validators import validator_for  # noqa: PLC0415 - as above
-    from referencing import Registry  # noqa: PLC0415 - as above
+    from jsonschema import Draft202012Validator, SchemaError
+    from jsonschema.validators import validator_for
+    from referencing import Registry
 
     kind = validator_for(schema, default=Draft202012Validator)
     try:
@@ -130,9 +130,9 @@ def _validator(schema: dict[str, Any], name: str) -> Any:
 
 def _check_references(schema: dict[str, Any], kind: Any, name: str) -> None:
     """Raise if a schema refers to what is not in it: it would be found by the first result."""
-    from referencing import Registry  # noqa: PLC0415 - as above
-    from referencing.exceptions import Unresolvable  # noqa: PLC0415 - as above
-    from referencing.jsonschema import specification_with  # noqa: PLC0415 - as above
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import specification_with
 
     specification = specification_with(kind.META_SCHEMA.get("$id") or kind.META_SCHEMA.get("id"))
     root = specification.create_resource(schema)

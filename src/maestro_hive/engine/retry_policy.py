@@ -344,7 +344,7 @@ def _parsed_seconds(text: str, now: datetime) -> float | None:
     number = _guarded(float, text)
     if number is not None:
         return _usable(number)
-    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - rare, and slow to import
+    from email.utils import parsedate_to_datetime
 
     return _seconds(_guarded(parsedate_to_datetime, text), now)
 

@@ -208,7 +208,7 @@ def _zone(zone: str | None, account: str) -> str | None:
         return None
     if account != f"day:{EACH}":
         raise ConfigurationError("zone= is for day=True: all days have the same time zone")
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - where a zone is set
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     try:
         ZoneInfo(zone)

@@ -39,7 +39,7 @@ _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 
 def check_expression(expression: str) -> str:
     """Return a cron expression if it has ticks; raise otherwise."""
-    from cronsim import CronSimError  # noqa: PLC0415 - as below
+    from cronsim import CronSimError
 
     if not isinstance(expression, str):
         raise _wrong_expression(expression, "it is no text")
@@ -94,7 +94,7 @@ def newest_ticks(
 
 
 def _ticks(expression: str, tz: str, after: datetime) -> Iterator[datetime]:
-    from cronsim import CronSim  # noqa: PLC0415 - only where there are schedules
+    from cronsim import CronSim
 
     for tick in CronSim(_expanded(expression), after.astimezone(_zone(tz))):
         when = tick.astimezone(UTC)
@@ -109,7 +109,7 @@ def _expanded(expression: str) -> str:
 
 def _zone(name: str) -> tzinfo:
     """Return a time zone; one that is recorded may be unknown on another machine."""
-    from zoneinfo import ZoneInfo, available_timezones  # noqa: PLC0415 - only for schedules
+    from zoneinfo import ZoneInfo, available_timezones
 
     try:
         return UTC if name == "UTC" else ZoneInfo(name)

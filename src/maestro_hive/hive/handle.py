@@ -132,7 +132,7 @@ async def follow(
     It ends when the run has ended, or when no process executes it and no worker will. Without
     ``wait`` it ends after the recorded events.
     """
-    from maestro_hive.maestro.state.event_reader import EventReader  # noqa: PLC0415 - slow to import
+    from maestro_hive.maestro.state.event_reader import EventReader
 
     await recorded_start(store, run_id)
     reader, run = EventReader(run_id, store.load), find_run(store, run_id).id

@@ -23,7 +23,7 @@ def enforcer_of(
     if policy is not None and enforcer is not None:
         raise ConfigurationError("Hive() takes a policy or an enforcer, and was given both")
     if isinstance(policy, str | PathLike):
-        from maestro_hive.engine.policy_rules import (  # noqa: PLC0415 - slow to import
+        from maestro_hive.engine.policy_rules import (
             PolicyEnforcer,
         )
 
@@ -38,7 +38,7 @@ def limits_of(budget: object) -> dict[str, Any]:
     """Return the limits that a hive declares, by account."""
     if budget is None:
         return {}
-    from maestro_hive.hive.budgets import declared_budgets  # noqa: PLC0415 - as above
+    from maestro_hive.hive.budgets import declared_budgets
 
     return declared_budgets(budget)
 

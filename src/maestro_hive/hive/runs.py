@@ -396,7 +396,7 @@ def _raise(error: Exception) -> NoReturn:
 
 def failure(run_id: str, error: Json) -> RunFailedError:
     """Return a failure as it was recorded: its cause is what the workflow raised."""
-    from maestro_hive.engine.recorded_errors import error_from  # noqa: PLC0415 - slow to import
+    from maestro_hive.engine.recorded_errors import error_from
 
     failed = RunFailedError(run_id, error)
     failed.__cause__ = error_from(error)

@@ -256,7 +256,7 @@ class Worker:
 
     async def _keep_schedules(self) -> None:
         """Start the runs of schedules, while this worker lives."""
-        from maestro_hive.hive import schedules  # noqa: PLC0415 - imports a cron library
+        from maestro_hive.hive import schedules
 
         await schedules.keep(self._host.hive)
 

@@ -178,7 +178,7 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep on the event loop."""
-        import asyncio  # noqa: PLC0415 - slow to import, and a caller with a loop has it already
+        import asyncio
 
         await asyncio.sleep(seconds)
 
@@ -216,7 +216,7 @@ class ManualClock:
 
     async def sleep(self, seconds: float) -> None:
         """Advance without waiting."""
-        import asyncio  # noqa: PLC0415 - slow to import, and a caller with a loop has it already
+        import asyncio
 
         self.advance(seconds)
         self.slept.append(seconds)
@@ -253,7 +253,7 @@ def _system_boot_id() -> str:
 
 def _mac_boot_id() -> str | None:
     """Return a Mac's boot id; its host name would stay the same over a reboot."""
-    import subprocess  # noqa: PLC0415 - slow to import, and other systems do not need it
+    import subprocess
 
     command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
     try:

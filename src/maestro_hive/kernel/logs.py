@@ -77,6 +77,6 @@ def get_log(name: str) -> SafeLog:
 
 
 def _redact(text: str) -> str:
-    from maestro_hive.kernel.redaction import redact_text  # noqa: PLC0415 - most log nothing
+    from maestro_hive.kernel.redaction import redact_text
 
     return redact_text(text)

@@ -190,8 +190,8 @@ def run_async(work: Coroutine[Any, Any, ValueT]) -> ValueT:
     They run in daemon threads, each at once: in the pool of a loop, a few that hang delay all
     others, and neither the loop nor the process could end before them.
     """
-    import asyncio  # noqa: PLC0415 - slow to import, and a caller with a coroutine has it already
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - slow to import
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
 
     class Executor(ThreadPoolExecutor):  # an event loop takes no other kind
         def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

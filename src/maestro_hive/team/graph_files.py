@@ -129,7 +129,7 @@ def _form(path: Path) -> Form | None:
 
 @cache
 def _strict_validator() -> Draft7Validator:
-    from jsonschema import Draft7Validator  # noqa: PLC0415 - slow to import
+    from jsonschema import Draft7Validator
 
     return Draft7Validator(load_schema("task_graph_strict"))
 

@@ -71,7 +71,7 @@ def read_state(folder: Path) -> Restored | None:
 
     Raises ``ConfigurationError`` with the way out if it cannot be read.
     """
-    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
+    from jsonschema import ValidationError
 
     path = folder / STATE
     try:
@@ -104,7 +104,7 @@ def restored_from(state: ExecutionState, path: Path) -> Restored:
 
 def _checkpoints(state: ExecutionState, folder: Path) -> Iterator[tuple[str, Json]]:
     """Yield the worker checkpoints that a state names, by task; those that cannot be read are none."""
-    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
+    from jsonschema import ValidationError
 
     for name in state.checkpoints:
         for path in (

@@ -62,7 +62,7 @@ class SchemaProblem(NamedTuple):
 
 def schema_problem(schema: dict[str, Json]) -> SchemaProblem | None:
     """Return why a schema is none; None if it is one."""
-    from jsonschema import SchemaError  # noqa: PLC0415 - slow to import
+    from jsonschema import SchemaError
 
     try:
         _validator(schema).check_schema(schema)
@@ -76,9 +76,9 @@ def schema_problem(schema: dict[str, Json]) -> SchemaProblem | None:
 
 def _check_references(schema: dict[str, Json], dialect: str) -> None:
     """Raise ``ConfigurationError`` for a reference that leads out of a schema, or to nothing in it."""
-    from referencing import Registry  # noqa: PLC0415 - slow to import
-    from referencing.exceptions import Unresolvable  # noqa: PLC0415
-    from referencing.jsonschema import specification_with  # noqa: PLC0415
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import specification_with
 
     kind = specification_with(dialect)
     root = kind.create_resource(schema)
@@ -121,7 +121,7 @@ def check_result(value: Json, schema: dict[str, Json]) -> None:
 
 def wrong_places(plain: Json, schema: dict[str, Json]) -> list[str]:
     """Return the places in which a value is not as its schema says, each with what is wrong."""
-    from referencing.exceptions import Unresolvable  # noqa: PLC0415 - slow to import
+    from referencing.exceptions import Unresolvable
 
     try:
         problems = sorted(_validator(schema).iter_errors(plain), key=lambda each: each.json_path)
@@ -168,9 +168,9 @@ def _wrong_places_apart(plain: Json, schema: dict[str, Json]) -> list[str]:
 
 def _validator(schema: dict[str, Json]) -> Any:
     """Return what checks against a schema; what that refers to is looked for in itself only."""
-    from jsonschema import Draft202012Validator  # noqa: PLC0415 - slow to import
-    from jsonschema.validators import validator_for  # noqa: PLC0415
-    from referencing import Registry  # noqa: PLC0415
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import validator_for
+    from referencing import Registry
 
     kind = validator_for(schema, default=Draft202012Validator)
     return kind(schema, registry=Registry())

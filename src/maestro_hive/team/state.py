@@ -453,7 +453,7 @@ def check(data: Json, kind: str, source: str = "") -> None:
     """
     if kind in ("saved", "state") and _is_plainly_valid(data):
         return
-    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
+    from jsonschema import ValidationError
 
     try:
         error = next(iter(_validator(kind).iter_errors(data)), None)
@@ -533,8 +533,8 @@ def _is_time_or_none(value: Json) -> bool:
 
 @cache
 def _validator(kind: str) -> Draft7Validator:
-    from jsonschema import Draft7Validator, FormatChecker  # noqa: PLC0415 - slow to import
-    from jsonschema.validators import extend  # noqa: PLC0415
+    from jsonschema import Draft7Validator, FormatChecker
+    from jsonschema.validators import extend
 
     formats = FormatChecker(formats=())
     formats.checks("date-time", raises=ValueError)(

@@ -242,7 +242,7 @@ def _complete_before(path: Path, run_id: str) -> dict[str, TaskState]:
     """Return the complete tasks of the file that an earlier process has left of the same run."""
     if not path.exists():
         return {}
-    from jsonschema import ValidationError  # noqa: PLC0415 - slow to import
+    from jsonschema import ValidationError
 
     try:
         found = ExecutionState.load(path)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def hive_kit() -> Iterator[Kit]:
     """A kit of maestro-hive: a Hive in memory, time that skips, stand-ins, early answers, crashes."""
-    from maestro_hive.testing.kit import use  # noqa: PLC0415 - only where a test asks for it
+    from maestro_hive.testing.kit import use
 
     with use() as kit:
         yield kit

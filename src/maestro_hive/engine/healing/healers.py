@@ -105,7 +105,7 @@ def _told_by_pytest(failure: Failure, root: Path) -> str:
     """Return the failures in the output of pytest, if that is what the message is."""
     if "\n" not in failure.error_message:
         return ""
-    from maestro_hive.engine.healing.pytest_text import failures_in  # noqa: PLC0415 - rare
+    from maestro_hive.engine.healing.pytest_text import failures_in
 
     found, lines = failures_in(failure.error_message, root), []
     for each in found[:5]:

@@ -135,14 +135,14 @@ async def _add_context(step: StepExecution, failure: Failure) -> None:
 @lru_cache(maxsize=8)
 def _shipped(workspace: Path | None) -> SelfHealingEngine:
     """Return the engine of steps that were given none: it has the healers that ship."""
-    from maestro_hive.engine.healing.engine import SelfHealingEngine  # noqa: PLC0415 - rare
+    from maestro_hive.engine.healing.engine import SelfHealingEngine
 
     return SelfHealingEngine(workspace, jira_fallback=False)
 
 
 def _engine(spec: StepSpec) -> SelfHealingEngine:
     """Return the engine whose healers, workspace and rules are used."""
-    from maestro_hive.engine.healing.engine import SelfHealingEngine  # noqa: PLC0415 - rare
+    from maestro_hive.engine.healing.engine import SelfHealingEngine
 
     own = spec.healer
     return own if isinstance(own, SelfHealingEngine) else _shipped(spec.workspace)
@@ -154,7 +154,7 @@ def _is_foreign(spec: StepSpec) -> bool:
 
 def _healers_for(spec: StepSpec, failure: Failure) -> list[Healer]:
     """Return the healers to ask about a failure, in order."""
-    from maestro_hive.engine.healing.engine import ranked  # noqa: PLC0415 - rare
+    from maestro_hive.engine.healing.engine import ranked
 
     engine = _engine(spec)
     known = [*spec.healers, *(() if _is_foreign(spec) else engine.healers)]
@@ -166,7 +166,7 @@ def check_disabled(
     names: Iterable[str], own: HealingEngine | None, healers: Iterable[Healer], where: str = ""
 ) -> None:
     """Raise if a healer that shall not be asked does not exist; an engine of the user's is not known."""
-    from maestro_hive.engine.healing.engine import SelfHealingEngine  # noqa: PLC0415 - rare
+    from maestro_hive.engine.healing.engine import SelfHealingEngine
 
     if own is not None and not isinstance(own, SelfHealingEngine):
         return

@@ -115,6 +115,6 @@ def label_of(case: EscalationCase) -> str:
 
 def ticket_system_from(config: ExecutionConfig) -> TicketSystem | None:
     """Return the ticket system that a configuration names; None if it names none."""
-    from maestro_hive.engine.tickets.configured import ticket_system  # noqa: PLC0415 - it imports this
+    from maestro_hive.engine.tickets.configured import ticket_system
 
     return ticket_system(config)

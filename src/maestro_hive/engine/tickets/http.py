@@ -132,7 +132,7 @@ class Server:
     async def _exchange(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes
     ) -> Response:
-        import httpx2  # noqa: PLC0415 - slow to import, and most programs never escalate
+        import httpx2
 
         parts = urlsplit(self.address)
         target = quote(parts.path.rstrip("/"), safe=_IN_PATHS) + path or "/"
@@ -234,7 +234,7 @@ def _reason(error: Exception) -> str:
 @cache
 def _tls() -> ssl.SSLContext:
     """Return the context of encrypted connections; to read the certificates takes a while."""
-    import httpx2  # noqa: PLC0415 - as above
+    import httpx2
 
     return httpx2.create_ssl_context()
 

@@ -163,7 +163,7 @@ class Codecs:
         """Call the functions that installed packages name as ``maestro_hive.codecs``, once."""
         if self._loaded:
             return
-        from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and rarely needed
+        from importlib.metadata import entry_points
 
         for each in entry_points(group="maestro_hive.codecs"):
             try:

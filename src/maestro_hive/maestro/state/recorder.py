@@ -209,7 +209,7 @@ class Recorder:
 
     def _flush_in_thread(self, batch: list[_Waiting]) -> None:
         if self._thread is None:
-            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - slow disks only
+            from concurrent.futures import ThreadPoolExecutor
 
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="maestro-recorder")
         self._in_thread += 1

@@ -397,7 +397,7 @@ def run_view(
 
 
 def _latest_events(run: RecordedRun, most: int) -> tuple[RunEvent, ...]:
-    from maestro_hive.maestro.state.event_reader import (  # noqa: PLC0415 - slow to import
+    from maestro_hive.maestro.state.event_reader import (
         latest_events,
     )
 
@@ -690,7 +690,7 @@ def _failed_attempt(attempt: AttemptView, entry: Entry) -> AttemptView:
 
 def _events_of(run: RecordedRun, step: StepState) -> tuple[RunEvent, ...]:
     """Return the events of one step: those with its number, and those with its identity."""
-    from maestro_hive.maestro.state.event_reader import EventReader  # noqa: PLC0415 - as above
+    from maestro_hive.maestro.state.event_reader import EventReader
 
     reader = EventReader(run.record.name, run.load)
     found = []

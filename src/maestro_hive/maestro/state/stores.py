@@ -72,12 +72,12 @@ def share_store(store: Store) -> bool:
 
 def _open(folder: Path, persistent: bool) -> Store:
     if persistent:
-        from maestro_hive.maestro.state.sqlite.store import (  # noqa: PLC0415 - loads apsw
+        from maestro_hive.maestro.state.sqlite.store import (
             SqliteStore,
         )
 
         return SqliteStore(folder)
-    from maestro_hive.maestro.state.memory import MemoryStore  # noqa: PLC0415 - rarely used
+    from maestro_hive.maestro.state.memory import MemoryStore
 
     return MemoryStore()
 
@@ -104,7 +104,7 @@ def open_reader(folder: str | Path) -> Reader:
     Works on read-only and full disks, beside processes that write, and after a crash. Close it
     with its ``close``.
     """
-    from maestro_hive.maestro.state.sqlite.reader import SqliteReader  # noqa: PLC0415 - loads apsw
+    from maestro_hive.maestro.state.sqlite.reader import SqliteReader
 
     return SqliteReader(Path(folder).expanduser())
 

@@ -338,7 +338,7 @@ def _zone_encoder(zone: object) -> Encoder | None:
 
 
 def _decode_zoneinfo(_decoder: TreeDecoder, node: Node, _room: int) -> tzinfo:
-    from zoneinfo import ZoneInfo  # noqa: PLC0415 - rarely needed, slow to import
+    from zoneinfo import ZoneInfo
 
     return ZoneInfo(text_of(node))
 

@@ -44,12 +44,12 @@ EPOCH = "SELECT epoch FROM limit_epoch"
 _LIMIT_COLUMNS = "account, tokens, usd, declared, zone"
 # One statement, and so of one moment: the epoch says by which limits a call was admitted.
 _LIMITS = (
-    f"SELECT epoch, EXISTS (SELECT 1 FROM limits WHERE tokens NOT NULL OR usd NOT NULL), {_LIMIT_COLUMNS}"  # noqa: S608
+    f"SELECT epoch, EXISTS (SELECT 1 FROM limits WHERE tokens NOT NULL OR usd NOT NULL), {_LIMIT_COLUMNS}"
     " FROM limit_epoch LEFT JOIN limits ON "
 )
 _ALL_LIMITS = f"{_LIMITS} TRUE"
-_LIMITS_OF = f"{_LIMITS} account IN (SELECT value FROM json_each(?))"  # noqa: S608
-_SET_LIMIT = f"INSERT OR REPLACE INTO limits ({_LIMIT_COLUMNS}) VALUES (?, ?, ?, ?, ?)"  # noqa: S608
+_LIMITS_OF = f"{_LIMITS} account IN (SELECT value FROM json_each(?))"
+_SET_LIMIT = f"INSERT OR REPLACE INTO limits ({_LIMIT_COLUMNS}) VALUES (?, ?, ?, ?, ?)"
 _NEXT_EPOCH = "UPDATE limit_epoch SET epoch = epoch + 1"
 _FORGET_WARNING = "UPDATE accounts SET warned = 0 WHERE account = ? AND warned"
 _FORGET_WARNINGS = (
@@ -82,10 +82,10 @@ _FIND_OF_STEP = f"{_RESERVATIONS} WHERE run = ? AND step = ?"
 _RESERVE = "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?) ON CONFLICT DO NOTHING"
 _ATTEMPT = " WHERE run = ? AND step = ? AND attempt = ?"
 _END_RESERVATION = (
-    f"DELETE FROM reservations{_ATTEMPT} RETURNING accounts, tokens, usd, unsized, lost"  # noqa: S608
+    f"DELETE FROM reservations{_ATTEMPT} RETURNING accounts, tokens, usd, unsized, lost"
 )
-_FIND_RESERVATION = f"SELECT accounts, tokens, usd, unsized, lost FROM reservations{_ATTEMPT}"  # noqa: S608
-_USE_RESERVATION = f"UPDATE reservations SET tokens = tokens - ?, usd = usd - ?{_ATTEMPT}"  # noqa: S608
+_FIND_RESERVATION = f"SELECT accounts, tokens, usd, unsized, lost FROM reservations{_ATTEMPT}"
+_USE_RESERVATION = f"UPDATE reservations SET tokens = tokens - ?, usd = usd - ?{_ATTEMPT}"
 _LOSE = "UPDATE reservations SET lost = 1 WHERE fence = ? AND NOT lost RETURNING accounts, unsized"
 _FENCES = "SELECT DISTINCT fence FROM reservations WHERE NOT lost"
 _EXPIRED = "SELECT run, step, attempt FROM reservations WHERE lost AND at < ?"
@@ -337,7 +337,7 @@ class AccountWriter:
             if account in held.accounts:
                 names = json.dumps([each for each in held.accounts if each != account])
                 key = (held.run, held.step, held.attempt)
-                db.execute(f"UPDATE reservations SET accounts = ?{_ATTEMPT}", (names, *key))  # noqa: S608
+                db.execute(f"UPDATE reservations SET accounts = ?{_ATTEMPT}", (names, *key))
         db.execute("DELETE FROM reservations WHERE accounts = '[]'")
 
 

@@ -63,7 +63,7 @@ def _statement(view: str, columns: str, body: str) -> Statement:
         f"CREATE TEMP VIEW IF NOT EXISTS {view} AS SELECT {', '.join(f'0 AS {name}' for name in names)};\n"
         f"CREATE TEMP TRIGGER IF NOT EXISTS {view}_insert INSTEAD OF INSERT ON {view} BEGIN\n{body}\nEND;"
     )
-    sql = f"INSERT INTO {view} ({columns}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608
+    sql = f"INSERT INTO {view} ({columns}) VALUES ({', '.join('?' * len(names))})"
     return Statement(sql, script)
 
 
@@ -71,14 +71,14 @@ def _statement(view: str, columns: str, body: str) -> Statement:
 def _start(limits: int) -> Statement:
     """Return the statement for a start under so many limits."""
     has_room = " AND ".join(
-        f"EXISTS (SELECT 1 FROM accounts WHERE id = NEW.l{n}"  # noqa: S608 - all of it is from here
+        f"EXISTS (SELECT 1 FROM accounts WHERE id = NEW.l{n}"
         f" AND (NEW.t{n} IS NULL OR tokens + reserved_tokens + max(1, NEW.tokens) <= NEW.t{n})"
         f" AND (NEW.u{n} IS NULL OR usd + reserved_usd + max(1, NEW.usd) <= NEW.u{n})"
         " AND unsized = 0 AND NOT (NEW.unsized AND in_flight))"
         for n in range(limits)
     )
     reserve = "\n".join(
-        "UPDATE accounts SET reserved_tokens = reserved_tokens + NEW.tokens,"  # noqa: S608 - as above
+        "UPDATE accounts SET reserved_tokens = reserved_tokens + NEW.tokens,"
         " reserved_usd = reserved_usd + NEW.usd, in_flight = in_flight + 1,"
         f" unsized = unsized + NEW.unsized WHERE id = NEW.l{n};"
         for n in range(limits)
@@ -93,7 +93,7 @@ def _start(limits: int) -> Statement:
     NEW.identity);
   INSERT INTO reservations VALUES (NEW.run, NEW.step, NEW.attempt, NEW.fence, NEW.names, NEW.tokens,
     NEW.usd, NEW.unsized, 0, NEW.at);
-  {reserve}"""  # noqa: S608 - all of it is from here
+  {reserve}"""
     return _statement(f"start_under_{limits}", _START + _limit_columns(limits), body)
 
 
@@ -101,25 +101,24 @@ def _start(limits: int) -> Statement:
 def _end(limits: int, others: int) -> Statement:
     """Return the statement for an end that so many limited accounts are charged for, and others."""
     refused = "".join(
-        f" OR NOT EXISTS (SELECT 1 FROM accounts WHERE id = NEW.l{n} AND (warned >= {WARNED_AT[-1]} OR ("  # noqa: S608
+        f" OR NOT EXISTS (SELECT 1 FROM accounts WHERE id = NEW.l{n} AND (warned >= {WARNED_AT[-1]} OR ("
         f"(NEW.t{n} IS NULL OR (tokens + NEW.tokens) * 100 < NEW.t{n} * {_NEXT}) AND"
         f" (NEW.u{n} IS NULL OR (usd + NEW.usd) * 100 < NEW.u{n} * {_NEXT}))))"
         for n in range(limits)
     )
     settle = "\n".join(
-        f"UPDATE accounts SET {_SPEND}, reserved_tokens = reserved_tokens - NEW.held_tokens, reserved_usd ="  # noqa: S608
+        f"UPDATE accounts SET {_SPEND}, reserved_tokens = reserved_tokens - NEW.held_tokens, reserved_usd ="
         " reserved_usd - NEW.held_usd, in_flight = in_flight - 1, unsized = unsized - NEW.held_unsized"
         f" WHERE id = NEW.l{n};"
         for n in range(limits)
     )
     charge = "\n".join(
-        f"UPDATE accounts SET {_SPEND} WHERE id = NEW.a{n}; {_OR_REFUSE}"  # noqa: S608
-        for n in range(others)
+        f"UPDATE accounts SET {_SPEND} WHERE id = NEW.a{n}; {_OR_REFUSE}" for n in range(others)
     )
     release = ""
     if limits:
         release = (
-            f"DELETE FROM reservations WHERE {_THIS} AND accounts = NEW.names AND (tokens, usd, unsized, lost)"  # noqa: S608
+            f"DELETE FROM reservations WHERE {_THIS} AND accounts = NEW.names AND (tokens, usd, unsized, lost)"
             f" = (NEW.held_tokens, NEW.held_usd, NEW.held_unsized, 0); {_OR_REFUSE}"
         )
     body = f"""

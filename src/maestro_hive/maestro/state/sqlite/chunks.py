@@ -27,7 +27,7 @@ _SEQ_MASK = (1 << RUN_BITS) - 1
 
 _INSERT = "INSERT INTO chunks (id, step, attempt, at, kind, data) VALUES (?, ?, ?, ?, ?, ?)"
 _READ = (
-    f"SELECT id & {_SEQ_MASK}, step, attempt, at, kind, data FROM chunks"  # noqa: S608
+    f"SELECT id & {_SEQ_MASK}, step, attempt, at, kind, data FROM chunks"
     " WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
 )
 _LAST = "SELECT max(id) FROM chunks WHERE id BETWEEN ? AND ?"

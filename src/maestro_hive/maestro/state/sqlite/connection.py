@@ -54,7 +54,7 @@ def _register_vfs() -> str:
     """Load SQLite's checksum extension, and leave apsw's default as other users had it."""
     if _VFS in apsw.vfs_names():
         return _VFS
-    from apsw import sqlite_extra  # noqa: PLC0415 - slow to import, needed once
+    from apsw import sqlite_extra
 
     if sqlite_extra.has("cksumvfs") is None:
         raise StorageError(

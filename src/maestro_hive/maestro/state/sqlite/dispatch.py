@@ -56,7 +56,7 @@ _COUNT = "SELECT queue, state, count(*) FROM dispatch GROUP BY state, queue"
 _BY_RANK = "dispatch INDEXED BY dispatch_by_rank"
 _BY_DUE = "dispatch INDEXED BY dispatch_by_due"
 _NEXT = (
-    f"SELECT EXISTS (SELECT 1 FROM {_BY_RANK} WHERE state = 0),"  # noqa: S608
+    f"SELECT EXISTS (SELECT 1 FROM {_BY_RANK} WHERE state = 0),"
     f" (SELECT due FROM {_BY_DUE} WHERE state = 1 AND boot = ?1 ORDER BY due LIMIT 1),"
     f" (SELECT min(due_at) FROM {_BY_DUE} WHERE state = 1 AND boot < ?1),"
     f" (SELECT min(due_at) FROM {_BY_DUE} WHERE state = 1 AND boot > ?1)"
@@ -77,9 +77,9 @@ _INSERT = (
     " ON CONFLICT (run) DO NOTHING"
 )
 _UNSCHEDULED = "boot = '', due = 0, due_at = 0, wait = 0"
-_ACTIVATE = f"UPDATE dispatch SET state = 2, woken = 0, {_UNSCHEDULED} WHERE run = ?"  # noqa: S608
+_ACTIVATE = f"UPDATE dispatch SET state = 2, woken = 0, {_UNSCHEDULED} WHERE run = ?"
 _RELEASE_WOKEN = (
-    f"UPDATE dispatch SET state = 0, woken = 0, {_UNSCHEDULED}"  # noqa: S608
+    f"UPDATE dispatch SET state = 0, woken = 0, {_UNSCHEDULED}"
     " WHERE run = ? AND state = 2 AND woken"
 )
 _RELEASE = (
@@ -87,32 +87,31 @@ _RELEASE = (
     " WHERE run = ?1 AND state = 2"
 )
 _WAKE = (
-    f"UPDATE dispatch SET state = iif(state = 2, 2, 0), woken = (state = 2), {_UNSCHEDULED}"  # noqa: S608
+    f"UPDATE dispatch SET state = iif(state = 2, 2, 0), woken = (state = 2), {_UNSCHEDULED}"
     " WHERE run = (SELECT id FROM runs WHERE name = ?) AND state <> 0 AND NOT woken"
 )
 #: An active one may be about to be released because of a budget.
 _WAKE_ACTIVE = "UPDATE dispatch SET woken = 1 WHERE state = 2 AND NOT woken"
 _BANKRUPT = (
-    "SELECT run, (SELECT facts FROM entries WHERE id BETWEEN run << 32 AND (run + 1 << 32) - 1"  # noqa: S608
+    "SELECT run, (SELECT facts FROM entries WHERE id BETWEEN run << 32 AND (run + 1 << 32) - 1"
     f" AND kind = {EntryKind.RUN_SUSPENDED:d} ORDER BY id DESC LIMIT 1)"
     " FROM dispatch WHERE state IN (1, 3) AND run IN (SELECT id FROM runs WHERE status = 'bankrupt')"
 )
-_WAKE_BANKRUPT = f"UPDATE dispatch SET state = 0, {_UNSCHEDULED} WHERE run = ?"  # noqa: S608
+_WAKE_BANKRUPT = f"UPDATE dispatch SET state = 0, {_UNSCHEDULED} WHERE run = ?"
 _CLEAR_DEATHS = (
     "UPDATE dispatch SET deaths = 0 WHERE run = (SELECT id FROM runs WHERE name = ?) AND deaths > 0"
 )
 _DELETE = "DELETE FROM dispatch WHERE run = ?"
 _DELETE_OVER = (
-    f"DELETE FROM dispatch WHERE run = ?1 AND (SELECT {_IS_OVER} FROM runs WHERE id = ?1)"  # noqa: S608
+    f"DELETE FROM dispatch WHERE run = ?1 AND (SELECT {_IS_OVER} FROM runs WHERE id = ?1)"
 )
 
 _FIND_DUE = (
-    f"SELECT run FROM {_BY_DUE}"  # noqa: S608
-    " WHERE state = 1 AND boot = ? AND due <= ? ORDER BY due LIMIT ?"
+    f"SELECT run FROM {_BY_DUE} WHERE state = 1 AND boot = ? AND due <= ? ORDER BY due LIMIT ?"
 )
-_MAKE_DUE = f"UPDATE dispatch SET state = 0, {_UNSCHEDULED} WHERE run IN ({_FIND_DUE})"  # noqa: S608
+_MAKE_DUE = f"UPDATE dispatch SET state = 0, {_UNSCHEDULED} WHERE run IN ({_FIND_DUE})"
 _OTHER_BOOTS = (
-    f"SELECT 1 FROM {_BY_DUE} WHERE state = 1 AND boot < ?1"  # noqa: S608
+    f"SELECT 1 FROM {_BY_DUE} WHERE state = 1 AND boot < ?1"
     f" UNION ALL SELECT 1 FROM {_BY_DUE} WHERE state = 1 AND boot > ?1 LIMIT 1"
 )
 # The wait by wall time, and never more than all of it again: a wall clock may have been set back.
@@ -123,11 +122,11 @@ _REBASE = (
 )
 
 _NEXT_WORKFLOW = (
-    f"SELECT workflow FROM {_BY_RANK} WHERE state = 0 AND queue = ? AND workflow >= ?"  # noqa: S608
+    f"SELECT workflow FROM {_BY_RANK} WHERE state = 0 AND queue = ? AND workflow >= ?"
     " ORDER BY workflow LIMIT 1"
 )
 _READY = (
-    f"SELECT rank, run, (SELECT name FROM runs WHERE id = run) FROM {_BY_RANK}"  # noqa: S608
+    f"SELECT rank, run, (SELECT name FROM runs WHERE id = run) FROM {_BY_RANK}"
     " WHERE state = 0 AND queue = ? AND workflow = ? AND version IS ? AND deaths = 0"
     " ORDER BY rank, run LIMIT ?"
 )
@@ -140,7 +139,7 @@ _SUSPECTS = (
 
 _HOLDERS = "SELECT DISTINCT holder, boot FROM leases WHERE name >= 'run/' AND name < 'run0'"
 _HELD_BY = (
-    f"SELECT leases.id, runs.id, runs.name, runs.{_IS_OVER}, dispatch.run IS NOT NULL"  # noqa: S608
+    f"SELECT leases.id, runs.id, runs.name, runs.{_IS_OVER}, dispatch.run IS NOT NULL"
     " FROM leases JOIN runs ON runs.name = substr(leases.name, 5)"
     " LEFT JOIN dispatch ON dispatch.run = runs.id"
     " WHERE leases.name >= 'run/' AND leases.name < 'run0' AND leases.holder = ? AND leases.boot = ?"
@@ -148,16 +147,16 @@ _HELD_BY = (
 )
 # Of those that workers have: a process that hangs holds them, and has not renewed its leases.
 _LATE = (
-    f"SELECT leases.id, run, runs.name, runs.{_IS_OVER}, 1 FROM {_BY_RANK}"  # noqa: S608
+    f"SELECT leases.id, run, runs.name, runs.{_IS_OVER}, 1 FROM {_BY_RANK}"
     " CROSS JOIN runs ON runs.id = run CROSS JOIN leases ON leases.name = 'run/' || runs.name"
     " WHERE state = 2 AND leases.boot = ? AND leases.expires < ?"
 )
 _UNLEASED = (
-    f"SELECT run, runs.name FROM {_BY_RANK} CROSS JOIN runs ON runs.id = run WHERE state = 2"  # noqa: S608
+    f"SELECT run, runs.name FROM {_BY_RANK} CROSS JOIN runs ON runs.id = run WHERE state = 2"
     " AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.name = 'run/' || runs.name)"
 )
 _MAKE_READY = (
-    f"UPDATE dispatch SET state = 0, woken = 0, deaths = deaths + ?2, {_UNSCHEDULED}"  # noqa: S608
+    f"UPDATE dispatch SET state = 0, woken = 0, deaths = deaths + ?2, {_UNSCHEDULED}"
     " WHERE run = ?1 AND state = 2"
 )
 

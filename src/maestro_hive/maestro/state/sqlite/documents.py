@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     Changed = tuple[Document | None, Document | None]
 
 _COLUMNS = "namespace, key, version, value, sha256, updated_at"
-_FIND = f"SELECT {_COLUMNS} FROM documents WHERE namespace = ? AND key = ?"  # noqa: S608
+_FIND = f"SELECT {_COLUMNS} FROM documents WHERE namespace = ? AND key = ?"
 _LIST = (
-    f"SELECT {_COLUMNS} FROM documents WHERE ?1 IS NULL OR namespace = ?1"  # noqa: S608
-    " ORDER BY namespace, key"
+    f"SELECT {_COLUMNS} FROM documents WHERE ?1 IS NULL OR namespace = ?1 ORDER BY namespace, key"
 )
 _PUT = (
     "INSERT INTO documents (namespace, key, version, value, sha256, updated_at)"

@@ -58,17 +58,17 @@ RUN_BITS = 32
 _SEQ_MASK = (1 << RUN_BITS) - 1
 
 _COLUMNS = "(id, kind, step, attempt, at, facts, value, payload, sha256, identity)"
-_INSERT = f"INSERT INTO entries {_COLUMNS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+_INSERT = f"INSERT INTO entries {_COLUMNS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 # One entry alone takes one statement: it also finds the number and checks the lease, and the guard
 # if there is one. If either fails it writes nothing.
 _INSERT_ALONE = (
-    f"INSERT INTO entries {_COLUMNS} SELECT"  # noqa: S608
+    f"INSERT INTO entries {_COLUMNS} SELECT"
     " (SELECT coalesce(max(id), ?1 << 32) + 1 FROM entries"
     " WHERE id BETWEEN (?1 << 32) + 1 AND (?1 + 1 << 32) - 1),"
     " ?2, ?3, ?4, ?5, ?6, ?7, NULL, ?8, ?9 WHERE EXISTS (SELECT 1 FROM leases WHERE id = ?10)"
 )
 _VERSION = "SELECT version FROM documents WHERE namespace = ? AND key = ?"
-_INSERT_GUARDED = _INSERT_ALONE + (  # noqa: S608
+_INSERT_GUARDED = _INSERT_ALONE + (
     " AND ?13 = coalesce((SELECT version FROM documents WHERE namespace = ?11 AND key = ?12), 0)"
 )
 #: A start of an attempt that reserves nothing: the limits are the ones that say so.
@@ -76,7 +76,7 @@ _AND_LIMITS = " AND ?{} = (SELECT epoch FROM limit_epoch)"
 _INSERT_UNLIMITED = _INSERT_ALONE + _AND_LIMITS.format(11)
 _INSERT_GUARDED_UNLIMITED = _INSERT_GUARDED + _AND_LIMITS.format(14)
 _READ = (
-    f"SELECT id & {_SEQ_MASK}, kind, step, attempt, at, facts, value, payload, sha256, identity"  # noqa: S608
+    f"SELECT id & {_SEQ_MASK}, kind, step, attempt, at, facts, value, payload, sha256, identity"
     " FROM entries WHERE id BETWEEN ? AND ? ORDER BY id"
 )
 _USED_VALUES = (
@@ -86,7 +86,7 @@ _USED_VALUES = (
 )
 _PAYLOADS_AT_A_TIME = 1_000
 _PAYLOADS = (
-    f"SELECT id & {_SEQ_MASK}, payload FROM entries"  # noqa: S608
+    f"SELECT id & {_SEQ_MASK}, payload FROM entries"
     f" WHERE id BETWEEN ? AND ? AND payload IS NOT NULL ORDER BY id LIMIT {_PAYLOADS_AT_A_TIME}"
 )
 _READ_VALUE = (
@@ -94,14 +94,14 @@ _READ_VALUE = (
     " LEFT JOIN payloads AS base ON base.id = own.base WHERE own.id = ?"
 )
 _UNUSED_VALUES = (
-    f"{_USED_VALUES} SELECT count(*), coalesce(sum(length(data)), 0) FROM payloads"  # noqa: S608
+    f"{_USED_VALUES} SELECT count(*), coalesce(sum(length(data)), 0) FROM payloads"
     " WHERE id NOT IN (SELECT id FROM used)"
 )
-_DELETE_UNUSED = f"{_USED_VALUES} DELETE FROM payloads WHERE id NOT IN (SELECT id FROM used)"  # noqa: S608
+_DELETE_UNUSED = f"{_USED_VALUES} DELETE FROM payloads WHERE id NOT IN (SELECT id FROM used)"
 _EVERY_ENTRY = (0, 1 << 62)
 
 _FIND_VALUE = (
-    f"SELECT id, added FROM payloads WHERE hash = ? AND sha256 = ? AND size >= {SHARED_BYTES}"  # noqa: S608
+    f"SELECT id, added FROM payloads WHERE hash = ? AND sha256 = ? AND size >= {SHARED_BYTES}"
 )
 # A difference builds on an older value, so a chain has an end.
 _READ_CHAIN = (
