@@ -301,8 +301,8 @@ def test_an_exit_code_that_other_code_took_is_no_success(tmp_path: Path) -> None
 _LEAVES = """
 import os, pathlib, time
 pid = pathlib.Path("pid")
+print("from the group", flush=True)  # before the other one writes: lines in the pipe could mix
 if os.fork():
-    print("from the group", flush=True)
     while not pid.exists():
         time.sleep(0.01)
     os._exit(0)
