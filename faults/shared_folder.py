@@ -21,6 +21,7 @@ from maestro_hive.maestro.state.shared_records import BREAKERS
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.maestro.state.store import Append
 from maestro_hive.unified_execution.state_persistence import StatePersistence
+from tests.python_processes import suspend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +131,7 @@ def _stop_and_continue(plan: Plan, outcome: Outcome) -> None:
 
 def _take_over_stopped(store: SqliteStore, worker: Worker, run: str) -> tuple[RunLease, bool]:
     """Stop the worker, take over its run after the lease, write, and continue it."""
-    os.kill(worker.process.pid, signal.SIGSTOP)
+    suspend(worker.process.pid)
     time.sleep(LEASE_SECONDS * 1.3)
     try:
         hold = store.acquire_run(run)
@@ -149,7 +150,7 @@ def _stop_again(store: SqliteStore, worker: Worker, run: str) -> RunLease:
     last: MaestroError | None = None
     for attempt in range(20):
         time.sleep(0.003 * attempt)
-        os.kill(worker.process.pid, signal.SIGSTOP)
+        suspend(worker.process.pid)
         time.sleep(LEASE_SECONDS * 1.3)
         try:
             return store.acquire_run(run)

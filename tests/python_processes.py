@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parents[1]
 _POLL_SECONDS = 0.002
+_SUSPEND_SECONDS = 30.0
 _PIECE = 1 << 16
 #: The name of the file that ``python -c`` executes.
 _FILE = "<string>"
@@ -288,6 +289,27 @@ def _wait_for_end(pid: int, seconds: float | None) -> None:
         select.select([file], [], [], seconds)
     finally:
         os.close(file)
+
+
+def suspend(pid: int) -> None:
+    """Send SIGSTOP, and return when no thread of the process executes anything.
+
+    Until a thread that writes to a slow disk takes the signal, the others go on.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    deadline = time.monotonic() + _SUSPEND_SECONDS
+    while any(_state_of(each) not in "TtZX" for each in threads.glob("*")):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(_POLL_SECONDS)
+
+
+def _state_of(thread: Path) -> str:
+    try:
+        text = (thread / "stat").read_text("utf-8", "replace")
+    except OSError:  # it has ended
+        return "X"
+    return text.rpartition(")")[2].split()[0]
 
 
 # --- the process that forks the others -----------------------------------------------------------

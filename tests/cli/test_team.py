@@ -14,7 +14,7 @@ import pytest
 from faults.team_kills import guards_of, is_alive
 from maestro_hive.cli import command, output
 from tests.cli.processes import answer, complaint, environment, maestro, start_maestro
-from tests.python_processes import PythonProcess
+from tests.python_processes import PythonProcess, suspend
 from tests.team.conftest import SHELL, task
 
 if TYPE_CHECKING:
@@ -480,7 +480,7 @@ def suspended(folder: Path) -> Iterator[PythonProcess]:
     graph = write(folder, task("LONG", _LONG))
     with PythonProcess(_SHORT_LEASES, "run", graph, stderr=True, env=env, cwd=folder) as engine:
         number_in(folder / "pid")
-        engine.send_signal(signal.SIGSTOP)
+        suspend(engine.pid)
         yield engine
         engine.send_signal(signal.SIGCONT)
         engine.communicate(_SECONDS)
@@ -497,7 +497,7 @@ def test_a_run_of_a_suspended_process_is_taken_over_when_its_lease_has_expired(
         last = called(folder, "resume", "my-shop")
         if "busy" in last.stderr:  # it was suspended inside of a write
             suspended.send_signal(signal.SIGCONT)
-            suspended.send_signal(signal.SIGSTOP)
+            suspend(suspended.pid)
         return "is being executed" not in last.stderr and "busy" not in last.stderr
 
     wait_until(is_taken_over)

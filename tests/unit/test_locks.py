@@ -6,7 +6,6 @@ import fcntl
 import gc
 import os
 import resource
-import signal
 import stat
 import threading
 import time
@@ -18,7 +17,7 @@ import pytest
 from maestro_hive.kernel.errors import FolderError, StorageError, StoreClosedError
 from maestro_hive.kernel.files import FileLock, RangeLock, is_locked
 from maestro_hive.maestro.state.sqlite.locks import ReadersLock
-from tests.python_processes import PythonProcess
+from tests.python_processes import PythonProcess, suspend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -217,7 +216,7 @@ def test_another_process_is_kept_out_until_the_holder_is_killed(path: Path) -> N
 
 def test_a_stopped_holder_keeps_it_and_nobody_waits_for_ever(path: Path) -> None:
     with held(path) as lock, running(HOLD + WAIT, path) as holder:
-        holder.send_signal(signal.SIGSTOP)
+        suspend(holder.pid)
         assert not lock.acquire(0.05)
         assert is_locked(path)
 
