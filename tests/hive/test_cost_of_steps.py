@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive import Hive
@@ -46,6 +47,37 @@ def stopped_after(folder: Path, count: int) -> Callable[[], Any]:
 def test_a_completed_step_is_returned_by_few_calls(tmp_path: Path) -> None:
     resumed = {count: stopped_after(tmp_path / str(count), count) for count in (10, 110)}
     assert calls_for_each(resumed.__getitem__, 10, 110) <= 36
+
+
+def test_a_step_leaves_nothing_to_the_garbage_collector(tmp_path: Path) -> None:
+    """Which would look through all that is there again and again."""
+    hive, left = Hive(tmp_path), []
+
+    @hive.step
+    async def work(number: int) -> dict[str, int]:
+        return {"number": number}
+
+    @hive.step
+    def plain(number: int) -> int:
+        return number
+
+    @hive.workflow
+    async def flow() -> None:
+        for first in (0, 1_000):  # what comes first is not measured: it imports, and fills caches
+            gc.collect()
+            gc.disable()
+            for number in range(first, first + 50):
+                await work(number)
+                await asyncio.gather(work(-number - 1), plain(number))
+            left.append(gc.collect())
+            gc.enable()
+
+    try:
+        hive.run_sync(flow)
+    finally:
+        gc.enable()
+    hive.close()
+    assert left[1] < 50
 
 
 def test_what_is_recorded_of_a_large_result_is_what_the_step_returned(tmp_path: Path) -> None:

@@ -109,19 +109,20 @@ def test_a_copy_over_the_limit_is_not_written_and_the_error_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = opened(tmp_path / "state", 3)
-    run.write_copy()
-    path = run.copies.path
-    assert path is not None
-    before = path.read_bytes()
-    monkeypatch.setattr(run_document, "MAX_DOCUMENT_BYTES", len(before) - 1)
-    with pytest.raises(StorageError, match=r"could not be read again.*'maestro backup'"):
+    with run.copying():  # or the thread would write one in the middle of this
         run.write_copy()
-    assert path.read_bytes() == before
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
-    with pytest.raises(DocumentCorruptError, match="the limit is"):
-        run_document.unseal(before, KIND, "it", lazy=True)
-    monkeypatch.setattr(run_document, "MAX_DOCUMENT_BYTES", len(before))
-    run.write_copy()
+        path = run.copies.path
+        assert path is not None
+        before = path.read_bytes()
+        monkeypatch.setattr(run_document, "MAX_DOCUMENT_BYTES", len(before) - 1)
+        with pytest.raises(StorageError, match=r"could not be read again.*'maestro backup'"):
+            run.write_copy()
+        assert path.read_bytes() == before
+        assert [each.name for each in path.parent.iterdir()] == [path.name]
+        with pytest.raises(DocumentCorruptError, match="the limit is"):
+            run_document.unseal(before, KIND, "it", lazy=True)
+        monkeypatch.setattr(run_document, "MAX_DOCUMENT_BYTES", len(before))
+        run.write_copy()
     assert RunCopies(config_in(tmp_path / "state"), "r", run.store.clock).newest() is not None
     run.close()
 

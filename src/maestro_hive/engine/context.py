@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from maestro_hive.engine.budget import Budget
     from maestro_hive.engine.memory_step import MemoryStep
     from maestro_hive.engine.step_record import RunStep
     from maestro_hive.engine.streams import Stream
@@ -67,6 +68,7 @@ class StepContext:
     """What a task can know and keep while it is executed; what it saves is durable at once."""
 
     __slots__ = (
+        "_budget",
         "_deadline",
         "_history",
         "_loop",
@@ -74,7 +76,6 @@ class StepContext:
         "_outer",
         "_over",
         "_record",
-        "_spend",
         "_stores_stream",
         "_stream",
         "_timeout",
@@ -89,7 +90,7 @@ class StepContext:
     def __init__(
         self,
         record: RunStep | MemoryStep,
-        spend: Callable[[int, Usage], None],
+        budget: Budget,
         *,
         attempt: int,
         feedback: list[str],
@@ -109,7 +110,7 @@ class StepContext:
         self.task_name = task_name
         self.run_id = run_id
         self._record = record
-        self._spend = spend
+        self._budget = budget
         self._memory: Memory | None = None
         self._history: History | None = None
         self._stores_stream = stores_stream
@@ -226,7 +227,7 @@ class StepContext:
         micros = spent.usd if usd is None else round(usd * 1e6)
         spent = spent._replace(usd=micros, model=model or spent.model)
         if spent.tokens or spent.usd or spent.cached:
-            self._spend(self.attempt, spent)
+            self._budget.spend(self._record, self.attempt, spent)
 
     def spend_and_save(self, progress: dict[str, Any], **spent: Any) -> None:
         """Count what was spent, and keep half-done work, in one record: a kill leaves both, or neither.
@@ -276,7 +277,7 @@ class StepContext:
     def _spend_used(self, used: StreamUsage) -> None:
         found = used.usage()
         if found is not None:
-            self._spend(self.attempt, found)
+            self._budget.spend(self._record, self.attempt, found)
 
     def heartbeat(self) -> None:
         """Say that work goes on: the time limit counts from now. Raises once it has passed."""

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from maestro_hive.engine.memory_step import MemoryStep
     from maestro_hive.engine.retry_policy import Decision
     from maestro_hive.engine.step_spec import StepSpec
-    from maestro_hive.engine.usage import Usage
     from maestro_hive.maestro.state.codec import Encoded
     from maestro_hive.maestro.state.records import Entry
     from maestro_hive.maestro.state.store import DocumentGuard
@@ -324,7 +323,7 @@ class StepExecution:
         number, feedback = record.started_attempt()
         return StepContext(
             record,
-            self._spend,
+            self.spec.budget,
             attempt=number,
             feedback=feedback,
             persona_id=self.spec.persona,
@@ -358,9 +357,6 @@ class StepExecution:
     def is_nested(self) -> bool:
         """Return whether it is executed inside of another step."""
         return current_step.get() is not None
-
-    def _spend(self, attempt: int, usage: Usage) -> None:
-        self.spec.budget.spend(self.record, attempt, usage)
 
     def _note_usage_of(self, error: Exception) -> None:
         """Count the usage that an error reports, if it does."""
