@@ -9,6 +9,7 @@ they were at the crash.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -592,6 +593,13 @@ class FolderExecutionMachine(ExecutionMachine):
         old = self._folder
         store = opened._stores().opened.pop((old, True)).store  # noqa: SLF001
         self._folder = old.with_name(str(int(old.name) + 1))
-        shutil.copytree(old, self._folder, ignore=shutil.ignore_patterns("*-shm"))
+        skipped = shutil.ignore_patterns("*-shm")
+        shutil.copytree(old, self._folder, ignore=skipped, copy_function=_copy_if_there)
         store.close()
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _copy_if_there(old: str, new: str) -> None:
+    """Copy a file, unless it was renamed meanwhile: a thread writes copies of runs."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(old, new)
