@@ -218,15 +218,21 @@ def _writes_unicode() -> bool:
 class TeamCall:
     """One execution of a team run by a verb: from its start to its report."""
 
-    def __init__(self, call: Call, hive: Hive, run_id: str, shown: Shown, manner: Manner) -> None:
+    def __init__(
+        self,
+        call: Call,
+        hive: Hive,
+        run_id: str,
+        shown: Shown,
+        manner: Manner,
+        notifier: Notifier,
+    ) -> None:
         self._call = call
         self._hive = hive
         self._run_id = run_id
         self._shown = shown
         self._manner = manner
-        self._notifier = Notifier(
-            [notifications.target(each, hive.config) for each in _targets(manner)], output.complain
-        )
+        self._notifier = notifier
 
     def execute(self, start: Callable[[], Coroutine[Any, Any, Any]]) -> int | None:
         """Execute the run, show what happens, and report at its end; return the exit code."""
@@ -379,6 +385,8 @@ class TeamCall:
         await self._notifier.finish()
 
 
-def _targets(manner: Manner) -> tuple[str, ...]:
+def notifier_of(manner: Manner, hive: Hive) -> Notifier:
+    """Return who is told of a run; raise if somebody cannot be."""
     named = os.environ.get(notifications.VARIABLE)
-    return manner.notify or ((named,) if named else ())
+    targets = manner.notify or ((named,) if named else ())
+    return Notifier([notifications.target(each, hive.config) for each in targets], output.complain)

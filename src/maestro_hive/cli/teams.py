@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,19 +14,31 @@ from maestro_hive.admin.folder import is_vacant
 from maestro_hive.admin.runs import find_run
 from maestro_hive.cli import graphs, output
 from maestro_hive.cli.command import FAILED, run_ids, verb
-from maestro_hive.cli.team_run import Manner, Shown, TeamCall, manner_options, shows_table
+from maestro_hive.cli.team_run import (
+    Manner,
+    Shown,
+    TeamCall,
+    manner_options,
+    notifier_of,
+    shows_table,
+)
 from maestro_hive.engine.budget import checked_amount
 from maestro_hive.engine.config import ExecutionConfig
 from maestro_hive.hive.errors import RunMismatchError
 from maestro_hive.hive.hive import Hive
 from maestro_hive.kernel.errors import ConfigurationError, RunLeasedError
 from maestro_hive.team.personas import check_personas
+from maestro_hive.team.plans import plan_of
 from maestro_hive.team.restoring import recorded_graph
 from maestro_hive.team.runner import WORKFLOW, TeamRunner
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from maestro_hive.cli.command import Call
+    from maestro_hive.hive.runs import RunInfo
     from maestro_hive.maestro.state.records import RunRecord
+    from maestro_hive.team.choosing import ChosenRun
     from maestro_hive.team.graph import Graph
     from maestro_hive.team.restoring import Restored
 
@@ -66,12 +77,13 @@ def run_graph(call: Call, path: Path, options: GraphOptions) -> int | None:
     budget = _amount(options.budget)
     check_personas(graph, Path.cwd())
     with _hive(call) as hive:
+        notifier = notifier_of(options.manner, hive)  # or it is an error before a run is made
         shown = Shown(call, on_screen=shows_table(call, options.manner))
         workers = options.workers or graphs.DEFAULT_WORKERS
         runner = TeamRunner(hive, workers=workers, strict=options.strict, observer=shown)
         for left in reversed(range(_TRIES)):
             run_id = _chosen(runner, graph, options)
-            team = TeamCall(call, hive, run_id, shown, options.manner)
+            team = TeamCall(call, hive, run_id, shown, options.manner, notifier)
             start = partial(runner.run, graph, run_id=run_id, budget=budget)
             try:
                 return team.execute(start)
@@ -92,22 +104,42 @@ def _chosen(runner: TeamRunner, graph: Graph, options: GraphOptions) -> str:
         found = runner.restorable(graph, folder)
         if found is not None:
             _restore(runner, chosen.run_id, graph, found)
-        elif other := runner.found_elsewhere(graph, folder):
-            output.note(
-                f"run {other.run_id} in the state folder {other.store} has"
-                f" {output.many(len(other.tasks), 'complete task')} of this graph; run {chosen.run_id} in"
-                f" this one executes all of them. To go on there: --store {shlex.quote(other.store or '')}"
-            )
     if chosen.forked_from is not None:
+        why = _why_forked(runner, chosen, graph, is_part=is_part)
         runner.fork(chosen, graph)
-        why = "the graph has changed" if chosen.folder is None else "the folder was moved"
-        output.note(
-            f"run {chosen.run_id} executes {output.listed([task.id for task in graph.tasks], _NAMED)}"
-            f" again; what else run {chosen.forked_from} has completed stays complete"
-            if chosen.again
-            else f"{why} since run {chosen.forked_from}: run {chosen.run_id} goes on with what is unchanged"
-        )
+        output.note(why)
     return chosen.run_id
+
+
+def _why_forked(runner: TeamRunner, chosen: ChosenRun, graph: Graph, *, is_part: bool) -> str:
+    """Return why a new run goes on from an earlier one, and what it executes."""
+    earlier = chosen.forked_from
+    assert earlier is not None
+    if chosen.again:
+        names = output.listed([task.id for task in graph.tasks], _NAMED)
+        return (
+            f"run {chosen.run_id} executes {names} again; what else run {earlier} has completed stays"
+            " complete"
+        )
+    if chosen.folder is not None:
+        why = f"the folder was moved since run {earlier}"
+    elif is_part:
+        return (
+            f"run {chosen.run_id} is for a part of the graph: what is unchanged since run {earlier}"
+            " stays complete"
+        )
+    elif _is_part(plan_of(runner.arguments(earlier)[0]).graph, graph):
+        why = f"run {earlier} is for a part of the graph"
+    else:
+        why = f"the graph has changed since run {earlier}"
+    return f"{why}: run {chosen.run_id} goes on with what is unchanged"
+
+
+def _is_part(part: Graph, whole: Graph) -> bool:
+    """Return whether a graph has some of the tasks of another one, as by ``--only``."""
+    tasks = {task.id: task for task in whole.tasks}
+    is_smaller = len(part.tasks) < len(tasks)
+    return is_smaller and all(tasks.get(each.id) == each for each in part.tasks)
 
 
 def _check_same(runner: TeamRunner, run_id: str, graph: Graph, folder: Path) -> None:
@@ -178,7 +210,8 @@ def resume_command(
     """Resume a run of a task graph.
 
     Completed tasks are not executed again, also if the process was killed. Without RUN it is the last
-    run of the current folder that is not complete. The number of workers may be another one than
+    run of the current folder, if that is not complete: of each feature only its last run counts, as
+    those before it are of graphs that have changed since. The number of workers may be another one than
     before. A run that failed is resumed after 'maestro retry'. Runs of other workflows are resumed by
     'maestro run MODULE:WORKFLOW --run-id RUN'.
 
@@ -188,13 +221,14 @@ def resume_command(
     """
     chosen = Manner(**manner)
     with _hive(call) as hive:
+        notifier = notifier_of(chosen, hive)
         shown = Shown(call, on_screen=shows_table(call, chosen))
         workers = workers or graphs.DEFAULT_WORKERS
         runner = TeamRunner(hive, workers=workers, strict=strict, observer=shown)
         found = _resumable(runner, hive, run_id)
         with call.reading() as reader:
             teams.check_team_run(reader, found)
-        team = TeamCall(call, hive, found, shown, chosen)
+        team = TeamCall(call, hive, found, shown, chosen, notifier)
         return team.execute(lambda: runner.resume(found))
 
 
@@ -203,7 +237,7 @@ def _resumable(runner: TeamRunner, hive: Hive, run_id: str | None) -> str:
     if run_id is not None and (runner.exists(run_id) or not _restored_here(runner, run_id)):
         return run_id  # or say that there is none
     try:
-        return _latest(runner, hive, statuses=None)
+        return _latest_incomplete(runner, hive)
     except ConfigurationError:
         if restored := _restored_here(runner, None):
             return restored
@@ -225,22 +259,49 @@ def _restored_here(runner: TeamRunner, run_id: str | None) -> str | None:
 def latest_run(call: Call) -> str:
     """Return the last team run of this folder, whatever has become of it."""
     _check_store(call, "yet")
-    every = ("running", "waiting", "stopped", "pending", "failed", "success", "bankrupt")
     with _hive(call) as hive:
-        return _latest(TeamRunner(hive), hive, statuses=(*every, "cancelled"))
+        for each in _runs_here(TeamRunner(hive), hive):
+            return each.run_id
+    raise _no_run("yet")
 
 
-def _latest(runner: TeamRunner, hive: Hive, *, statuses: tuple[str, ...] | None) -> str:
-    """Return the last team run of this folder; without statuses, that is not complete."""
+def _executed_run(call: Call) -> str:
+    """Return the last team run of this folder that a process executes."""
+    with _hive(call) as hive:
+        for each in _runs_here(TeamRunner(hive), hive):
+            if each.status in ("running", "waiting"):
+                return each.run_id
+    raise _no_run("that is executed")
+
+
+def _latest_incomplete(runner: TeamRunner, hive: Hive) -> str:
+    """Return the last run of this folder, unless it is complete; of each feature only its last one.
+
+    The runs before it are of graphs that were changed since: what they lack was done by later ones.
+    """
+    complete: dict[str, str] = {}
+    earlier = None
+    for each in _runs_here(runner, hive):
+        feature = str(runner.arguments(each.run_id)[0].get("feature"))
+        if each.status == "success":
+            complete.setdefault(feature, each.run_id)
+        elif feature not in complete:
+            return each.run_id
+        else:
+            earlier = earlier or each.run_id
+    if not complete:
+        raise _no_run("that is not complete")
+    last = next(iter(complete.values()))
+    hint = f"; to resume an earlier one all the same: maestro resume {earlier}" if earlier else ""
+    raise ConfigurationError(f"the last run of {Path.cwd()}, {last}, is complete{hint}")
+
+
+def _runs_here(runner: TeamRunner, hive: Hive) -> Iterator[RunInfo]:
+    """Yield the team runs of the current folder, the newest first."""
     here = Path.cwd().absolute()
     for each in hive.runs(workflow=WORKFLOW):
-        is_meant = each.status != "success" if statuses is None else each.status in statuses
-        if is_meant and runner.arguments(each.run_id)[1] == here:
-            return each.run_id
-    what = "that is not complete" if statuses is None else "that is executed"
-    if statuses is not None and "success" in statuses:
-        what = "yet"
-    raise _no_run(what)
+        if runner.arguments(each.run_id)[1] == here:
+            yield each
 
 
 @verb("stop")
@@ -257,9 +318,7 @@ def stop_command(call: Call, run_id: str | None) -> None:
         maestro stop shop       a run by its id
     """
     _check_store(call, "that is executed")
-    with _hive(call) as hive:
-        running = ("running", "waiting")
-        found = run_id or _latest(TeamRunner(hive), hive, statuses=running)
+    found = run_id or _executed_run(call)
     with call.reading() as reader:
         what = "was stopped" if teams.stop_run(reader, found) else None
         output.line(stopped_line(call, find_run(reader, found), what))

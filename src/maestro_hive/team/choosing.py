@@ -7,6 +7,7 @@ as the run.
 from __future__ import annotations
 
 import re
+import shlex
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,10 +112,11 @@ def _named(runs: RecordedRuns, run_id: str, *, force: bool) -> ChosenRun:
 def restorable(runs: RecordedRuns, graph: Graph, folder: Path) -> Restored | None:
     """Return what the state file of a folder has of a run of this graph whose journal is gone.
 
-    Raises ``ConfigurationError`` if that file is all that is left of something else.
+    Raises ``ConfigurationError`` if that file is all that is left of something else, or if what is
+    complete by it is in another state folder: here it would be done, and paid for, once more.
     """
     found = read_state(folder)
-    if found is None or (found.run_id is not None and _has_journal(runs, found)):
+    if found is None:
         return None
     if found.run_id is None:
         if not found.tasks:
@@ -124,7 +126,12 @@ def restorable(runs: RecordedRuns, graph: Graph, folder: Path) -> Restored | Non
             f" 'maestro import {found.source} --graph GRAPH', or start a new run with --force, which"
             " replaces it"
         )
-    if is_other_graph(found, graph):
+    is_other = is_other_graph(found, graph)
+    if _has_journal(runs, found):
+        if found.tasks and not is_other and not runs.has_team_run(found.run_id):
+            raise _is_elsewhere(found)
+        return None
+    if is_other:
         if len(found.tasks) in (0, len(found.ids)):
             return None  # nothing is lost with it
         raise ConfigurationError(
@@ -135,13 +142,13 @@ def restorable(runs: RecordedRuns, graph: Graph, folder: Path) -> Restored | Non
     return found
 
 
-def found_elsewhere(runs: RecordedRuns, graph: Graph, folder: Path) -> Restored | None:
-    """Return the state of a run of this graph that is in the journal of another state folder."""
-    found = read_state(folder)
-    if found is None or found.run_id is None or is_other_graph(found, graph):
-        return None
-    is_elsewhere = not runs.has_team_run(found.run_id) and _has_journal(runs, found)
-    return found if is_elsewhere and found.tasks else None
+def _is_elsewhere(found: Restored) -> ConfigurationError:
+    count = len(found.tasks)
+    return ConfigurationError(
+        f"{count:,} {'task' if count == 1 else 'tasks'} of this graph {'is' if count == 1 else 'are'}"
+        f" complete in run {found.run_id} of another state folder. Go on there:"
+        f" --store {shlex.quote(found.store or '')}; or execute all of them again in a new run: --force"
+    )
 
 
 def _has_journal(runs: RecordedRuns, found: Restored) -> bool:

@@ -24,7 +24,6 @@ from maestro_hive.team.choosing import (
     ChosenRun,
     RecordedRuns,
     choose_run,
-    found_elsewhere,
     restorable,
 )
 from maestro_hive.team.folder_lock import held_for
@@ -245,10 +244,6 @@ class TeamRunner:
         Raises ``ConfigurationError`` if that file is all that is left of something else.
         """
         return restorable(self._recorded(), graph, folder)
-
-    def found_elsewhere(self, graph: Graph, folder: Path) -> Restored | None:
-        """Return the state of a run of this graph that is in the journal of another state folder."""
-        return found_elsewhere(self._recorded(), graph, folder)
 
     def restore(self, run_id: str, graph: Graph, folder: Path, found: Restored) -> list[str]:
         """Make a run of what a state file has; return the tasks that it takes as complete."""
