@@ -69,6 +69,15 @@ def test_a_dry_run_says_what_is_already_done(folder: Path) -> None:
     assert "already done, by my-shop: 0 of 2 tasks\n" in called(folder, *run).stdout
 
 
+def test_a_dry_run_executes_a_task_with_a_shorter_description_again(folder: Path) -> None:
+    graph = write(folder, task("A", "true", context="as it was\nand more"))
+    assert called(folder, "run", graph).returncode == command.SUCCESS
+    write(folder, task("A", "true", context="as it was"))
+    dry = called(folder, "run", graph, "--dry-run").stdout
+    assert "already done, by my-shop: 0 of 1 task\n" in dry
+    assert "(1 executed, 0 reused)" in called(folder, "run", graph).stdout
+
+
 def test_a_dry_run_says_what_the_run_with_the_same_options_does(folder: Path) -> None:
     graph = write(folder, task("A", "true"), persona=None)
     dry = ("run", graph, "--dry-run")

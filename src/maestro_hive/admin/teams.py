@@ -19,7 +19,7 @@ from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import seconds_between
 from maestro_hive.team.choosing import RecordedRuns, choose_run, restorable
 from maestro_hive.team.graph import Frontier, TaskState
-from maestro_hive.team.inputs import gate_input, task_input
+from maestro_hive.team.inputs import gate_input, task_input, without_answers
 from maestro_hive.team.plans import WORKFLOW, gate_name, plan_of
 from maestro_hive.team.restoring import read_state, taken
 
@@ -294,15 +294,15 @@ def _has_input(
     now: dict[str, Json],
     results: dict[str, Json] | None = None,
 ) -> bool:
-    """Return whether a step was executed with this, and with these results of others."""
+    """Return whether a step was executed with this, and with these results of others.
+
+    What it asked for and the answers that it got are no difference.
+    """
     given = recorded.value(recorded.state.steps[step.step].started)
     if not isinstance(given, dict):
         return True  # it was not stored
     then, *others = given["args"]
-    # The prompt ends with the answers that it got, if it asked.
-    is_same = then.get("prompt", "").startswith(now.get("prompt", ""))
-    rest = {**then, "prompt": ""} == {**now, "prompt": ""}
-    return is_same and rest and (results is None or others == [results])
+    return without_answers(then) == now and (results is None or others == [results])
 
 
 def _took(recorded: RecordedRun, view: StepView) -> float | None:

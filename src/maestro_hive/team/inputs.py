@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from maestro_hive.maestro.state import codec
 from maestro_hive.team.folder_files import digest_of_file, digest_of_folder
 from maestro_hive.team.graph import Persona, owned_folder
-from maestro_hive.team.prompts import prompt_of
+from maestro_hive.team.prompts import told
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -18,15 +18,21 @@ if TYPE_CHECKING:
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Gate, Graph, Task
 
+#: The member of a task's input that has what it asked for, and the answers that it got.
+ANSWERS = "answers"
+
 
 def task_input(graph: Graph, task: Task) -> dict[str, Json]:
-    """Return what a task is executed with: when this changes, it is executed again."""
+    """Return what a task is executed with: when this changes, it is executed again.
+
+    It has what the graph says, and not the prompt, which is made of this for each attempt.
+    """
     persona = graph.persona_of(task)
     assert persona is not None, "check_personas has refused the graph"
     given: dict[str, Json] = {
         "id": task.id,
         "title": task.title,
-        "prompt": prompt_of(task),
+        "told": told(task),
         "persona": _persona_input(persona),
         "files": list(task.files.owned),
     }
@@ -62,7 +68,12 @@ def agent_persona(given: dict[str, Json]) -> Persona:
 
 def with_answer(given: dict[str, Json], asked: str, answer: str) -> dict[str, Json]:
     """Return what a task is executed with after it has asked for something, and got an answer."""
-    return {**given, "prompt": f"{given['prompt']}\nYou asked: {asked}\nThe answer: {answer}\n"}
+    return {**given, ANSWERS: [*given.get(ANSWERS, ()), {"asked": asked, "answer": answer}]}
+
+
+def without_answers(given: dict[str, Json]) -> dict[str, Json]:
+    """Return what a task was executed with before it asked for anything."""
+    return {name: value for name, value in given.items() if name != ANSWERS}
 
 
 def gate_input(gate: Gate, results: Mapping[str, Json]) -> dict[str, Json]:
