@@ -320,6 +320,31 @@ def test_a_graph_that_is_changed_back_has_its_own_tasks_and_gates_again(folder: 
     assert {status for status, _ in second.values()} == {"complete"}
 
 
+def test_gates_above_the_first_level_are_those_of_the_changed_graph(folder: Path) -> None:
+    def run(last: str, *, passes: bool = True) -> tuple[Done, dict[str, tuple[str, int]]]:
+        gate = {"name": "check", "command": "true" if passes else "echo not yet; exit 1"}
+        graph = write(
+            folder,
+            task("A"),
+            task("B", after="A"),
+            task("C", last, after="B"),
+            levels={"2": {"tasks": ["B"], "gates": [gate]}},
+            retry=1,
+        )
+        done = called(folder, "run", graph)
+        shown = answer(called(folder, "status", "--json"))["run"]["tasks"]
+        return done, {each["id"]: (each["status"], each["attempts"]) for each in shown}
+
+    _, first = run("true")
+    _, second = run("echo another")
+    assert first == second == dict.fromkeys(("A", "B", "gate:2:check", "C"), ("complete", 1))
+    failed, third = run("true", passes=False)
+    assert third["gate:2:check"] == ("failed", 1)
+    assert failed.returncode == command.FAILED
+    assert "failed: gate:2:check, after 1 attempt" in failed.stdout
+    assert "not yet" in failed.stdout
+
+
 def test_a_part_that_is_executed_again_leaves_the_rest_complete(folder: Path) -> None:
     say = 'echo "$MAESTRO_TASK_ID" >> ../log; '
     tasks = [

@@ -89,6 +89,11 @@ def test_a_gate_is_executed_again_when_a_task_of_a_lower_level_has_made_other_fi
     assert run_changed(team, made("two")) == ["A", "GATE"]
 
 
+def test_a_gate_is_executed_again_when_a_task_without_files_was_changed(team: Team) -> None:
+    team.run(gated(SAY), "test")
+    assert run_changed(team, gated(f"{SAY}; true")) == ["A", "GATE"]
+
+
 def test_a_gate_waits_for_the_tasks_of_lower_levels(team: Team) -> None:
     made = gated(f"sleep 0.2; {SAY}")
     team.run(made)

@@ -19,7 +19,13 @@ from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import seconds_between
 from maestro_hive.team.choosing import RecordedRuns, choose_run, restorable
 from maestro_hive.team.graph import Frontier, TaskState
-from maestro_hive.team.inputs import gate_input, task_input, without_answers
+from maestro_hive.team.inputs import (
+    digest_of,
+    gate_input,
+    results_up_to,
+    task_input,
+    without_answers,
+)
 from maestro_hive.team.plans import WORKFLOW, gate_name, plan_of
 from maestro_hive.team.restoring import read_state, taken
 
@@ -265,9 +271,11 @@ def _of_this_graph(
     for step in steps:
         named.setdefault(step.name, []).append(step)
     results, found = dict(restored), {}
+    inputs: dict[str, str] = {}
     for at in plan.order:
         task = plan.graph.tasks[at]
         now = task_input(plan.graph, task)
+        inputs[task.id] = digest_of(now)
         given = {each: results.get(each) for each in task.dependencies}
         for step in reversed(named.get(task.id, ())):
             if _has_input(recorded, step, now, given):
@@ -277,10 +285,10 @@ def _of_this_graph(
                     results[task.id] = recorded.value(entry)
                 break
     for level in plan.graph.levels:
-        made = {each: results.get(each) for each in level.tasks}
+        made = results_up_to(level, plan.graph, results) if level.gates else {}
         for gate in level.gates:
             name = gate_name(level, gate)
-            now = gate_input(gate, made)
+            now = gate_input(gate, made, inputs)
             for step in reversed(named.get(name, ())):
                 if _has_input(recorded, step, now):
                     found[name] = step
