@@ -26,7 +26,7 @@ from maestro_hive.team.inputs import (
     task_input,
     without_answers,
 )
-from maestro_hive.team.plans import WORKFLOW, gate_name, plan_of
+from maestro_hive.team.plans import WORKFLOW, asks, gate_name, plan_of
 from maestro_hive.team.restoring import read_state, taken
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def team_view(reader: Reader, run_id: str) -> TeamView:
     steps = {each.name: each for each in run.steps}  # of several calls of a task, the last
     restored = taken(plan, given.get("restored"))
     if run.forked_from is not None:
-        steps = _of_this_graph(recorded, plan, run.steps, restored)
+        steps, _ = _of_this_graph(recorded, plan, run.steps, restored)
+    steps = {name: _as_task(recorded, each) for name, each in steps.items()}
     suspended = None if run.suspended is None else run.suspended.message
     took = {name: _took(recorded, each) for name, each in steps.items()}
     for name in [name for name, each in steps.items() if _is_retried(recorded, each)]:
@@ -183,14 +184,11 @@ def _started_with(reader: Reader | None, run_id: str) -> tuple[dict[str, Json], 
 def _reused_of(reader: Reader, recorded: RecordedRun, plan: Plan) -> tuple[str, ...]:
     run = _view_of(reader, recorded)
     restored = taken(plan, _arguments(recorded).get("restored"))
-    steps = _of_this_graph(recorded, plan, run.steps, restored)
+    _, results = _of_this_graph(recorded, plan, run.steps, restored)
     complete: dict[str, None] = {}
     for at in plan.order:
         task = plan.graph.tasks[at]
-        is_done = task.id in restored or (
-            task.id in steps and steps[task.id].status in _DONE_STATUSES
-        )
-        if is_done and all(each in complete for each in task.dependencies):
+        if task.id in results and all(each in complete for each in task.dependencies):
             complete[task.id] = None
     return tuple(complete)
 
@@ -265,8 +263,11 @@ def _arguments(run: RecordedRun) -> dict[str, Json]:
 
 def _of_this_graph(
     recorded: RecordedRun, plan: Plan, steps: Iterable[StepView], restored: Mapping[str, Json]
-) -> dict[str, StepView]:
-    """Return the steps by name that are of this graph: a fork has those of other graphs as well."""
+) -> tuple[dict[str, StepView], dict[str, Json]]:
+    """Return the steps by name that are of this graph, and the results of tasks that are complete.
+
+    A fork has the steps of other graphs as well.
+    """
     named: dict[str, list[StepView]] = {}
     for step in steps:
         named.setdefault(step.name, []).append(step)
@@ -280,9 +281,9 @@ def _of_this_graph(
         for step in reversed(named.get(task.id, ())):
             if _has_input(recorded, step, now, given):
                 found[task.id] = step
-                if step.status in _DONE_STATUSES:
-                    entry = recorded.state.steps[step.step].completed
-                    results[task.id] = recorded.value(entry)
+                result = _result_of(recorded, step)
+                if result is not None and not asks(result):
+                    results[task.id] = result
                 break
     for level in plan.graph.levels:
         made = results_up_to(level, plan.graph, results) if level.gates else {}
@@ -293,7 +294,19 @@ def _of_this_graph(
                 if _has_input(recorded, step, now):
                     found[name] = step
                     break
-    return found
+    return found, results
+
+
+def _result_of(recorded: RecordedRun, step: StepView) -> Json:
+    """Return the result of a step; None if it is not complete."""
+    is_done = step.status in _DONE_STATUSES
+    return recorded.value(recorded.state.steps[step.step].completed) if is_done else None
+
+
+def _as_task(recorded: RecordedRun, step: StepView) -> StepView:
+    """Return a step with the status of its task: one that has asked for something is not complete."""
+    has_asked = asks(_result_of(recorded, step))
+    return replace(step, status=PENDING) if has_asked else step
 
 
 def _has_input(
