@@ -108,16 +108,62 @@ def test_force_with_the_id_of_a_run_that_exists_is_refused(folder: Path) -> None
     assert (folder / "done").read_text() == "A\n"
 
 
-def test_tasks_that_are_complete_in_another_state_folder_are_named(folder: Path) -> None:
+def test_what_is_complete_in_another_state_folder_is_not_executed_again_unasked(
+    folder: Path,
+) -> None:
     graph = write(folder, task("A", "echo A >> done"), retry=1)
     assert called(folder, "run", graph).returncode == command.SUCCESS
-    other = maestro("run", graph, MAESTRO_STATE_DIR=str(folder.parent / "other"))
-    assert other.returncode == command.SUCCESS
+    other = {"MAESTRO_STATE_DIR": str(folder.parent / "other")}
+    for words in (("run", graph), ("run", graph, "--dry-run"), ("resume",)):
+        refused = complaint(maestro(*words, **other), command.WRONG_USE)
+        assert "1 task of this graph is complete in run my-shop of another state folder" in refused
+        assert f"--store {folder.parent / 'state'}" in refused
+    assert (folder / "done").read_text() == "A\n"
+    there = maestro("run", graph, "--store", str(folder.parent / "state"), **other)
+    assert "(0 executed, 1 reused)" in there.stdout
+    assert maestro("run", graph, "--force", **other).returncode == command.SUCCESS
+    assert (folder / "done").read_text() == "A\nA\n"
+
+
+def test_resume_takes_no_run_whose_graph_was_changed_since(folder: Path) -> None:
+    def graph(text: str) -> str:
+        return write(folder, task("A", f"echo {text} >> done; test -f go"), retry=1)
+
+    assert called(folder, "run", graph("one")).returncode == command.FAILED
+    (folder / "go").touch()
+    assert called(folder, "run", graph("two")).returncode == command.SUCCESS
+    refused = complaint(called(folder, "resume"), command.WRONG_USE)
+    assert "my-shop-2, is complete" in refused
+    assert "maestro resume my-shop" in refused
+    assert (folder / "done").read_text() == "one\ntwo\n"
+    assert called(folder, "status").stdout.startswith("run my-shop-2: success")
+    (folder / "go").unlink()
+    assert called(folder, "run", graph("three")).returncode == command.FAILED
+    assert "to retry: maestro retry my-shop-3" in called(folder, "resume").stdout
+
+
+def test_a_part_of_a_graph_is_said_to_be_one(folder: Path) -> None:
+    graph = write(folder, task("A", "echo A >> done"), task("B"))
+    assert called(folder, "run", graph).returncode == command.SUCCESS
+    part = called(folder, "run", graph, "--only", "A")
     assert (
-        "has 1 complete task of this graph; run my-shop in this one executes all of them"
-        in other.stderr
+        "run my-shop-2 is for a part of the graph: what is unchanged since run my-shop stays complete"
+        in part.stderr
     )
-    assert f"--store {folder.parent / 'state'}" in other.stderr
+    whole = called(folder, "run", graph)
+    assert "run my-shop-2 is for a part of the graph: run my-shop-3 goes on" in whole.stderr
+    assert "(0 executed, 2 reused)" in whole.stdout
+    write(folder, task("A", "echo A >> done"), task("B", "true"))
+    assert "the graph has changed since run my-shop-3" in called(folder, "run", graph).stderr
+
+
+def test_an_option_that_is_refused_makes_no_run(folder: Path) -> None:
+    assert called(folder, "run", write(folder, task("A"))).returncode == command.SUCCESS
+    graph = write(folder, task("A", "true"))
+    for wrong in ("ftp://x", "no-such-program {message}"):
+        refused = complaint(called(folder, "run", graph, "--notify", wrong), command.WRONG_USE)
+        assert "--notify" in refused
+    assert "my-shop-2" not in called(folder, "runs").stdout
 
 
 def number_in(path: Path) -> int:
@@ -289,26 +335,41 @@ def test_a_run_id_of_another_graph_is_refused_in_two_lines(
     assert f"run mine was started in another folder, {folder}" in moved.stderr
 
 
-def test_a_graph_that_is_changed_back_has_its_own_tasks_and_gates_again(folder: Path) -> None:
-    gate = {"name": "check", "required": True}
+def test_what_another_graph_has_replaced_is_executed_again_when_that_is_changed_back(
+    folder: Path,
+) -> None:
+    """The files are those of the other graph, and its own gate has seen others."""
 
-    def run(text: str) -> tuple[str, dict[str, Any]]:
-        graph = write(
+    def graph(text: str, does: str = ":") -> str:
+        return write(
             folder,
-            task("A", f"echo {text} > a", files=["a"]),
-            task("B", after="A"),
-            levels={"1": {"tasks": ["A"], "gates": [{**gate, "command": f"echo {text}"}]}},
+            task("A", f"echo {text} > a; {does}", files=["a"]),
+            task("B", "cp a b", "A", files=["b"]),
+            task("C"),
+            levels={
+                "1": {
+                    "tasks": ["A"],
+                    "gates": [{"name": "check", "command": f"grep -qx {text} a"}],
+                }
+            },
+            retry=1,
         )
-        done = called(folder, "run", graph)
-        shown = answer(called(folder, "status", "--json"))["run"]["tasks"]
-        return done.stdout, {each["id"]: (each["status"], each["took_seconds"]) for each in shown}
 
-    _, first = run("one")
-    _, second = run("two")
-    back, third = run("one")
-    assert "2 of 2 tasks complete (0 executed, 2 reused)" in back
-    assert third == first
-    assert {status for status, _ in second.values()} == {"complete"}
+    def run(text: str, does: str = ":") -> str:
+        return called(folder, "run", graph(text, does)).stdout
+
+    assert "3 of 3 tasks complete (3 executed" in run("one")
+    assert "3 of 3 tasks complete (2 executed" in run("two")
+    back = run("one")
+    assert "3 of 3 tasks complete (2 executed, 1 reused)" in back
+    assert "gate:1:check: complete" in back
+    assert (folder / "a").read_text() == (folder / "b").read_text() == "one\n"
+    assert "failed" in run("three", "false")
+    assert "already done, by my-shop-4: 1 of 3 tasks: C\n" in (
+        called(folder, "run", graph("one"), "--dry-run").stdout
+    )
+    assert "3 of 3 tasks complete (1 executed, 2 reused)" in run("one")
+    assert (folder / "a").read_text() == (folder / "b").read_text() == "one\n"
 
 
 def test_a_part_that_is_executed_again_leaves_the_rest_complete(folder: Path) -> None:

@@ -72,13 +72,12 @@ def test_a_run_that_is_left_for_people_waits_for_its_notification(folder: Path) 
 
 def test_a_notification_that_fails_is_said_and_does_not_fail_the_run(folder: Path) -> None:
     graph = write(folder, task("A"))
-    targets = ["--notify", "no-such-program", "--notify", "false"]
+    targets = ["--notify", "false"]
     with WebhookServer(faults=["any:503"]) as server:
         done = called(folder, "run", graph, *targets, "--notify", server.address)
     assert done.returncode == 0
-    assert done.stderr.count("maestro: a notification was not sent: ") == 3
+    assert done.stderr.count("maestro: a notification was not sent: ") == 2
     for part in (
-        "the notification command no-such-program cannot be started",
         "the notification command false ended with 1",
         "answered with status 503",
     ):

@@ -209,8 +209,9 @@ def test_the_state_of_a_run_that_has_a_journal_is_replaced(folder: Path) -> None
     called(folder, "run", "graph.json")
     write(folder, make("X"), feature="other")
     assert called(folder, "run", "graph.json").returncode == 0
+    write(folder, make("Y"), feature="another")  # the journal of the other run is there
     elsewhere = maestro("run", "graph.json", MAESTRO_STATE_DIR=str(folder.parent / "elsewhere"))
-    assert "1 executed, 0 reused" in elsewhere.stdout  # the journal of the other run is there
+    assert "1 executed, 0 reused" in elsewhere.stdout
 
 
 def test_a_state_that_another_program_wrote_is_imported_and_not_taken(folder: Path) -> None:

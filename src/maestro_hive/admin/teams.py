@@ -20,7 +20,7 @@ from maestro_hive.maestro.state.views import seconds_between
 from maestro_hive.team.choosing import RecordedRuns, choose_run, restorable
 from maestro_hive.team.graph import Frontier, TaskState
 from maestro_hive.team.inputs import gate_input, task_input
-from maestro_hive.team.plans import WORKFLOW, gate_name, plan_of
+from maestro_hive.team.plans import WORKFLOW, gate_name, plan_of, replaced_steps
 from maestro_hive.team.restoring import read_state, taken
 
 if TYPE_CHECKING:
@@ -175,9 +175,13 @@ def _started_with(reader: Reader | None, run_id: str) -> tuple[dict[str, Json], 
 
 
 def _reused_of(reader: Reader, recorded: RecordedRun, plan: Plan) -> tuple[str, ...]:
-    run = _view_of(reader, recorded)
+    """Return what is complete in a run, and would be in a fork of it."""
+    replaced = replaced_steps(recorded.state, recorded.load)
+    kept = [each for each in _view_of(reader, recorded).steps if each.step not in replaced]
+    executed = {each.name for each in recorded.state.steps.values()}
     restored = taken(plan, _arguments(recorded).get("restored"))
-    steps = _of_this_graph(recorded, plan, run.steps, restored)
+    restored = {name: each for name, each in restored.items() if name not in executed}
+    steps = _of_this_graph(recorded, plan, kept, restored)
     complete: dict[str, None] = {}
     for at in plan.order:
         task = plan.graph.tasks[at]

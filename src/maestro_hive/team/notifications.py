@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -117,6 +118,8 @@ class Command:
             raise ConfigurationError(f"{_OPTION}: {text!r} cannot be split: {error}") from None
         if not words:
             raise ConfigurationError(f"{_OPTION} needs bell, an address, or a command")
+        if shutil.which(words[0]) is None:
+            raise ConfigurationError(f"{_OPTION}: the program {words[0]!r} is not on PATH")
         self._command = UserCommand("notification", words, _COMMAND_SECONDS, _OPTION)
 
     async def send(self, told: Notification) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from maestro_hive.maestro.state import codec
 from maestro_hive.team.graph import GraphError, check_document, check_graph
 from maestro_hive.team.graph.documents import Document
 
 if TYPE_CHECKING:
+    from maestro_hive.maestro.state.projections import Load, RunState, StepState
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Gate, Level, Plan
 
@@ -34,3 +36,24 @@ def gate_name(level: Level, gate: Gate) -> str:
 def asks(result: Json) -> bool:
     """Return whether the result of a task's step is a question: after the answer another step follows."""
     return isinstance(result, dict) and "asks" in result
+
+
+def replaced_steps(state: RunState, load: Load) -> set[int]:
+    """Return the steps of tasks and gates that were executed with another input since.
+
+    What they made is no longer there, also if the later attempt failed or was stopped. A question
+    stays: it has made nothing, and its answer counts for the same input.
+    """
+    newest: dict[str, StepState] = {}
+    replaced = set()
+    for step in state.steps.values():  # in the order of their first starts
+        earlier = newest.get(step.name)
+        if earlier is not None and not _has_asked(earlier, load):
+            replaced.add(earlier.number)
+        newest[step.name] = step
+    return replaced
+
+
+def _has_asked(step: StepState, load: Load) -> bool:
+    data = None if step.completed is None else load(step.completed)
+    return data is not None and asks(codec.parse(data))

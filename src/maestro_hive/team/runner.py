@@ -11,7 +11,7 @@ from maestro_hive.engine.accounts import Sizing
 from maestro_hive.engine.options import Options, StepOptions
 from maestro_hive.engine.values import in_thread
 from maestro_hive.hive.branches import active_run
-from maestro_hive.hive.control import fork_without, record_start
+from maestro_hive.hive.control import executed_steps, fork_without, record_start
 from maestro_hive.hive.dispatching import is_bankrupt
 from maestro_hive.hive.functions import StepFunction
 from maestro_hive.hive.typed_arguments import recorded_arguments
@@ -38,7 +38,7 @@ from maestro_hive.team.personas import (
     Workplace,
     check_personas,
 )
-from maestro_hive.team.plans import WORKFLOW, asks, gate_name, plan_of
+from maestro_hive.team.plans import WORKFLOW, asks, gate_name, plan_of, replaced_steps
 from maestro_hive.team.processes import PROCESSES, Survivors, runs_with_processes
 from maestro_hive.team.restoring import (
     CheckpointFiles,
@@ -228,14 +228,18 @@ class TeamRunner:
             folder = chosen.folder
             changed["folder"] = str(folder)
         restored = self._restored_with(chosen.forked_from)
-        if restored is not None and chosen.again:
-            tasks = {
-                name: each for name, each in restored["tasks"].items() if name not in chosen.again
-            }
+        if restored is not None:
+            executed = executed_steps(self._hive, chosen.forked_from) | chosen.again
+            tasks = {name: each for name, each in restored["tasks"].items() if name not in executed}
             changed["restored"] = {**restored, "tasks": tasks}
         with held_for(folder, chosen.run_id, self._state_folder.absolute()):
             fork_without(
-                self._hive, chosen.forked_from, chosen.again, new_id=chosen.run_id, **changed
+                self._hive,
+                chosen.forked_from,
+                chosen.again,
+                replaced_steps,
+                new_id=chosen.run_id,
+                **changed,
             )
 
     def restorable(self, graph: Graph, folder: Path) -> Restored | None:
