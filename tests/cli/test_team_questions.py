@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from maestro_hive.cli import command
 from tests.cli.processes import answer
 from tests.cli.test_team import called, folder, started, wait_until, without_times, write
 from tests.team.conftest import task
@@ -111,3 +112,22 @@ def test_a_question_from_before_is_said_again_unless_it_is_answered(folder: Path
     answered = called(folder, "resume", "--no-wait")
     assert without_times(answered.stdout)[0] == "ASK: started"
     assert "'and then?'" in without_times(answered.stdout)[1]
+
+
+def test_a_retry_leaves_the_questions_of_other_tasks_open(folder: Path) -> None:
+    asks = 'grep -q "The answer" && exit 0; echo Which?; exit 3'
+    graph = write(
+        folder,
+        task("Q", persona={"command": ["sh", "-c", asks]}),
+        task("BAD", "test -f go"),
+        retry=1,
+    )
+    assert called(folder, "run", graph, "--no-wait").returncode == command.PERSON_NEEDED
+    (folder / "go").touch()
+    assert called(folder, "retry", "my-shop").returncode == command.SUCCESS
+    (shown, *_) = answer(called(folder, "status", "--json"))["run"]["tasks"]
+    assert (shown["status"], shown["question"]) == ("waiting", "Which?")
+    assert called(folder, "answer", "my-shop", "Q", "this").returncode == command.SUCCESS
+    done = called(folder, "resume")
+    assert done.returncode == command.SUCCESS, done
+    assert "2 of 2 tasks complete" in done.stdout

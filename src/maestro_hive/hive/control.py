@@ -24,6 +24,7 @@ from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.budgets import RunBudget
 from maestro_hive.maestro.state.projections import (
+    asked_after_retry,
     effective_entries,
     facts_of,
     find_step,
@@ -80,7 +81,9 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
             facts=codec.dump_canonical(facts) if facts else None,
             identity=identity,
         )
-        status = _PENDING if state.started is not None else None
+        status = None
+        if state.started is not None:
+            status = runs.WAITING if asked_after_retry(state) else _PENDING
         append_entries(store, lease, [retried], status, dispatch=recorded_dispatch(state))
 
 

@@ -551,16 +551,31 @@ def _wait_ended(state: RunState, entry: Entry) -> None:
 
 
 def _ask_again(state: RunState, *, late: bool) -> None:
-    """Drop open questions, and ``late`` ones: they are asked again, with all their time."""
-    over = [
+    """Drop open questions, and ``late`` ones: they are asked again, with all their time.
+
+    A run that has not ended still waits at its open ones.
+    """
+    dropped = [
         identity
         for identity, entry in state.answers.items()
         if late and facts_of(entry)["how"] == "timeout"
     ]
-    for identity in (*over, *state.questions):
+    still_asked = asked_after_retry(state)
+    for identity in (*dropped, *(state.questions.keys() - still_asked.keys())):
         state.waits.pop(identity, None)
         state.answers.pop(identity, None)
-    state.questions.clear()
+    state.questions = still_asked
+
+
+def asked_after_retry(state: RunState) -> dict[bytes, Entry]:
+    """Return the questions that stay open when a run is retried: escalations are for what failed."""
+    if state.ended is not None:
+        return {}
+    return {
+        identity: entry
+        for identity, entry in state.questions.items()
+        if "escalation" not in facts_of(entry)
+    }
 
 
 def _outcome(state: RunState, entry: Entry) -> None:
