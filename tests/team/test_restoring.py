@@ -169,6 +169,15 @@ def test_a_fresh_worker_gets_the_checkpoint_of_the_lost_run(team: Team) -> None:
     assert list((team.folder / ".mahabharatha/checkpoints").iterdir()) == []
 
 
+def test_the_state_file_names_a_checkpoint_while_the_fresh_worker_is_executed(team: Team) -> None:
+    is_named = "grep -q checkpoints/A .mahabharatha/state.json"
+    does = (
+        'if [ ! -s "$MAESTRO_PROGRESS" ]; then echo 7 > "$MAESTRO_PROGRESS"; exit 2; fi; i=0;'
+        f" until {is_named}; do [ $((i += 1)) -lt 600 ] || exit 1; sleep 0.05; done"
+    )
+    team.run(graph(task("A", does), retry=1))
+
+
 def test_a_new_run_gets_no_checkpoint_of_another_one(team: Team) -> None:
     does = 'test -s "$MAESTRO_PROGRESS" && exit 1; echo {} > "$MAESTRO_PROGRESS"; exit 1'
     made = graph(task("A", does), retry=1)

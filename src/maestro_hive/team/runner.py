@@ -327,7 +327,7 @@ class TeamRunner:
             is_bankrupt=lambda: active.stop_error is not None and is_bankrupt(active.stop_error),
         )
         file = StateFile(plan, active.run, execution, slots, state)
-        slots.on_change = file.changed
+        slots.on_change = checkpoints.on_change = file.changed
         file.write()
         try:
             await execution.run()
