@@ -170,10 +170,11 @@ def test_a_fresh_worker_gets_the_checkpoint_of_the_lost_run(team: Team) -> None:
 
 
 def test_the_state_file_names_a_checkpoint_while_the_fresh_worker_is_executed(team: Team) -> None:
-    is_named = "grep -q checkpoints/A .mahabharatha/state.json"
     does = (
-        'if [ ! -s "$MAESTRO_PROGRESS" ]; then echo 7 > "$MAESTRO_PROGRESS"; exit 2; fi; i=0;'
-        f" until {is_named}; do [ $((i += 1)) -lt 600 ] || exit 1; sleep 0.05; done"
+        'i=0; until_state_has() { until grep -q "$1" .mahabharatha/state.json; do'
+        " [ $((i += 1)) -lt 600 ] || exit 1; sleep 0.05; done; };"
+        ' [ -s "$MAESTRO_PROGRESS" ] && until_state_has checkpoints/A && exit 0;'
+        ' until_state_has running; echo 7 > "$MAESTRO_PROGRESS"; exit 2'
     )
     team.run(graph(task("A", does), retry=1))
 

@@ -177,11 +177,11 @@ def _started_with(reader: Reader | None, run_id: str) -> tuple[dict[str, Json], 
 def _reused_of(reader: Reader, recorded: RecordedRun, plan: Plan) -> tuple[str, ...]:
     """Return what is complete in a run, and would be in a fork of it."""
     replaced = replaced_steps(recorded.state, recorded.load)
-    kept = [each for each in _view_of(reader, recorded).steps if each.step not in replaced]
+    left = [each for each in _view_of(reader, recorded).steps if each.step not in replaced]
     executed = {each.name for each in recorded.state.steps.values()}
     restored = taken(plan, _arguments(recorded).get("restored"))
     restored = {name: each for name, each in restored.items() if name not in executed}
-    steps = _of_this_graph(recorded, plan, kept, restored)
+    steps = _of_this_graph(recorded, plan, left, restored)
     complete: dict[str, None] = {}
     for at in plan.order:
         task = plan.graph.tasks[at]

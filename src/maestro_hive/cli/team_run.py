@@ -386,7 +386,7 @@ class TeamCall:
 
 
 def notifier_of(manner: Manner, hive: Hive) -> Notifier:
-    """Return who is told of a run; raise if somebody cannot be."""
+    """Return who is told of a run; raise if a target cannot be told."""
     named = os.environ.get(notifications.VARIABLE)
     targets = manner.notify or ((named,) if named else ())
     return Notifier([notifications.target(each, hive.config) for each in targets], output.complain)

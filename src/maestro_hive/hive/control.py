@@ -199,7 +199,7 @@ def fork_without(
 
 
 def executed_steps(hive: Hive, run_id: str) -> set[str]:
-    """Return the names of the steps that a run has executed, or has begun to."""
+    """Return the names of the steps that a run has started."""
     return {step.name for step in read_run(hive._open(), run_id).steps.values()}  # noqa: SLF001
 
 
