@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from maestro_hive.hive.runs import read_input
 from maestro_hive.maestro.state import codec
 from maestro_hive.team.graph import GraphError, check_document, check_graph
 from maestro_hive.team.graph.documents import Document
@@ -31,6 +32,15 @@ def plan_of(document: dict[str, Json]) -> Plan:
 def gate_name(level: Level, gate: Gate) -> str:
     """Return the name of a gate's step; no task has one like it."""
     return f"gate:{level.number}:{gate.name}"
+
+
+def planned_names(state: RunState, load: Load) -> list[str]:
+    """Return the names of the tasks and gates of a recorded team run."""
+    assert state.started is not None
+    document: Any = read_input(state.started, load).kwargs["graph"]
+    graph = plan_of(document).graph
+    gates = [gate_name(level, gate) for level in graph.levels for gate in level.gates]
+    return [*(task.id for task in graph.tasks), *gates]
 
 
 def asks(result: Json) -> bool:
