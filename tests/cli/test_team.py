@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,14 @@ import pytest
 
 from faults.team_kills import guards_of, is_alive
 from maestro_hive.cli import command, output
-from tests.cli.processes import answer, complaint, environment, maestro, start_maestro
+from tests.cli.processes import (
+    COMMAND,
+    answer,
+    complaint,
+    environment,
+    maestro,
+    start_maestro,
+)
 from tests.python_processes import PythonProcess, suspend
 from tests.team.conftest import SHELL, task
 
@@ -829,3 +837,46 @@ def test_a_run_that_is_stopped_prints_its_object_as_well(folder: Path) -> None:
         assert engine.wait() == 128 + signal.SIGTERM
     run = json.loads(printed)["run"]
     assert (run["run_id"], run["tasks"][0]["status"]) == ("my-shop", "stopped")
+
+
+@pytest.mark.parametrize("how", ["closed", "full"])
+def test_a_report_that_nobody_reads_says_nothing_about_the_run(folder: Path, how: str) -> None:
+    graph = write(folder, task("A"))
+    reading, closed = os.pipe()
+    os.close(reading)
+    with open(closed, "w") as pipe, open("/dev/full", "w") as full:  # noqa: PTH123
+        state = {"MAESTRO_STATE_DIR": str(folder.parent / "state")}
+        done = subprocess.run(
+            [*COMMAND, "run", graph],
+            stdout=pipe if how == "closed" else full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=folder,
+            env=environment(**state),
+        )
+    assert done.returncode == (command.SUCCESS if how == "closed" else command.FAILED)
+    is_said = "the report could not be printed: No space left on device. Run my-shop: success"
+    assert (is_said in done.stderr) == (how == "full")
+
+
+def test_how_far_a_run_came_is_what_the_journal_has(folder: Path) -> None:
+    """Also if it was stopped before the display knew of what was complete before."""
+    graph = write(folder, task("A"), task("LONG", _LONG, "A"))
+    with started(folder, "run", graph) as engine:
+        number_in(folder / "pid")
+        engine.send_signal(signal.SIGTERM)
+        _, err = engine.communicate(_SECONDS)
+    assert "was stopped, 1 of 2 tasks complete" in err
+    (folder / "pid").unlink()
+    with started(folder, "resume") as engine:
+        wait_until(lambda: holders_of(folder))
+        engine.send_signal(signal.SIGTERM)
+        _, err = engine.communicate(_SECONDS)
+    assert "was stopped, 1 of 2 tasks complete" in err
+
+
+def holders_of(folder: Path) -> list[str]:
+    """Return the processes that execute a run of the folder."""
+    runs = answer(called(folder, "runs", "--json"))["runs"]
+    return [each["run_id"] for each in runs if each["executed"]]

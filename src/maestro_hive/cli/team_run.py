@@ -26,6 +26,8 @@ from maestro_hive.cli.team_table import Look, table_lines
 from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded
 from maestro_hive.hive.dispatching import RunReleased
 from maestro_hive.hive.errors import RunCancelledError, RunFailedError
+from maestro_hive.kernel.errors import MaestroError
+from maestro_hive.kernel.files import reason_of
 from maestro_hive.kernel.process import run_async
 from maestro_hive.kernel.signals import until_signal
 from maestro_hive.maestro.state.views import OVER
@@ -248,11 +250,28 @@ class TeamCall:
             return code
         with self._call.reading() as reader:
             view = teams.team_view(reader, self._run_id)
-        print_report(self._call, view, self._shown.happened)
-        sys.stdout.flush()
+        if not self._report(view):
+            code = code or FAILED
         if not is_stopped:  # who has stopped it knows
             run_async(self._notify_end(view))
         return code
+
+    def _report(self, view: TeamView) -> bool:
+        """Print the report; return whether nothing of it was lost. A reader may leave early."""
+        try:
+            print_report(self._call, view, self._shown.happened)
+            sys.stdout.flush()
+        except OSError as error:
+            # What is buffered is not written again when the process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                return True
+            output.complain(
+                f"the report could not be printed: {reason_of(error)}. Run {view.run_id}:"
+                f" {view.status}; to see it: {self._call.command_line('status', view.run_id)}"
+            )
+            return False
+        return True
 
     def _ended(
         self, start: Callable[[], Coroutine[Any, Any, Any]]
@@ -283,11 +302,15 @@ class TeamCall:
         return None, None, False
 
     def _how_far(self) -> str:
-        progress = self._shown.progress
-        if progress is None:
+        """Return how many tasks are complete, by the journal: the display may not know it yet."""
+        try:
+            with self._call.reading() as reader:
+                view = teams.team_view(reader, self._run_id)
+        except MaestroError:  # it was stopped before it was recorded
             return ""
-        total = output.many(progress.total, "task")
-        return f", {progress.complete_tasks:,} of {total} complete"
+        tasks = [each for each in view.tasks if not each.is_gate]
+        complete = sum(each.status == teams.COMPLETE for each in tasks)
+        return f", {complete:,} of {output.many(len(tasks), 'task')} complete"
 
     def _screen(self) -> contextlib.AbstractContextManager[object]:
         """Return what stdout is meanwhile."""
