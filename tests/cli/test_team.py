@@ -258,6 +258,54 @@ def test_what_waits_for_a_required_gate_that_failed_is_not_started(
     }
 
 
+def test_a_gate_that_is_not_required_and_failed_is_shown_as_not_passed(folder: Path) -> None:
+    gate = {"name": "opt", "command": "echo the reason; exit 3", "required": False}
+    must = {"name": "must", "command": "true", "required": True}
+    levels = {"1": {"tasks": ["A"], "gates": [gate, must]}, "2": {"tasks": ["B"]}}
+    more = {"levels": levels, "retry": 1}
+    graph = write(folder, task("A"), task("B", "test -f mended", "A"), **more)
+    logs = "its output: maestro logs my-shop gate:1:opt"
+    reported = f"not passed, and not required: gate:1:opt; {logs}\n"
+    reason = "gate 'opt' ended with exit code 3"
+    done = called(folder, "run", graph)
+    assert without_times(done.stdout)[:4] == [
+        "A: started",
+        "A: complete",
+        "gate:1:opt: started",
+        f"gate:1:opt: not passed, and not required: {reason}: the reason",
+    ]
+    assert reported in done.stdout
+    assert "failed: B, after 1 attempt" in done.stdout
+    (folder / "mended").touch()
+    assert called(folder, "retry", "my-shop").returncode == command.SUCCESS
+    resumed = called(folder, "resume")
+    assert (resumed.returncode, reported in resumed.stdout) == (command.SUCCESS, True)
+    assert "gate:1:opt: not passed" not in resumed.stdout  # it is not executed again
+    shown = answer(called(folder, "status", "--json"))["run"]
+    assert shown["status"] == "success"
+    (found,) = [each for each in shown["tasks"] if each["id"] == "gate:1:opt"]
+    assert (found["status"], found["error"], found["failures"]) == (
+        "not_passed",
+        f"{reason}\nthe reason",
+        1,
+    )
+    assert "not passed" in called(folder, "status").stdout
+    write(folder, task("A"), task("B", "true", "A"), **more)
+    forked = called(folder, "run", graph)
+    assert forked.returncode == command.SUCCESS
+    assert "(1 executed, 1 reused)" in forked.stdout
+    assert reported.replace("my-shop", "my-shop-2") in forked.stdout
+    again = called(folder, "run", graph)
+    assert reported.replace("my-shop", "my-shop-2") in again.stdout
+    assert statuses(folder) == {"A": "complete", "B": "complete"}
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    """Return the statuses of tasks in the state file."""
+    found = json.loads((folder / ".mahabharatha" / "state.json").read_text())["tasks"]
+    return {name: each["status"] for name, each in found.items()}
+
+
 def test_a_changed_graph_is_another_run_with_what_is_unchanged(folder: Path) -> None:
     write(folder, task("A"), task("B"))
     assert called(folder, "run", "graph.json").returncode == 0

@@ -126,6 +126,25 @@ def test_a_required_gate_that_cannot_pass_blocks_all_that_is_after_it(failing: s
     assert "pending" not in feed.progress.counts()
 
 
+@for_each("first", ["the event", "the result"])
+def test_a_gate_that_is_not_required_and_failed_is_not_passed_and_blocks_nothing(
+    first: str,
+) -> None:
+    gate = {"name": "opt", "command": "false", "required": False}
+    plan = plan_of(task("A"), task("B", after="A"), levels={"1": {"tasks": ["A"], "gates": [gate]}})
+    feed, name, reason = Feed(plan), "gate:1:opt", "gate 'opt' ended\nsome\nthe reason"
+    feed.execute("A", 0, 1)
+    feed.note(events.StepStarted, name, 1)
+    lines = [] if first == "the event" else feed.progress.not_passed(name, reason)
+    lines += feed.note(events.StepCompleted, name, 2, resolved=False, by=None)
+    if first == "the event":
+        lines += [line[10:] for line in feed.progress.not_passed(name, reason)]
+    assert lines == [f"{name}: not passed, and not required: gate 'opt' ended: the reason"]
+    assert feed.progress.counts() == {"not_passed": 1, "pending": 1, "complete": 1}
+    drawn = table_lines(feed.progress, Look(120, 24), at(2), lambda _: 0)
+    assert any(line.split()[1:4] == [name, "not", "passed"] for line in drawn)
+
+
 def test_what_happened_before_this_execution_is_measured_and_not_said() -> None:
     feed = Feed(plan_of(task("A"), task("B")), before=2)
     feed.execute("A", 0, 10)  # two events

@@ -20,7 +20,7 @@ from maestro_hive.maestro.state.views import seconds_between
 from maestro_hive.team.choosing import RecordedRuns, choose_run, restorable
 from maestro_hive.team.graph import Frontier, TaskState
 from maestro_hive.team.inputs import gate_input, task_input
-from maestro_hive.team.plans import WORKFLOW, gate_name, plan_of
+from maestro_hive.team.plans import GATE_PREFIX, WORKFLOW, gate_name, plan_of, why_not_passed
 from maestro_hive.team.restoring import read_state, taken
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ COMPLETE, FAILED, PENDING, BLOCKED = "complete", "failed", "pending", "blocked"
 #: The statuses of a step that is complete: also by a repair.
 _DONE_STATUSES = ("success", "recovered")
 WAITING, STOPPED, BANKRUPT, PARKED = "waiting", "stopped", "bankrupt", "parked"
+#: Of a gate that has failed and is not required: its run goes on, and succeeds.
+NOT_PASSED = "not_passed"
 #: For how many seconds the end of a process is waited for that was asked to stop.
 _STOP_SECONDS = 30.0
 
@@ -49,7 +51,8 @@ class TaskView:
     level: int
     is_gate: bool
     #: complete, failed, bankrupt, running, waiting for an answer, stopped, or another status of a step;
-    #: pending, parked while the breaker of its persona is open, or blocked by one that failed.
+    #: pending, parked while the breaker of its persona is open, or blocked by one that failed;
+    #: not_passed, of a gate that failed and is not required.
     status: str
     persona: str | None
     attempts: int
@@ -57,6 +60,7 @@ class TaskView:
     failures: int
     #: How long its last attempt took, or has taken by now; None if that was killed, or there is none.
     took_seconds: float | None
+    #: Why it failed, or has not passed.
     error: str | None
     blocked_by: str | None
     #: What it asks, while it waits for an answer.
@@ -99,10 +103,10 @@ def team_view(reader: Reader, run_id: str) -> TeamView:
     if run.forked_from is not None:
         steps = _of_this_graph(recorded, plan, run.steps, restored)
     suspended = None if run.suspended is None else run.suspended.message
-    took = {name: _took(recorded, each) for name, each in steps.items()}
+    known = {name: _facts(recorded, each) for name, each in steps.items()}
     for name in [name for name, each in steps.items() if _is_retried(recorded, each)]:
         del steps[name]
-    views = list(_task_views(plan, run, steps, took, restored))
+    views = list(_task_views(plan, run, steps, known, restored))
     return TeamView(
         run_id=run_id,
         feature=plan.graph.feature,
@@ -305,6 +309,22 @@ def _has_input(
     return is_same and rest and (results is None or others == [results])
 
 
+class _Facts(NamedTuple):
+    """What is recorded of the last step of a task or a gate, besides its view."""
+
+    took: float | None
+    #: Why a gate has not passed that is not required.
+    not_passed: str | None
+
+
+def _facts(recorded: RecordedRun, view: StepView) -> _Facts:
+    reason = None
+    if view.name.startswith(GATE_PREFIX) and view.status in _DONE_STATUSES:
+        completed = recorded.state.steps[view.step].completed
+        reason = why_not_passed(recorded.value(completed))
+    return _Facts(_took(recorded, view), reason)
+
+
 def _took(recorded: RecordedRun, view: StepView) -> float | None:
     """Return how long the last attempt of a step took, as its line at the end of it says."""
     step = recorded.state.steps[view.step]
@@ -327,7 +347,7 @@ def _task_views(
     plan: Plan,
     run: RunView,
     steps: dict[str, StepView],
-    took: dict[str, float | None],
+    known: dict[str, _Facts],
     restored: Iterable[str],
 ) -> Iterator[TaskView]:
     status = {
@@ -335,6 +355,8 @@ def _task_views(
         for name, step in steps.items()
     }
     status |= dict.fromkeys(restored, COMPLETE)
+    not_passed = {name: each.not_passed for name, each in known.items() if each.not_passed}
+    status |= {name: NOT_PASSED for name in not_passed if name in steps}
     if run.status != "cancelled":  # an attempt was: the run was stopped
         status = {name: STOPPED if each == "cancelled" else each for name, each in status.items()}
     status |= {each.name: WAITING for each in run.waits_for}
@@ -345,6 +367,10 @@ def _task_views(
     def view(name: str, title: str, level: int, persona: str | None) -> TaskView:
         step, blocked_by = steps.get(name), blocked.get(name)
         now = status.get(name, BLOCKED if blocked_by else PENDING)
+        error = None if step is None or now in (COMPLETE, STOPPED) else step.last_error
+        failures = 0 if step is None else step.failures
+        if now == NOT_PASSED:  # its step is complete: it has found out that
+            error, failures = not_passed[name], failures + 1
         return TaskView(
             id=name,
             title=title,
@@ -353,9 +379,9 @@ def _task_views(
             status=now,
             persona=persona,
             attempts=0 if step is None else step.attempts,
-            failures=0 if step is None else step.failures,
-            took_seconds=took.get(name),
-            error=None if step is None or now in (COMPLETE, STOPPED) else step.last_error,
+            failures=failures,
+            took_seconds=known[name].took if name in known else None,
+            error=error,
             blocked_by=blocked_by,
             question=asked.get(name),
         )
@@ -412,7 +438,9 @@ def _with_parked(
     if opened:
         ended = {COMPLETE: TaskState.COMPLETE, FAILED: TaskState.FAILED}
         states = {each.id: ended.get(each.status, TaskState.PENDING) for each in views}
-        passed = {each.level for each in views if each.is_gate and each.status == COMPLETE}
+        gates = [each for each in views if each.is_gate]
+        open_gates = {each.level for each in gates if each.status not in (COMPLETE, NOT_PASSED)}
+        passed = {each.level for each in gates} - open_gates
         ready = set(Frontier(plan, states, passed).ready())
     for each in views:
         is_parked = each.id in ready and each.status == PENDING and each.persona in opened

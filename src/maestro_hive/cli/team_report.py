@@ -60,12 +60,15 @@ def _print_names(what: str, names: Iterable[str]) -> None:
 
 
 def _print_open(call: Call, view: TeamView) -> None:
-    """Print what was not executed, and why."""
+    """Print what was not executed, and why, and what failed without consequences."""
     blocked = [each for each in view.with_status(teams.BLOCKED) if not each.is_gate]
     _print_names("not started", (f"{each.id} (needs {each.blocked_by})" for each in blocked))
     for name in view.waits_for:
         answer = call.command_line("answer", view.run_id, name, "TEXT")
         output.line(f"waits for an answer: {name}: {answer}")
+    for each in view.with_status(teams.NOT_PASSED):
+        logs = call.command_line("logs", view.run_id, each.id)
+        output.line(f"not passed, and not required: {each.id}; its output: {logs}")
 
 
 def _print_failures(call: Call, view: TeamView) -> None:

@@ -133,6 +133,13 @@ class Shown:
             lines = self.progress.complete(name)
         _print(lines)
 
+    def not_passed(self, name: str, reason: str) -> None:
+        """Note that a gate that is not required has not passed, also if that was before."""
+        assert self.progress is not None
+        with self._lock:
+            lines = self.progress.not_passed(name, reason)
+        _print(lines)
+
     def parked(self, name: str, *, is_parked: bool) -> None:
         """Note that a task waits for the breaker of its persona, or does not any more."""
         assert self.progress is not None
