@@ -126,6 +126,27 @@ def test_a_required_gate_that_cannot_pass_blocks_all_that_is_after_it(failing: s
     assert "pending" not in feed.progress.counts()
 
 
+def test_rows_stand_in_the_order_of_the_graph_whatever_has_happened() -> None:
+    gates = [{"name": name, "command": "true"} for name in ("b", "a")]
+    levels = {"1": {"tasks": ["B", "A"], "gates": gates}, "2": {"tasks": ["C"]}}
+    feed = Feed(plan_of(task("B"), task("A"), task("C"), levels=levels))
+    order = ["B", "A", "gate:1:b", "gate:1:a", "C"]
+
+    def rows() -> list[str]:
+        return [row.id for row in feed.progress.chosen(10)]
+
+    assert rows() == order
+    feed.execute("A", 0, 1)
+    feed.execute("B", 1, 2)
+    for gate in ("gate:1:b", "gate:1:a"):
+        feed.note(events.StepStarted, gate, 2)
+        assert rows() == order
+        feed.execute(gate, 2, 3)
+        assert rows() == order
+    feed.note(events.StepStarted, "C", 3)
+    assert rows() == order
+
+
 @for_each("first", ["the event", "the result"])
 def test_a_gate_that_is_not_required_and_failed_is_not_passed_and_blocks_nothing(
     first: str,

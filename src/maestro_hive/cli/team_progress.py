@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from maestro_hive.admin.teams import (
@@ -60,6 +60,8 @@ class Row:
     id: str
     title: str
     level: int
+    #: Where it stands in the graph: by level, the gates of a level after its tasks.
+    place: int
     #: Its number in the plan; None of a gate.
     number: int | None
     #: What it is taken to last, in minutes.
@@ -171,7 +173,7 @@ class Progress:
             # Of those that are complete, the last ones; their order is that of their ends.
             ordered = reversed(rows) if status == COMPLETE else iter(rows)
             found += (row for row, _ in zip(ordered, range(most - len(found)), strict=False))
-        return sorted(found, key=lambda row: (row.level, row.number is None, row.number or 0))
+        return sorted(found, key=lambda row: row.place)
 
     def part(self) -> float:
         """Return which part of the work is done, by estimates: from 0 to 1."""
@@ -402,28 +404,26 @@ def question_line(name: str, question: str, command: str) -> str:
 
 def _rows(plan: Plan) -> Iterator[Row]:
     numbers = {each: number for number, each in enumerate(plan.ids)}
+    place = count()
     for level in plan.graph.levels:
-        tasks = (
-            Row(
-                id=each,
-                title=plan.graph.tasks[numbers[each]].title,
+        for number in sorted(numbers[each] for each in level.tasks):
+            yield Row(
+                id=plan.ids[number],
+                title=plan.graph.tasks[number].title,
                 level=level.number,
-                number=numbers[each],
-                minutes=plan.minutes[numbers[each]],
+                place=next(place),
+                number=number,
+                minutes=plan.minutes[number],
             )
-            for each in level.tasks
-        )
-        gates = (
-            Row(
+        for gate in level.gates:
+            yield Row(
                 id=gate_name(level, gate),
                 title=gate.command,
                 level=level.number,
+                place=next(place),
                 number=None,
                 minutes=0.0,
             )
-            for gate in level.gates
-        )
-        yield from chain(tasks, gates)
 
 
 def _time_of(event: RunEvent) -> str:
