@@ -78,7 +78,8 @@ def test_the_time_left_follows_estimates_and_then_measured_times() -> None:
     two.note(events.StepStarted, "B", 60)
     assert two.progress.seconds_left(at(60)) == pytest.approx(20 * 6)  # the longest path
     assert two.progress.seconds_left(at(100)) == pytest.approx((35 * 6 - 40) / 2)  # all of the work
-    assert two.progress.seconds_left(at(1000)) == pytest.approx(15 * 6 / 2)  # B is late
+    assert two.progress.seconds_left(at(1000)) == pytest.approx(20 * 60 - 940)  # B is as estimated
+    assert two.progress.seconds_left(at(2000)) == pytest.approx(15 * 6 / 2)  # B is late
     unknown = Progress(plan_of(task("A")), 1, 0)
     assert unknown.seconds_left(at(0)) is None
 
@@ -99,6 +100,44 @@ def test_a_task_that_is_late_is_not_said_to_end_soon() -> None:
     assert "about 1 min left" in shown(120)
     assert "longer than estimated" in shown(181)
     assert "left" not in shown(181)
+
+
+def test_quick_tasks_make_no_other_task_late() -> None:
+    """The first task took no time, and another one takes longer: as it was estimated, or not."""
+
+    def shown(plan: Plan, seconds: float) -> str:
+        feed = Feed(plan)
+        feed.execute("A", 0, 0.01)
+        feed.note(events.StepStarted, "B", 1)
+        return table_lines(feed.progress, Look(120, 24), at(1 + seconds), lambda _: 1)[-1]
+
+    estimated = plan_of(task("A", estimate_minutes=1), task("B", after="A", estimate_minutes=2))
+    assert "about 1 min 59 s left" in shown(estimated, 1)
+    assert "longer than estimated" in shown(estimated, 121)
+    unknown = plan_of(task("A"), task("B", after="A"))
+    for seconds in (1, 1000):
+        line = shown(unknown, seconds)
+        assert line.endswith("1/2 tasks, 1 running")
+
+
+def test_the_bar_says_what_waits_for_answers_and_then_no_time() -> None:
+    feed = Feed(plan_of(*map(task, "ABCDE"), task("F", after="A")), workers=2)
+    feed.execute("E", 0, 10)
+    asked = {"what": "answer", "escalation": None, "until": None}
+
+    def ask(name: str) -> str:
+        feed.note(events.StepStarted, name, 10)
+        feed.note(events.StepCompleted, name, 11, resolved=False, by=None)
+        feed.note(events.WaitStarted, name, 11, **asked)
+        return table_lines(feed.progress, Look(120, 24), at(12), lambda _: 1)[-1]
+
+    feed.note(events.StepStarted, "C", 10)
+    feed.note(events.StepStarted, "D", 10)
+    assert " left, 2 running, 1 waits for an answer" in ask("A")
+    feed.execute("D", 10, 11)
+    feed.note(events.StepStarted, "C", 10)
+    feed.fail("C", 11)
+    assert ask("B").endswith("2/6 tasks, 2 wait for an answer, 1 failed")
 
 
 def test_a_failure_blocks_what_depends_on_it_and_that_takes_no_time() -> None:

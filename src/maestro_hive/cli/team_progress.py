@@ -64,8 +64,9 @@ class Row:
     place: int
     #: Its number in the plan; None of a gate.
     number: int | None
-    #: What it is taken to last, in minutes.
+    #: What it is taken to last, in minutes, and whether the graph says so.
     minutes: float
+    is_estimated: bool
     status: str = PENDING
     attempt: int = 0
     #: When its last attempt started, and how long it has taken at its end.
@@ -185,24 +186,33 @@ class Progress:
         All workers share the work that is left, and no path of tasks takes less than its tasks do.
         """
         rate = self._rate()
-        if rate is None:
+        if rate is None or self._waits_for_people():
             return None
         work, path = self._minutes_left * rate, 0.0
         for row in self._groups[RUNNING].values():
             if row.number is not None:
-                spent = min(row.elapsed(now) or 0.0, row.minutes * rate)
-                work -= spent
-                path = max(path, self._plan.remaining[row.number] * rate - spent)
+                expected = _expected(row, rate, now)
+                done = row.minutes * rate - expected + min(row.elapsed(now) or 0.0, expected)
+                work -= done
+                path = max(path, self._plan.remaining[row.number] * rate - done)
         at_once = min(self._workers, self.total - self.complete_tasks)
         return max(work / max(1, at_once), path)
 
-    def is_late(self, now: float) -> bool:
-        """Return whether a task takes longer than it was taken to: then nobody knows when it ends."""
+    def late(self, now: float) -> list[Row]:
+        """Return the tasks that take longer than they were taken to: nobody knows when they end."""
         rate = self._rate()
-        return rate is not None and any(
-            row.number is not None and (row.elapsed(now) or 0.0) > row.minutes * rate
+        if rate is None:
+            return []
+        return [
+            row
             for row in self._groups[RUNNING].values()
-        )
+            if row.number is not None and (row.elapsed(now) or 0.0) > _expected(row, rate, now)
+        ]
+
+    def _waits_for_people(self) -> bool:
+        """Return whether nothing is executed, and nothing can be, before a person has answered."""
+        active = any(self._groups[each] for each in (RUNNING, RETRYING, PARKED))
+        return bool(self._groups[WAITING]) and not active
 
     def _rate(self) -> float | None:
         """Return how many seconds an estimated minute takes; None if nothing is estimated or measured."""
@@ -414,6 +424,7 @@ def _rows(plan: Plan) -> Iterator[Row]:
                 place=next(place),
                 number=number,
                 minutes=plan.minutes[number],
+                is_estimated=plan.graph.tasks[number].estimate_minutes is not None,
             )
         for gate in level.gates:
             yield Row(
@@ -423,7 +434,18 @@ def _rows(plan: Plan) -> Iterator[Row]:
                 place=next(place),
                 number=None,
                 minutes=0.0,
+                is_estimated=False,
             )
+
+
+def _expected(row: Row, rate: float, now: float) -> float:
+    """Return how many seconds a task is taken to last, if a minute of an estimate takes ``rate``.
+
+    One that outlasts that may be as its own estimate says: those that were measured may have been quick.
+    """
+    measured = row.minutes * rate
+    is_longer = row.is_estimated and (row.elapsed(now) or 0.0) > measured
+    return max(measured, row.minutes * _MINUTE) if is_longer else measured
 
 
 def _time_of(event: RunEvent) -> str:
