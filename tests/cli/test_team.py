@@ -650,6 +650,47 @@ def test_what_is_over_its_budget_is_said_once(folder: Path) -> None:
     assert f"  {raised}\n" in again
 
 
+def test_the_status_has_what_each_task_has_spent_and_its_handovers(folder: Path) -> None:
+    (folder / "spending.py").write_text(
+        "import os\n"
+        "from maestro_hive import current\n"
+        "from maestro_hive.team.progress import ContextFull\n"
+        "def spend(task):\n"
+        "    current().spend(tokens=600, usd=0.1)\n"
+        "    current().spend(tokens=600, usd=0.2)\n"
+        "    if 'checkpoint' not in current().progress:\n"
+        "        raise ContextFull(current_step=1)\n"
+        "    if not os.path.exists('mended'):\n"
+        "        raise ValueError('no')\n"
+    )
+    made = [{"id": "A", "title": "A", "persona": {"python": "spending:spend"}}, task("B")]
+    graph = write(folder, *made, retry=1)
+    assert "tokens" not in called(folder, "run", graph, "--only", "B").stdout
+    assert called(folder, "status").stdout.count("tokens") == 0
+    with started(folder, "run", graph, "--force") as engine:
+        engine.communicate(_SECONDS)
+    assert engine.returncode == command.FAILED
+    (folder / "mended").touch()
+    assert called(folder, "retry", "my-shop-2").returncode == 0
+
+    def shown() -> dict[str, Any]:
+        run = answer(called(folder, "status", "my-shop-2", "--json"))["run"]
+        assert (run["tokens"], run["usd"]) == (spent["tokens"], spent["usd"])
+        by_id = {each["id"]: each for each in run["tasks"]}
+        assert [by_id["B"][name] for name in spent] == [0, 0.0, 0]
+        return {name: by_id["A"][name] for name in spent}
+
+    spent = {"tokens": 2400, "usd": 0.6, "handovers": 1}
+    assert shown() == spent  # also while nothing of it counts
+    with started(folder, "resume", "my-shop-2") as engine:
+        engine.communicate(_SECONDS)
+    assert engine.returncode == command.SUCCESS
+    spent = {"tokens": 3600, "usd": 0.9, "handovers": 1}
+    assert shown() == spent
+    table = called(folder, "status", "my-shop-2").stdout.splitlines()
+    assert table[1].split("\t")[5] == "3,600"
+
+
 def test_the_report_as_json_is_all_that_is_printed(folder: Path) -> None:
     graph = write(
         folder,

@@ -15,17 +15,20 @@ from maestro_hive.admin.children import ChildReader
 from maestro_hive.admin.runs import find_run, read_run, view_of
 from maestro_hive.hive.runs import read_input
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError, RunLeasedError
+from maestro_hive.maestro.state.projections import sum_of_usd
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import seconds_between
 from maestro_hive.team.choosing import RecordedRuns, choose_run, restorable
 from maestro_hive.team.graph import Frontier, TaskState
 from maestro_hive.team.inputs import gate_input, task_input
 from maestro_hive.team.plans import GATE_PREFIX, WORKFLOW, gate_name, plan_of, why_not_passed
+from maestro_hive.team.progress import handovers
 from maestro_hive.team.restoring import read_state, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.maestro.state.records import RunRecord
     from maestro_hive.maestro.state.run_view import RecordedRun, RunView, StepView
     from maestro_hive.maestro.state.store import Reader
@@ -65,6 +68,10 @@ class TaskView:
     blocked_by: str | None
     #: What it asks, while it waits for an answer.
     question: str | None = None
+    #: What all of its attempts in this run spent, and how often a fresh worker went on for a full one.
+    tokens: int = 0
+    usd: float = 0.0
+    handovers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +110,7 @@ def team_view(reader: Reader, run_id: str) -> TeamView:
     if run.forked_from is not None:
         steps = _of_this_graph(recorded, plan, run.steps, restored)
     suspended = None if run.suspended is None else run.suspended.message
-    known = {name: _facts(recorded, each) for name, each in steps.items()}
+    known = _facts(recorded, steps)
     for name in [name for name, each in steps.items() if _is_retried(recorded, each)]:
         del steps[name]
     views = list(_task_views(plan, run, steps, known, restored))
@@ -310,19 +317,46 @@ def _has_input(
 
 
 class _Facts(NamedTuple):
-    """What is recorded of the last step of a task or a gate, besides its view."""
+    """What is recorded of a task or a gate, besides the view of its last step."""
 
-    took: float | None
+    took: float | None = None
     #: Why a gate has not passed that is not required.
-    not_passed: str | None
+    not_passed: str | None = None
+    tokens: int = 0
+    usd: float = 0.0
+    handovers: int = 0
 
 
-def _facts(recorded: RecordedRun, view: StepView) -> _Facts:
-    reason = None
-    if view.name.startswith(GATE_PREFIX) and view.status in _DONE_STATUSES:
-        completed = recorded.state.steps[view.step].completed
-        reason = why_not_passed(recorded.value(completed))
-    return _Facts(_took(recorded, view), reason)
+_NO_FACTS = _Facts()
+
+
+def _facts(recorded: RecordedRun, views: Mapping[str, StepView]) -> dict[str, _Facts]:
+    """Return the facts of tasks and gates by their names, from their last steps by their names."""
+    every: dict[str, list[StepState]] = {}
+    for step in recorded.state.steps.values():
+        every.setdefault(step.name, []).append(step)
+    return {
+        name: _Facts(
+            took=_took(recorded, view),
+            not_passed=_not_passed(recorded, view),
+            # A task that has asked has a step for each answer.
+            tokens=sum(sum((each.tokens or {}).values()) for each in every[name]),
+            usd=sum_of_usd(each.usd for each in every[name]),
+            handovers=sum(_handovers(recorded, each) for each in every[name]),
+        )
+        for name, view in views.items()
+    }
+
+
+def _not_passed(recorded: RecordedRun, view: StepView) -> str | None:
+    if not view.name.startswith(GATE_PREFIX) or view.status not in _DONE_STATUSES:
+        return None
+    return why_not_passed(recorded.value(recorded.state.steps[view.step].completed))
+
+
+def _handovers(recorded: RecordedRun, step: StepState) -> int:
+    saved = recorded.value(step.progress)
+    return handovers(saved) if isinstance(saved, dict) else 0
 
 
 def _took(recorded: RecordedRun, view: StepView) -> float | None:
@@ -366,6 +400,7 @@ def _task_views(
 
     def view(name: str, title: str, level: int, persona: str | None) -> TaskView:
         step, blocked_by = steps.get(name), blocked.get(name)
+        facts = known.get(name, _NO_FACTS)
         now = status.get(name, BLOCKED if blocked_by else PENDING)
         error = None if step is None or now in (COMPLETE, STOPPED) else step.last_error
         failures = 0 if step is None else step.failures
@@ -380,10 +415,13 @@ def _task_views(
             persona=persona,
             attempts=0 if step is None else step.attempts,
             failures=failures,
-            took_seconds=known[name].took if name in known else None,
+            took_seconds=facts.took,
             error=error,
             blocked_by=blocked_by,
             question=asked.get(name),
+            tokens=facts.tokens,
+            usd=facts.usd,
+            handovers=facts.handovers,
         )
 
     tasks = {task.id: task for task in plan.graph.tasks}

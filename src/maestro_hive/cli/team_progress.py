@@ -23,6 +23,7 @@ from maestro_hive.admin.teams import (
 )
 from maestro_hive.cli import output
 from maestro_hive.maestro.state import events
+from maestro_hive.maestro.state.projections import sum_of_usd
 from maestro_hive.team.plans import gate_name
 
 if TYPE_CHECKING:
@@ -297,7 +298,7 @@ class Progress:
         match event:
             case events.Spent():
                 self.tokens += event.tokens
-                self.usd += event.usd
+                self.usd = sum_of_usd((self.usd, event.usd))
                 if row is not None:
                     row.tokens += event.tokens
             case events.StepStarted() if row is not None:
