@@ -225,6 +225,30 @@ def test_failures_come_last_with_the_command_to_retry(folder: Path) -> None:
     assert (resumed.returncode, "(2 executed, 1 reused)" in resumed.stdout) == (0, True)
 
 
+def test_tasks_that_failed_alike_are_reported_once(folder: Path) -> None:
+    names = [f"TASK-{number:02}" for number in range(12)]
+    same = [task(name, "echo the reason; test -f mended") for name in names]
+    graph = write(folder, *same, task("OTHER", "exit 7"), retry=1)
+    done = called(folder, "run", graph)
+    assert done.returncode == command.FAILED
+    report = done.stdout[done.stdout.index("my shop: ") :]
+    named = ", ".join(names[:9])
+    assert report == (
+        "my shop: 0 of 13 tasks complete (0 executed, 0 reused)\n"
+        "\n"
+        f"failed: {named} and 3 more, each after 1 attempt\n"
+        "  CommandFailedError: the persona's command ended with exit code 1\n"
+        "  the reason\n"
+        "  the output of TASK-00: maestro logs my-shop TASK-00\n"
+        "\n"
+        "failed: OTHER, after 1 attempt\n"
+        "  CommandFailedError: the persona's command ended with exit code 7, and printed nothing\n"
+        "  its output: maestro logs my-shop OTHER\n"
+        "\n"
+        "to retry: maestro retry my-shop && maestro resume my-shop\n"
+    )
+
+
 @pytest.mark.parametrize("failing", ["the gate", "a task before it"])
 def test_what_waits_for_a_required_gate_that_failed_is_not_started(
     folder: Path, failing: str
