@@ -279,6 +279,30 @@ def test_failures_come_last_with_the_command_to_retry(folder: Path) -> None:
     assert (resumed.returncode, "(2 executed, 1 reused)" in resumed.stdout) == (0, True)
 
 
+def test_tasks_that_failed_alike_are_reported_once(folder: Path) -> None:
+    names = [f"TASK-{number:02}" for number in range(12)]
+    same = [task(name, "echo the reason; test -f mended") for name in names]
+    graph = write(folder, *same, task("OTHER", "exit 7"), retry=1)
+    done = called(folder, "run", graph)
+    assert done.returncode == command.FAILED
+    report = done.stdout[done.stdout.index("my shop: ") :]
+    named = ", ".join(names[:9])
+    assert report == (
+        "my shop: 0 of 13 tasks complete (0 executed, 0 reused)\n"
+        "\n"
+        f"failed: {named} and 3 more, each after 1 attempt\n"
+        "  CommandFailedError: the persona's command ended with exit code 1\n"
+        "  the reason\n"
+        "  the output of TASK-00: maestro logs my-shop TASK-00\n"
+        "\n"
+        "failed: OTHER, after 1 attempt\n"
+        "  CommandFailedError: the persona's command ended with exit code 7, and printed nothing\n"
+        "  its output: maestro logs my-shop OTHER\n"
+        "\n"
+        "to retry: maestro retry my-shop && maestro resume my-shop\n"
+    )
+
+
 @pytest.mark.parametrize("failing", ["the gate", "a task before it"])
 def test_what_waits_for_a_required_gate_that_failed_is_not_started(
     folder: Path, failing: str
@@ -310,6 +334,54 @@ def test_what_waits_for_a_required_gate_that_failed_is_not_started(
         "D": "gate:1:unit",
         "gate:3:last": "gate:1:unit",
     }
+
+
+def test_a_gate_that_is_not_required_and_failed_is_shown_as_not_passed(folder: Path) -> None:
+    gate = {"name": "opt", "command": "echo the reason; exit 3", "required": False}
+    must = {"name": "must", "command": "true", "required": True}
+    levels = {"1": {"tasks": ["A"], "gates": [gate, must]}, "2": {"tasks": ["B"]}}
+    more = {"levels": levels, "retry": 1}
+    graph = write(folder, task("A"), task("B", "test -f mended", "A"), **more)
+    logs = "its output: maestro logs my-shop gate:1:opt"
+    reported = f"not passed, and not required: gate:1:opt; {logs}\n"
+    reason = "gate 'opt' ended with exit code 3"
+    done = called(folder, "run", graph)
+    assert without_times(done.stdout)[:4] == [
+        "A: started",
+        "A: complete",
+        "gate:1:opt: started",
+        f"gate:1:opt: not passed, and not required: {reason}: the reason",
+    ]
+    assert reported in done.stdout
+    assert "failed: B, after 1 attempt" in done.stdout
+    (folder / "mended").touch()
+    assert called(folder, "retry", "my-shop").returncode == command.SUCCESS
+    resumed = called(folder, "resume")
+    assert (resumed.returncode, reported in resumed.stdout) == (command.SUCCESS, True)
+    assert "gate:1:opt: not passed" not in resumed.stdout  # it is not executed again
+    shown = answer(called(folder, "status", "--json"))["run"]
+    assert shown["status"] == "success"
+    (found,) = [each for each in shown["tasks"] if each["id"] == "gate:1:opt"]
+    assert (found["status"], found["error"], found["failures"]) == (
+        "not_passed",
+        f"{reason}\nthe reason",
+        1,
+    )
+    assert "not passed" in called(folder, "status").stdout
+    write(folder, task("A"), task("B", "true", "A"), **more)
+    forked = called(folder, "run", graph)
+    assert forked.returncode == command.SUCCESS
+    assert "(1 executed, 1 reused)" in forked.stdout
+    assert reported.replace("my-shop", "my-shop-2") in forked.stdout
+    again = called(folder, "run", graph)
+    assert reported.replace("my-shop", "my-shop-2") in again.stdout
+    assert statuses(folder) == {"A": "complete", "B": "complete"}
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    """Return the statuses of tasks in the state file."""
+    found = json.loads((folder / ".mahabharatha" / "state.json").read_text())["tasks"]
+    return {name: each["status"] for name, each in found.items()}
 
 
 def test_a_changed_graph_is_another_run_with_what_is_unchanged(folder: Path) -> None:
@@ -669,6 +741,47 @@ def test_what_is_over_its_budget_is_said_once(folder: Path) -> None:
     assert without_times(again)[0] == lines[1]  # that, and not that it failed
     assert "failed for good" not in again
     assert f"  {raised}\n" in again
+
+
+def test_the_status_has_what_each_task_has_spent_and_its_handovers(folder: Path) -> None:
+    (folder / "spending.py").write_text(
+        "import os\n"
+        "from maestro_hive import current\n"
+        "from maestro_hive.team.progress import ContextFull\n"
+        "def spend(task):\n"
+        "    current().spend(tokens=600, usd=0.1)\n"
+        "    current().spend(tokens=600, usd=0.2)\n"
+        "    if 'checkpoint' not in current().progress:\n"
+        "        raise ContextFull(current_step=1)\n"
+        "    if not os.path.exists('mended'):\n"
+        "        raise ValueError('no')\n"
+    )
+    made = [{"id": "A", "title": "A", "persona": {"python": "spending:spend"}}, task("B")]
+    graph = write(folder, *made, retry=1)
+    assert "tokens" not in called(folder, "run", graph, "--only", "B").stdout
+    assert called(folder, "status").stdout.count("tokens") == 0
+    with started(folder, "run", graph, "--force") as engine:
+        engine.communicate(_SECONDS)
+    assert engine.returncode == command.FAILED
+    (folder / "mended").touch()
+    assert called(folder, "retry", "my-shop-2").returncode == 0
+
+    def shown() -> dict[str, Any]:
+        run = answer(called(folder, "status", "my-shop-2", "--json"))["run"]
+        assert (run["tokens"], run["usd"]) == (spent["tokens"], spent["usd"])
+        by_id = {each["id"]: each for each in run["tasks"]}
+        assert [by_id["B"][name] for name in spent] == [0, 0.0, 0]
+        return {name: by_id["A"][name] for name in spent}
+
+    spent = {"tokens": 2400, "usd": 0.6, "handovers": 1}
+    assert shown() == spent  # also while nothing of it counts
+    with started(folder, "resume", "my-shop-2") as engine:
+        engine.communicate(_SECONDS)
+    assert engine.returncode == command.SUCCESS
+    spent = {"tokens": 3600, "usd": 0.9, "handovers": 1}
+    assert shown() == spent
+    table = called(folder, "status", "my-shop-2").stdout.splitlines()
+    assert table[1].split("\t")[5] == "3,600"
 
 
 def test_the_report_as_json_is_all_that_is_printed(folder: Path) -> None:

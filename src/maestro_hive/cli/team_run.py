@@ -21,7 +21,7 @@ from maestro_hive.cli.command import FAILED, INTERRUPTED, PERSON_NEEDED, duratio
 from maestro_hive.cli.screen import Screen
 from maestro_hive.cli.show import waiting_line
 from maestro_hive.cli.team_progress import Happened, Progress, question_line
-from maestro_hive.cli.team_report import UNSUCCESSFUL, print_report
+from maestro_hive.cli.team_report import UNSUCCESSFUL, print_report, retry_command
 from maestro_hive.cli.team_table import Look, table_lines
 from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded
 from maestro_hive.hive.dispatching import RunReleased
@@ -133,6 +133,13 @@ class Shown:
         assert self.progress is not None
         with self._lock:
             lines = self.progress.complete(name)
+        _print(lines)
+
+    def not_passed(self, name: str, reason: str) -> None:
+        """Note that a gate that is not required has not passed, also if that was before."""
+        assert self.progress is not None
+        with self._lock:
+            lines = self.progress.not_passed(name, reason)
         _print(lines)
 
     def parked(self, name: str, *, is_parked: bool) -> None:
@@ -376,6 +383,8 @@ class TeamCall:
                 question=question,
                 complete=0 if progress is None else progress.complete_tasks,
                 total=0 if progress is None else progress.total,
+                tokens=asked.tokens,
+                usd=asked.usd,
             )
         )
 
@@ -387,8 +396,6 @@ class TeamCall:
         complete = sum(each.status == teams.COMPLETE for each in tasks)
         trouble = f"; failed: {output.listed(failed, 8)}" if failed else ""
         is_ended = view.status in OVER
-        done = view.status == "success"
-        command = None if done else self._call.command_line("resume", view.run_id)
         self._notifier.notify(
             Notification(
                 event=notifications.RUN_ENDED if is_ended else notifications.PERSON_NEEDED,
@@ -397,7 +404,7 @@ class TeamCall:
                 status=view.status,
                 message=f"{view.feature}: {view.status}, {complete} of"
                 f" {output.many(len(tasks), 'task')} complete{trouble}",
-                command=command,
+                command=self._command_to_go_on(view),
                 complete=complete,
                 total=len(tasks),
                 failed=failed,
@@ -406,6 +413,16 @@ class TeamCall:
             )
         )
         await self._notifier.finish()
+
+    def _command_to_go_on(self, view: TeamView) -> str | None:
+        """Return what to type next, as the report says it; None if no command alone helps."""
+        match view.status:
+            case "success":
+                return None
+            case "failed" | "cancelled":
+                return retry_command(self._call, view)
+            case _:
+                return self._call.command_line("resume", view.run_id)
 
 
 def notifier_of(manner: Manner, hive: Hive) -> Notifier:

@@ -141,10 +141,11 @@ def _check_earlier_run(call: Call, path: Path, level: int | None) -> None:
         raise ConfigurationError(
             f"{what}: there is no run of {graph.feature!r} in this folder yet; leave it out to start one"
         )
+    done = (admin_teams.COMPLETE, admin_teams.NOT_PASSED)
     missing = [
         task.id
         for task in found[0].tasks
-        if level is not None and task.level < level and task.status != admin_teams.COMPLETE
+        if level is not None and task.level < level and task.status not in done
     ]
     if missing:
         raise ConfigurationError(

@@ -45,7 +45,7 @@ class Notification:
     #: Of the run: success, failed, cancelled, waiting or bankrupt.
     status: str
     message: str
-    #: The command that goes on with it, if there is one.
+    #: The command that goes on with it, as the terminal says it; None if there is none.
     command: str | None = None
     #: The task that asks, and what it asks.
     task: str | None = None

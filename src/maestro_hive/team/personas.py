@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from maestro_hive.engine.attempt import call_in_thread, is_async, is_from_a_signal
 from maestro_hive.engine.context import current
@@ -22,6 +22,7 @@ from maestro_hive.engine.values import in_thread
 from maestro_hive.hive.active_run import WorkflowStopped
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
+from maestro_hive.kernel.redaction import cut, redact_text
 from maestro_hive.team.agent_calls import AgentTask
 from maestro_hive.team.agents import AgentNotInstalledError, check_installed
 from maestro_hive.team.errors import (
@@ -66,6 +67,8 @@ _NO_QUESTION = (
 )
 #: How many tasks an error names.
 _NAMED = 8
+#: How much is recorded of why a gate has not passed that is not required; its log has all of it.
+_REASON_LENGTH = 2_000
 #: What the system takes as one argument or variable at most is 128 KiB, with its end.
 _MOST_ARGUMENT_BYTES = 128 * 1024 - 64
 #: What a Python persona raises that is meant for more than its task.
@@ -263,8 +266,8 @@ class Workplace:
             self.checkpoints.write(task, checkpoint)
         return True
 
-    async def check_gate(self, given: dict[str, Json], seconds: float) -> bool:
-        """Return whether a gate has passed; one that is required and has not raises."""
+    async def check_gate(self, given: dict[str, Json], seconds: float) -> Literal[True] | str:
+        """Return True if a gate has passed, or why not; one that is required and has not raises."""
         try:
             async with self._writing(None):
                 work = self._shell(given["command"], given["gate"])
@@ -277,7 +280,7 @@ class Workplace:
             reason = f"gate {given['gate']!r} {ended}{_shown(ended)}"
         if given["required"]:
             raise GateFailedError(reason)
-        return False
+        return cut(redact_text(reason), _REASON_LENGTH)
 
     async def _verify(self, task: str, check: dict[str, Json]) -> None:
         seconds = check.get("timeout_seconds") or CHECK_SECONDS

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: The name of the workflow that all team runs are runs of.
 WORKFLOW = "task-graph"
+#: How the names of the steps of gates start.
+GATE_PREFIX = "gate:"
 
 
 def plan_of(document: dict[str, Json]) -> Plan:
@@ -31,7 +33,17 @@ def plan_of(document: dict[str, Json]) -> Plan:
 
 def gate_name(level: Level, gate: Gate) -> str:
     """Return the name of a gate's step; no task has one like it."""
-    return f"gate:{level.number}:{gate.name}"
+    return f"{GATE_PREFIX}{level.number}:{gate.name}"
+
+
+def why_not_passed(result: Json) -> str | None:
+    """Return why a gate has not passed, by the result of its step; None if it has passed.
+
+    Only of a gate that is not required: the step of another one fails.
+    """
+    if result is True:
+        return None
+    return result if isinstance(result, str) else "it has not passed"
 
 
 def planned_names(state: RunState, load: Load) -> list[str]:

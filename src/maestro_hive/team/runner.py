@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from maestro_hive.engine.accounts import Sizing
 from maestro_hive.engine.options import Options, StepOptions
@@ -38,7 +38,14 @@ from maestro_hive.team.personas import (
     Workplace,
     check_personas,
 )
-from maestro_hive.team.plans import WORKFLOW, asks, gate_name, plan_of, replaced_steps
+from maestro_hive.team.plans import (
+    WORKFLOW,
+    asks,
+    gate_name,
+    plan_of,
+    replaced_steps,
+    why_not_passed,
+)
 from maestro_hive.team.processes import PROCESSES, Survivors, runs_with_processes
 from maestro_hive.team.restoring import (
     CheckpointFiles,
@@ -94,6 +101,9 @@ class TeamObserver(Protocol):
 
     def complete(self, name: str) -> None:
         """Note that a task or a gate is complete, also if it was before."""
+
+    def not_passed(self, name: str, reason: str) -> None:
+        """Note that a gate that is not required has not passed, also if that was before."""
 
     def parked(self, name: str, *, is_parked: bool) -> None:
         """Note that a task waits for the breaker of its persona, or does not any more."""
@@ -365,6 +375,7 @@ class TeamRunner:
         steps.observer = self._observer
         self._observer.executing(run)
         execution.on_complete = self._observer.complete
+        execution.on_not_passed = self._observer.not_passed
         for each in complete:
             self._observer.complete(each)
 
@@ -441,17 +452,16 @@ class _Steps:
             found = self._definitions[alike] = self._step(work, task.id, options, sizing)
         return found
 
-    async def run_gate(self, level: Level, gate: Gate, results: dict[str, Json]) -> bool:
-        """Execute a gate of a level, unless it is completed."""
+    async def run_gate(self, level: Level, gate: Gate, results: dict[str, Json]) -> str | None:
+        """Execute a gate of a level, unless it is completed; return why it has not passed."""
         seconds = gate.timeout_seconds or CHECK_SECONDS
 
-        async def check(given: dict[str, Any]) -> bool:
+        async def check(given: dict[str, Any]) -> Literal[True] | str:
             return await self._place.check_gate(given, seconds)
 
         options = {"persona": _GATES, "timeout": seconds + _MARGIN_SECONDS, "max_attempts": 1}
         step = self._step(check, gate_name(level, gate), options, _SPENDS_NOTHING)
-        passed: bool = await step(gate_input(gate, results))
-        return passed
+        return why_not_passed(await step(gate_input(gate, results)))
 
     def _step(
         self, body: Callable[..., Any], name: str, options: dict[str, Any], sizing: Sizing

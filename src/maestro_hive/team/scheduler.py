@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from maestro_hive.team.graph import Gate, Level, Plan
 
     RunTask = Callable[[str, dict[str, Json]], Awaitable[Any]]
-    RunGate = Callable[[Level, Gate, dict[str, Json]], Awaitable[bool]]
+    #: Returns why a gate that is not required has not passed; None if it has.
+    RunGate = Callable[[Level, Gate, dict[str, Json]], Awaitable[str | None]]
 
 #: For how many seconds a task may clean up when its run is stopped.
 _CLEAN_UP_SECONDS = 2.0
@@ -217,6 +218,8 @@ class Execution:
         self.failures: dict[str, Exception] = {}
         #: What is called with each task and gate that is complete, also if it was recorded before.
         self.on_complete: Callable[[str], None] = lambda _: None
+        #: And with each gate that is not required and has not passed, and why.
+        self.on_not_passed: Callable[[str, str], None] = lambda _name, _reason: None
         #: The tasks that wait for an answer, and for a breaker.
         self.asking: set[str] = set()
         self.parked: set[str] = set()
@@ -310,12 +313,16 @@ class Execution:
         for gate in level.gates:
             name = gate_name(level, gate)
             try:
-                self.gates[name] = await self._run_gate(level, gate, results)
+                reason = await self._run_gate(level, gate, results)
             except Exception as error:  # noqa: BLE001 - as above
                 self.gates[name] = False
                 self._end(name, self._note_failure(name, error))
                 return
-            self.on_complete(name)
+            self.gates[name] = reason is None
+            if reason is None:
+                self.on_complete(name)
+            else:
+                self.on_not_passed(name, reason)
         self._end(name, lambda: self._frontier.pass_gates(level.number))
 
     def _note_failure(self, name: str, error: Exception) -> Callable[[], None]:
