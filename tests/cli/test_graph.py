@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 GRAPH: dict[str, Any] = {
     "feature": "shop",
+    "persona": {"command": "true"},
     "tasks": [
         {
             "id": "TYPES",
@@ -41,7 +42,7 @@ GRAPH: dict[str, Any] = {
             "estimate_minutes": 20,
             "files": {"modify": ["app.py"]},
         },
-        {"id": "DOCS", "title": "Docs", "estimate_minutes": 5, "persona": "aider"},
+        {"id": "DOCS", "title": "Docs", "estimate_minutes": 5},
     ],
     "levels": {"1": {"name": "first", "gates": [{"name": "lint", "command": "true"}]}},
 }
@@ -212,6 +213,57 @@ def test_a_dry_run_shows_workers_and_missing_programs_and_writes_nothing(graph: 
     assert names(graph.parent) == ["graph.json"]
 
 
+def test_a_dry_run_lists_all_that_a_run_would_refuse_and_writes_nothing(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (graph.parent / "few_people.py").write_text("def builds(task): pass\n")
+    personas: list[Any] = [
+        *({"python": "no_such_module:f"}, {"python": "few_people:nofn"}, "aider", None),
+        *({"command": "no-such-tool"}, {"command": "./gone"}, {"python": "few_people:builds"}),
+    ]
+    tasks = [
+        {"id": f"T{number}", "title": "t", "persona": persona}
+        for number, persona in enumerate(personas)
+    ]
+    graph.write_text(json.dumps({"feature": "shop", "tasks": tasks}))
+    verbs = ("run", "graph.json"), ("zerg", "rush", "-g", "graph.json")
+    planned = [maestro_process(*words, "--dry-run") for words in verbs]
+    assert [each.returncode for each in planned] == [command.FAILED] * 2
+    shown = json.loads(maestro_process("run", "graph.json", "--dry-run", "--json").stdout)
+    assert [each["tasks"] for each in shown["refused"]] == [[f"T{at}"] for at in range(6)]
+    assert names(graph.parent) == ["few_people.py", "graph.json"]
+    started = maestro_process("run", "graph.json")
+    assert started.returncode == command.WRONG_USE
+    refused = [line[2:] for line in started.stderr.splitlines() if line.startswith("  T")]
+    assert len(refused) == 6
+    for each in planned:
+        lines = [line for line in each.stdout.splitlines() if line.startswith("cannot be")]
+        assert lines == [f"cannot be executed: {line}" for line in refused]
+
+
+def test_what_a_run_refuses_has_the_syntax_of_the_file_and_names_the_folder(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = graph.with_suffix(".toml")
+    toml.write_text('feature = "shop"\n[tasks.A]\ntitle = "a"\n')
+    refused = maestro("run", "graph.toml").stderr
+    assert 'A: no persona; give the graph one, as persona = { command = "…" } at its' in refused
+    persona = {"command": "tools/write.sh"}
+    graph.write_text(json.dumps(GRAPH | {"persona": persona, "tasks": [{"id": "A", "title": "a"}]}))
+    refused = maestro("run", "graph.json").stderr
+    said = "the program 'tools/write.sh' is not there, in {}, where the tasks are executed"
+    assert f"{said.format(graph.parent)}\n" in refused
+    tool = graph.parent / "tools" / "write.sh"
+    tool.parent.mkdir()
+    tool.write_text("")
+    elsewhere = graph.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    refused = maestro("run", "../graph.json").stderr
+    assert f"{said.format(elsewhere)}; it is in {graph.parent}: run the graph from there" in refused
+
+
 def test_only_shows_a_task_with_what_it_depends_on(graph: Path) -> None:
     shown = json.loads(dry_run("--only", "MAIL", "--json").stdout)
     assert [each["id"] for each in shown["tasks"]] == ["TYPES", "MAIL"]
@@ -244,7 +296,8 @@ def test_options_of_graphs_are_refused_for_workflows(option: tuple[str, ...], gr
 def test_hostile_ids_titles_and_commands_execute_nothing(graph: Path) -> None:
     evil = f"$(touch {graph.parent}/pwned); `touch {graph.parent}/pwned`"
     task = {"id": "A", "title": evil, "verification": evil, "prompt": evil, "files": [evil]}
-    graph.write_text(json.dumps({"feature": evil, "tasks": [task]}))
+    persona = {"command": ["true", evil]}
+    graph.write_text(json.dumps({"feature": evil, "persona": persona, "tasks": [task]}))
     done = maestro_process("run", "graph.json", "--dry-run")
     assert done.returncode == command.SUCCESS, done.stderr
     graph.write_text(json.dumps({"feature": evil, "tasks": [task | {"id": evil}]}))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from maestro_hive.team import graph_files
 from maestro_hive.team.graph import AGENTS, Persona, make_plan, select, simulate
 from maestro_hive.team.graph.commands import PROMPT_ADVICE, is_prompt_in_script
 from maestro_hive.team.graph.drawing import MAX_DRAWN, draw
+from maestro_hive.team.personas import functions_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from maestro_hive.cli.command import Call
     from maestro_hive.team.graph import Checked, Graph, Level, Plan, Problem, Schedule
     from maestro_hive.team.graph_files import MissingProgram
+    from maestro_hive.team.personas import Refused
 
 DEFAULT_WORKERS = 4
 _MOST_WORKERS = 1000
@@ -135,20 +139,27 @@ def show_dry_run(
     persona: str | None = None,
     run_id: str | None = None,
 ) -> int | None:
-    """Show what a run of a graph would do; nothing is executed or written."""
+    """Show what a run of a graph would do, and what it would refuse; nothing is written.
+
+    No task is executed; but whether a function is there is only known when its module is imported.
+    """
     checked = graph_files.check_file(path, strict=strict)
     plan = _selected(checked, path, only)
     if plan is not None:
         plan = replace(plan, graph=with_persona(plan.graph, persona))
     missing: Sequence[MissingProgram] = ()
+    refused: Sequence[Refused] = ()
     schedule, reused = None, None
     count = workers or DEFAULT_WORKERS
     if plan is not None:
+        with _no_bytecode():
+            refused = functions_of(plan.graph, Path.cwd())[1]
         missing = graph_files.missing_programs(plan.graph)
         schedule = simulate(plan, count)
         reused = _reused(call, plan, run_id, force=force)
     if call.wants_json:
         shown = _members(path, checked, plan, schedule)
+        shown["refused"] = [each._asdict() for each in refused]
         shown["missing_programs"] = [asdict(each) for each in missing]
         shown["reused"] = None if reused is None else asdict(reused)
         click.echo(output.to_json(shown, indent=2))
@@ -157,10 +168,23 @@ def show_dry_run(
         if plan is not None and schedule is not None:
             _show_plan(plan, schedule, count)
             _show_lanes(schedule)
+            for each in refused:
+                output.line(f"cannot be executed: {each}")
             _show_missing(missing)
             _show_reused(reused, plan)
             output.note("dry run: nothing was executed or written")
-    return FAILED if checked.errors else None
+    return FAILED if checked.errors or refused else None
+
+
+@contextmanager
+def _no_bytecode() -> Iterator[None]:
+    """Import modules meanwhile without writing ``__pycache__``."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def _reused(call: Call, plan: Plan, run_id: str | None, *, force: bool) -> Reused | None:

@@ -48,18 +48,19 @@ EXAMPLE_NAME = "task-graph"
 _SHOWN = 200
 
 
-def check_file(path: Path, *, strict: bool = False) -> Checked:
+def check_file(path: str | Path, *, strict: bool = False) -> Checked:
     """Return the graph of a file, or everything that is wrong with it.
 
     A file that cannot be read raises a ``MaestroError``. The suffix ``.toml`` or ``.json`` says how it
     is written; another one leaves that to its first character.
     """
-    data = _contents(path)
-    form = _form(path)
+    data = _contents(Path(path))
+    form = _form(Path(path))
     try:
         document = parse_document(data, form)
     except UnreadableError:
         return check_graph(data, form)
+    document.file = str(path)
     checked = check_document(document, strict=strict)
     found = list(islice(_wrong_schemas(document), MOST))
     if strict:
@@ -71,7 +72,7 @@ def check_file(path: Path, *, strict: bool = False) -> Checked:
     return checked
 
 
-def load_file(path: Path, *, strict: bool = False) -> Checked:
+def load_file(path: str | Path, *, strict: bool = False) -> Checked:
     """Return the graph of a file and its plan; raise a ``GraphError`` with all errors if it has any."""
     checked = check_file(path, strict=strict)
     if checked.errors:
@@ -160,7 +161,7 @@ def _against_schema(document: Document, most: int) -> Iterator[Problem]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingProgram:
-    """A program that commands of a graph name and that is not on PATH."""
+    """A program that verifications or gates name and that is not on PATH."""
 
     program: str
     #: Tasks and gates.
@@ -168,7 +169,10 @@ class MissingProgram:
 
 
 def missing_programs(graph: Graph) -> tuple[MissingProgram, ...]:
-    """Return the programs that are not on PATH. One that a task installs is listed as well."""
+    """Return the programs of verifications and gates that are not on PATH.
+
+    One that a task installs is listed as well.
+    """
     return tuple(
         MissingProgram(program=program, needed_by=users)
         for program, users in needed_programs(graph).items()

@@ -13,7 +13,15 @@ from maestro_hive.team.graph.documents import Document, UnreadableError, parse_d
 from maestro_hive.team.graph.planning import Plan, make_plan, owned_path, sorted_tasks
 from maestro_hive.team.graph.problems import Problems, quoted
 from maestro_hive.team.graph.reading import read_parts, task_of
-from maestro_hive.team.graph.records import AGENTS, Graph, Level, Persona, Problem, read_from
+from maestro_hive.team.graph.records import (
+    AGENTS,
+    Graph,
+    Level,
+    Origin,
+    Persona,
+    Problem,
+    read_from,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -119,6 +127,7 @@ def _graph(parts: Parts, levels: Sequence[int], document: Document) -> Graph:
             conflicts=tuple(conflict for _, conflict in parts.conflicts),
             personas=tuple(parts.personas),
             source=document.tree,
+            origin=Origin(document.form, document.file),
             **parts.fields,
         )
     )
