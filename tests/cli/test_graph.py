@@ -242,6 +242,18 @@ def test_a_dry_run_lists_all_that_a_run_would_refuse_and_writes_nothing(
         assert lines == [f"cannot be executed: {line}" for line in refused]
 
 
+def test_a_persona_option_may_name_an_agent(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    graph.write_text(json.dumps({"feature": "shop", "tasks": [{"id": "A", "title": "a"}]}))
+    shown = json.loads(dry_run("--persona", "codex", "--json").stdout)
+    (refused,) = shown["refused"]
+    assert (
+        "the agent 'codex' is not installed, or not on PATH; install it: npm" in refused["reason"]
+    )
+    shown = json.loads(dry_run("--persona", "true {prompt}", "--json").stdout)
+    assert shown["refused"] == []
+
+
 def test_what_a_run_refuses_has_the_syntax_of_the_file_and_names_the_folder(
     graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,9 +221,11 @@ def graph_to_run(call: Call, path: Path, only: Sequence[str], *, strict: bool) -
 
 
 def with_persona(graph: Graph, command: str | None) -> Graph:
-    """Return a graph whose tasks without a persona are executed by a command."""
+    """Return a graph whose tasks without a persona are executed by an agent, or by a command."""
     if command is None or graph.persona is not None:
         return graph
+    if command in AGENTS:
+        return replace(graph, persona=command)
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:

@@ -100,8 +100,9 @@ class TakesArguments(Helpful):
 )
 @click.option(
     "--persona",
-    metavar="COMMAND",
-    help="Of a task graph: what executes tasks without a persona; {prompt} becomes one argument.",
+    metavar="AGENT|COMMAND",
+    help="Of a task graph: what executes tasks without a persona: an agent, such as claude, or a"
+    " command, in which {prompt} becomes one argument.",
 )
 @graphs.workers_option
 @click.option(

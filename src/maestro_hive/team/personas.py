@@ -517,9 +517,9 @@ def _not_there(program: str, folder: Path, origin: Origin | None) -> str:
         return said
     said += f", in {folder}, where the tasks are executed"
     if origin is not None and origin.file is not None:
-        beside = Path(origin.file).parent.resolve()
-        if (beside / program).is_file():
-            said += f"; it is in {beside}: run the graph from there"
+        graph_folder = Path(origin.file).parent.resolve()
+        if (graph_folder / program).is_file():
+            said += f"; it is in {graph_folder}: run the graph from there"
     return said
 
 
