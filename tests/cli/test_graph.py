@@ -69,7 +69,7 @@ def dry_run(*words: str, **changes: str) -> Done:
 
 
 def test_a_graph_is_shown_in_lines_with_tabs(graph: Path) -> None:
-    done = maestro("graph", graph, "--workers", "2")
+    done = maestro("graph", "graph.json", "--workers", "2")
     assert done.returncode == command.SUCCESS, done.stderr
     problem, heading, *lines = done.stdout.splitlines()
     line = graph.read_text().splitlines().index('   "files": {', 33) + 1
@@ -85,6 +85,25 @@ def test_a_graph_is_shown_in_lines_with_tabs(graph: Path) -> None:
         "never at once: CART → MAIL (own app.py)",
         "with 2 workers: 1 h, at most 2 tasks at the same time",
     ]
+
+
+def test_a_run_names_the_lines_that_graph_names_and_the_path_as_it_was_given(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = graph.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    graph.write_text(
+        json.dumps({"feature": "f", "workers": 3, "tasks": [{"id": "A", "title": "a"}]}, indent=1)
+    )
+    shown = maestro("graph", "../graph.json").stdout.splitlines()[0]
+    assert shown.split("\t")[1] == "../graph.json:3 $.workers"
+    done = maestro("run", "../graph.json")
+    assert "warning: ../graph.json:3 $.workers: 'workers' is not read; " in done.stderr
+    graph.write_text(json.dumps({"feature": "f", "tasks": [{"id": "A"}]}, indent=1))
+    for verb in ("graph", "run"):
+        shown = maestro(verb, "../graph.json").stdout.splitlines()[0]
+        assert shown.split("\t")[1:3] == ["../graph.json:4 $.tasks[0]", "A"]
 
 
 def test_json_has_everything(graph: Path) -> None:

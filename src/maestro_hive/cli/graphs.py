@@ -18,6 +18,7 @@ from maestro_hive.team import graph_files
 from maestro_hive.team.graph import AGENTS, Persona, make_plan, select, simulate
 from maestro_hive.team.graph.commands import PROMPT_ADVICE, is_prompt_in_script
 from maestro_hive.team.graph.drawing import MAX_DRAWN, draw
+from maestro_hive.team.graph.problems import closest
 from maestro_hive.team.personas import functions_of
 
 if TYPE_CHECKING:
@@ -211,7 +212,8 @@ def graph_to_run(call: Call, path: Path, only: Sequence[str], *, strict: bool) -
     plan = _selected(checked, path, only)
     if plan is not None:
         for each in checked.warnings:
-            output.note(f"warning: {each}")
+            task = "" if each.task is None else f" (task {each.task})"
+            output.note(f"warning: {_place(path, each)}{task}: {each.message}; {each.advice}")
         return plan.graph
     if call.wants_json:
         click.echo(output.to_json(_members(path, checked, None, None), indent=2))
@@ -245,17 +247,12 @@ def _selected(checked: Checked, path: Path, only: Sequence[str]) -> Plan | None:
     known = {task.id: None for task in checked.graph.tasks}
     for each in only:
         if each not in known:
-            hint = _known_ids(each, list(known))
+            near = closest(each, known)
+            hint = (
+                f"did you mean {near}?" if near else f"it has {output.listed(list(known), _NAMED)}"
+            )
             raise ConfigurationError(f"--only {each}: {path} has no such task; {hint}")
     return make_plan(select(checked.graph, only))
-
-
-def _known_ids(name: str, known: list[str]) -> str:
-    """Return the id that may be meant by a name, or some of all, in words."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(name[:64], known[:1000], n=1)
-    return f"did you mean {near[0]}?" if near else f"it has {output.listed(known, _NAMED)}"
 
 
 # --- what is shown --------------------------------------------------------------------------------
@@ -276,14 +273,18 @@ def _show_problems(path: Path, checked: Checked) -> None:
 
 
 def _problem_row(path: Path, kind: str, style: str, problem: Problem) -> list[output.Cell]:
-    line = "" if problem.line is None else f":{problem.line}"
     return [
         output.Styled(kind, style),
-        f"{path.name}{line} {problem.path}",
+        _place(path, problem),
         problem.task,
         problem.message,
         problem.advice,
     ]
+
+
+def _place(path: Path, problem: Problem) -> str:
+    line = "" if problem.line is None else f":{problem.line}"
+    return f"{path}{line} {problem.path}"
 
 
 def _show_plan(plan: Plan, schedule: Schedule, workers: int) -> None:

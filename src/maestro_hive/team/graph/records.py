@@ -398,5 +398,6 @@ class Problem:
     line: int | None = None
 
     def __str__(self) -> str:
+        line = f"line {self.line}, " if self.line is not None else ""
         task = f" (task {self.task})" if self.task else ""
-        return f"{self.path}{task}: {self.message}; {self.advice}"
+        return f"{line}{self.path}{task}: {self.message}; {self.advice}"
