@@ -19,7 +19,6 @@ from maestro_hive.team.graph import AGENTS, Persona, make_plan, select, simulate
 from maestro_hive.team.graph.commands import PROMPT_ADVICE, is_prompt_in_script
 from maestro_hive.team.graph.drawing import MAX_DRAWN, draw
 from maestro_hive.team.graph.problems import closest
-from maestro_hive.team.personas import functions_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -144,6 +143,8 @@ def show_dry_run(
 
     No task is executed; but whether a function is there is only known when its module is imported.
     """
+    from maestro_hive.team.personas import functions_of
+
     checked = graph_files.check_file(path, strict=strict)
     plan = _selected(checked, path, only)
     if plan is not None:

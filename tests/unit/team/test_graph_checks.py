@@ -15,8 +15,10 @@ from jsonschema import Draft7Validator
 from maestro_hive.kernel.errors import MaestroError
 from maestro_hive.team import graph_files
 from maestro_hive.team.graph import GraphError, Problem, check_graph
+from maestro_hive.team.shell_syntax import unreadable
 from maestro_hive.team.state import load_schema
 from tests.tables import for_each
+from tests.timing import cpu_seconds
 from tests.unit.team.graphs import SEEDS, Maker, checked, codes, document, good, task, warnings
 
 if TYPE_CHECKING:
@@ -413,6 +415,87 @@ def test_warnings_have_the_order_of_the_document() -> None:
     names = ["deps", "verify", "minutes", "timeout", "promt", "buget", "statsu"]
     tree = document({"id": "A", "title": "t", **dict.fromkeys(names, 1)})
     assert [each.path for each in good(tree).warnings] == [f"$.tasks[0].{each}" for each in names]
+
+
+@for_each(
+    "command",
+    [
+        *(
+            'echo "unclosed',
+            "echo 'unclosed",
+            "echo $(date",
+            "(make",
+            "make)",
+            "make &&",
+            "make | | x",
+        ),
+        *(
+            "make ; ; x",
+            "if true; then x",
+            "make; done",
+            "make\n&& x",
+            "echo `date",
+            "cat <",
+            "&& x",
+        ),
+        "for each in a b; do echo $each",
+    ],
+)
+def test_a_command_that_the_shell_cannot_read_is_an_error(tmp_path: Path, command: str) -> None:
+    tree = document(
+        task("A", verification=command),
+        task("B", verification={"command": command}),
+        levels={"1": {"gates": [{"command": "true"}, {"name": "g", "command": command}]}},
+    )
+    assert [(each.code, each.path, each.task) for each in check_file(tmp_path, tree).errors] == [
+        ("not-executable", "$.tasks[0].verification", "A"),
+        ("not-executable", "$.tasks[1].verification.command", "B"),
+        ("not-executable", "$.levels['1'].gates[1].command", None),
+    ]
+
+
+@for_each(
+    "command",
+    [
+        *("make test", "a && b || c | d ; e", "test -f 'a b' && grep -q \"x y\" z.txt", "A=1 b $C"),
+        *(
+            "(a; b) > x 2>&1 &",
+            "if a; then b; fi",
+            "case $x in a) b;; esac",
+            "x=$((1 + 2)); [ $x = 3 ]",
+        ),
+        *(
+            "cat <<EOF\n$(x)\nEOF\n",
+            "a\nb\n",
+            'echo "$(date)"',
+            "! a",
+            "{ a; }",
+            "echo \\\" # '",
+            "[[ a ]]",
+        ),
+    ],
+)
+def test_a_command_that_the_shell_can_read_is_none(tmp_path: Path, command: str) -> None:
+    assert check_file(tmp_path, document(task("A", verification=command))).errors == ()
+
+
+def test_the_check_of_commands_executes_nothing_of_them(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    hostile = [
+        *(f"touch {mark}", f"$(touch {mark})", f"`touch {mark}`", f"}}; touch {mark}; {{"),
+        *(f"fi; touch {mark}; if x", f"set +n; touch {mark}", f"set +n\ntouch {mark}\n("),
+        *(f"EOF\ntouch {mark}\n", f"cat <<E\n$(touch {mark})\nE", f"' ; touch {mark} ; '"),
+        *(f"echo ${{x:=$(touch {mark})}} )", f"trap 'touch {mark}' EXIT; ("),
+    ]
+    tree = document(*(task(f"T{at}", verification=each) for at, each in enumerate(hostile)))
+    assert check_file(tmp_path, tree).errors
+    assert not mark.exists()
+
+
+def test_usual_commands_of_ten_thousand_tasks_need_no_shell() -> None:
+    usual = [f"pytest tests/test_{at}.py -k 'a or b' && test -f {at}.py" for at in range(10_000)]
+    assert cpu_seconds(lambda: unreadable(usual), enough=1) < 1
+    assert unreadable([*usual, "make ("]).keys() == {"make ("}
 
 
 def test_a_schema_of_results_that_is_none_is_an_error_with_its_place(tmp_path: Path) -> None:
