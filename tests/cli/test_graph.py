@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,40 @@ def test_the_example_is_toml_in_the_current_folder(
     maestro("init")
     assert names(tmp_path) == ["task-graph.toml"]
     assert "# A graph is a program" in (tmp_path / "task-graph.toml").read_text()
+
+
+@pytest.mark.parametrize("form", ["toml", "json"])
+def test_the_example_is_complete_in_its_first_run_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    maestro("init", f"--{form}")
+    store = {"MAESTRO_STATE_DIR": str(tmp_path / "state")}
+    for words in ((), ("--force",)):
+        done = maestro_process("run", f"task-graph.{form}", *words, **store)
+        assert done.returncode == command.SUCCESS, done.stderr
+        assert "greeting: 4 of 4 tasks complete (4 executed, 0 reused)\n" in done.stdout
+        assert "attempt 2" not in done.stdout + done.stderr
+    assert "gate:2:syntax" in maestro("status", "greeting", **store).stdout
+    greet = subprocess.run(["sh", "greeting/greet", "Ada"], capture_output=True, check=True)
+    assert greet.stdout == b"Hello, Ada!\n"
+
+
+def test_the_verifications_of_the_example_look_at_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    maestro("init")
+    graph = check_file("task-graph.toml").graph
+    assert graph is not None
+    for task in graph.tasks:
+        assert task.verification is not None
+        done = subprocess.run(
+            ["sh", "-c", task.verification.command], check=False, stderr=subprocess.DEVNULL
+        )
+        assert done.returncode != 0, task.id
 
 
 @pytest.mark.parametrize("form", ["toml", "json"])

@@ -111,7 +111,8 @@ def init_command(_: Call, folder: Path, *, toml: bool, as_json: bool, agent: str
     """Write an example task graph to start from.
 
     It is written to DIR, the current folder by default, as task-graph.toml with comments that explain
-    every part, or as task-graph.json. A file that exists is never replaced.
+    every part, or as task-graph.json. A file that exists is never replaced. The graph can be executed
+    as it is: its tasks are done by a small script, which you replace by an agent or a command.
 
     Examples:
         maestro init                    task-graph.toml, here
@@ -121,8 +122,10 @@ def init_command(_: Call, folder: Path, *, toml: bool, as_json: bool, agent: str
     if toml and as_json:
         raise click.UsageError("Give either --toml or --json.")
     path = graph_files.write_example(folder, "json" if as_json else "toml", agent)
-    then = "set its personas, and 'maestro graph" if agent is None else "'maestro graph"
-    output.line(f"{path} was written; {then} {path}' checks it")
+    typed = shlex.quote(str(path))
+    output.line(
+        f"{path} was written; 'maestro graph {typed}' checks it, and 'maestro run {typed}' executes it"
+    )
 
 
 # --- the dry run ----------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def missing_programs(graph: Graph) -> tuple[MissingProgram, ...]:
 
 
 #: The persona of the example, and that of one which an agent executes.
-_PERSONA = re.compile(r"^# This one prints .*?^command = [^\n]*\n", re.DOTALL | re.MULTILINE)
+_PERSONA = re.compile(r"^# This one is a script .*?^'''\]\n", re.DOTALL | re.MULTILINE)
 _AGENT = """\
 # It may write files here; without permissions its own settings hold, and most agents then write none.
 [personas.developer]
