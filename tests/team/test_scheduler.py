@@ -296,7 +296,7 @@ def test_programs_and_modules_that_cannot_be_started_start_nothing(
     for words in (
         "B: the module of module_that_exits:build cannot be imported: SystemExit: 7",
         "C: the program './script' is not executable",
-        "D6, D7 and 2 more: the program './missing' is not there",
+        "D6, D7 and 2 more: the program './missing' is not there, in ",
     ):
         assert words in str(refused.value)
     assert team.lines() == []

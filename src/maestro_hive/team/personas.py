@@ -14,6 +14,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from maestro_hive.engine.attempt import call_in_thread, is_async, is_from_a_signal
@@ -47,12 +48,12 @@ from maestro_hive.team.results import check_result, check_schema, written_result
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
     from maestro_hive.engine.prices import Prices
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.agents import Command
     from maestro_hive.team.graph import Graph, Persona
+    from maestro_hive.team.graph.records import Origin
     from maestro_hive.team.ownership import Ownership
     from maestro_hive.team.restoring import CheckpointFiles
 
@@ -423,10 +424,36 @@ def _shown(ended: Ended) -> str:
 # --- before anything starts -----------------------------------------------------------------------
 
 
+class Refused(NamedTuple):
+    """Why some tasks cannot be executed."""
+
+    reason: str
+    tasks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        more = len(self.tasks) - _NAMED
+        named = ", ".join(self.tasks[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+        return f"{named}: {self.reason}"
+
+
 def check_personas(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment], Any]]:
     """Return the functions of Python personas, by name; raise if a task could not be executed.
 
     All that is wrong is named at once, before anything has started.
+    """
+    functions, refused = functions_of(graph, folder)
+    if refused:
+        lines = "\n".join(f"  {each}" for each in refused)
+        raise ConfigurationError(f"nothing was started: tasks cannot be executed:\n{lines}")
+    return functions
+
+
+def functions_of(
+    graph: Graph, folder: Path
+) -> tuple[dict[str, Callable[[Assignment], Any]], tuple[Refused, ...]]:
+    """Return the functions of Python personas, by name, and which tasks could not be executed.
+
+    Modules of Python personas are imported.
     """
     if not folder.is_dir():
         raise ConfigurationError(
@@ -440,27 +467,26 @@ def check_personas(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment
         try:
             if task.output_schema is not None:
                 check_schema(task.output_schema)
-            _check_persona(persona, folder, functions)
+            _check_persona(persona, folder, graph.origin, functions)
         except ConfigurationError as error:
             wrong.setdefault(str(error), []).append(task.id)
-    if wrong:
-        lines = "\n".join(f"  {_named(ids)}: {text}" for text, ids in wrong.items())
-        raise ConfigurationError(f"nothing was started: tasks cannot be executed:\n{lines}")
-    return functions
+    return functions, tuple(Refused(reason, tuple(ids)) for reason, ids in wrong.items())
 
 
-def _named(ids: list[str]) -> str:
-    more = len(ids) - _NAMED
-    return ", ".join(ids[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+def _no_persona(origin: Origin | None) -> str:
+    is_toml = origin is not None and origin.form == "toml"
+    shown = 'persona = { command = "…" } at its top' if is_toml else '"persona": {"command": "…"}'
+    return f"no persona; give the graph one, as {shown}, or use --persona"
 
 
 def _check_persona(
-    persona: Persona | None, folder: Path, functions: dict[str, Callable[[Assignment], Any]]
+    persona: Persona | None,
+    folder: Path,
+    origin: Origin | None,
+    functions: dict[str, Callable[[Assignment], Any]],
 ) -> None:
     if persona is None:
-        raise ConfigurationError(
-            'no persona; give the graph one, as "persona": {"command": "…"}, or use --persona'
-        )
+        raise ConfigurationError(_no_persona(origin))
     if persona.agent is not None:
         try:
             check_installed([persona.agent], shutil.which)
@@ -469,24 +495,35 @@ def _check_persona(
             raise ConfigurationError(
                 f"the agent {persona.agent!r} is not installed, or not on PATH; install it: {how}"
             ) from error
-        return
-    if persona.python is not None:
+    elif persona.python is not None:
         if persona.python not in functions:
             functions[persona.python] = load_function(persona.python, folder)
-        return
-    _check_program((persona.command or ("",))[0], folder)
+    else:
+        _check_program((persona.command or ("",))[0], folder, origin)
 
 
-def _check_program(program: str, folder: Path) -> None:
+def _check_program(program: str, folder: Path, origin: Origin | None) -> None:
     if "/" not in program:
         if shutil.which(program) is None:
             raise ConfigurationError(f"the program {program!r} is not on PATH")
         return
     path = folder / program
     if not path.is_file():
-        raise ConfigurationError(f"the program {program!r} is not there")
+        raise ConfigurationError(_not_there(program, folder, origin))
     if not os.access(path, os.X_OK):
         raise ConfigurationError(f"the program {program!r} is not executable; chmod +x makes it so")
+
+
+def _not_there(program: str, folder: Path, origin: Origin | None) -> str:
+    said = f"the program {program!r} is not there"
+    if program.startswith("/"):
+        return said
+    said += f", in {folder}, where the tasks are executed"
+    if origin is not None and origin.file is not None:
+        graph_folder = Path(origin.file).parent.resolve()
+        if (graph_folder / program).is_file():
+            said += f"; it is in {graph_folder}: run the graph from there"
+    return said
 
 
 def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:
