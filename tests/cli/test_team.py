@@ -77,6 +77,15 @@ def test_a_dry_run_says_what_is_already_done(folder: Path) -> None:
     assert "already done, by my-shop: 0 of 2 tasks\n" in called(folder, *run).stdout
 
 
+def test_a_dry_run_executes_a_task_with_a_shorter_description_again(folder: Path) -> None:
+    graph = write(folder, task("A", "true", context="as it was\nand more"))
+    assert called(folder, "run", graph).returncode == command.SUCCESS
+    write(folder, task("A", "true", context="as it was"))
+    dry = called(folder, "run", graph, "--dry-run").stdout
+    assert "already done, by my-shop: 0 of 1 task\n" in dry
+    assert "(1 executed, 0 reused)" in called(folder, "run", graph).stdout
+
+
 def test_a_dry_run_says_what_the_run_with_the_same_options_does(folder: Path) -> None:
     graph = write(folder, task("A", "true"), persona=None)
     dry = ("run", graph, "--dry-run")
@@ -450,6 +459,31 @@ def test_what_another_graph_has_replaced_is_executed_again_when_that_is_changed_
     )
     assert "3 of 3 tasks complete (1 executed, 2 reused)" in run("one")
     assert (folder / "a").read_text() == (folder / "b").read_text() == "one\n"
+
+
+def test_gates_above_the_first_level_are_those_of_the_changed_graph(folder: Path) -> None:
+    def run(last: str, *, passes: bool = True) -> tuple[Done, dict[str, tuple[str, int]]]:
+        gate = {"name": "check", "command": "true" if passes else "echo not yet; exit 1"}
+        graph = write(
+            folder,
+            task("A"),
+            task("B", after="A"),
+            task("C", last, after="B"),
+            levels={"2": {"tasks": ["B"], "gates": [gate]}},
+            retry=1,
+        )
+        done = called(folder, "run", graph)
+        shown = answer(called(folder, "status", "--json"))["run"]["tasks"]
+        return done, {each["id"]: (each["status"], each["attempts"]) for each in shown}
+
+    _, first = run("true")
+    _, second = run("echo another")
+    assert first == second == dict.fromkeys(("A", "B", "gate:2:check", "C"), ("complete", 1))
+    failed, third = run("true", passes=False)
+    assert third["gate:2:check"] == ("failed", 1)
+    assert failed.returncode == command.FAILED
+    assert "failed: gate:2:check, after 1 attempt" in failed.stdout
+    assert "not yet" in failed.stdout
 
 
 def test_a_part_that_is_executed_again_leaves_the_rest_complete(folder: Path) -> None:

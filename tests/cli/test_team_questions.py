@@ -142,3 +142,21 @@ def test_a_task_that_was_not_started_is_no_unknown_one(folder: Path) -> None:
         assert "maestro status my-shop" in refused
         unknown = complaint(called(folder, *words, "my-shop", "LATE"), command.WRONG_USE)
         assert "did you mean LATER?" in unknown
+
+
+def test_a_task_that_only_asked_is_not_complete(folder: Path) -> None:
+    def statuses(run_id: str) -> dict[str, str]:
+        shown = answer(called(folder, "status", run_id, "--json"))["run"]["tasks"]
+        return {each["id"]: each["status"] for each in shown}
+
+    graph = write(folder, task("A"), task("ASK", persona=_ASKS))
+    assert called(folder, "run", graph, "--no-wait").returncode == 75
+    write(folder, task("A", "true"), task("ASK", persona=_ASKS))
+    dry = called(folder, "run", graph, "--dry-run").stdout
+    assert "already done, by my-shop: 0 of 2 tasks\n" in dry
+    assert called(folder, "run", graph, "--no-wait").returncode == 75
+    for run_id in ("my-shop", "my-shop-2"):
+        assert statuses(run_id) == {"A": "complete", "ASK": "waiting"}
+        assert called(folder, "cancel", run_id, "--yes").returncode == 0
+        assert statuses(run_id) == {"A": "complete", "ASK": "pending"}
+        assert "1 of 2 tasks complete" in called(folder, "status", run_id).stdout

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import maestro_hive
 from maestro_hive import Hive
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.maestro.state import codec
@@ -84,6 +87,11 @@ def test_a_gate_is_executed_again_when_a_task_of_a_lower_level_has_made_other_fi
 
     team.run(made("one"), "test")
     assert run_changed(team, made("two")) == ["A", "GATE"]
+
+
+def test_a_gate_is_executed_again_when_a_task_without_files_was_changed(team: Team) -> None:
+    team.run(gated(SAY), "test")
+    assert run_changed(team, gated(f"{SAY}; true")) == ["A", "GATE"]
 
 
 def test_a_gate_waits_for_the_tasks_of_lower_levels(team: Team) -> None:
@@ -169,6 +177,42 @@ def test_the_identity_of_a_task_is_the_same_in_every_process() -> None:
         ).stdout
 
     assert len({key(seed) for seed in "123"}) == 1
+
+
+def test_other_words_around_what_the_graph_says_execute_nothing_again(
+    team: Team, tmp_path: Path
+) -> None:
+    """As of another release: its package says it otherwise."""
+    persona = {"command": ["sh", "-c", "cat > ../told; touch a"]}
+    first = task("A", "as it was", files=["a"], persona=persona)
+    package = Path(maestro_hive.__file__).parent
+    shutil.copytree(package, tmp_path / "other" / package.name)
+    prompts = tmp_path / "other" / package.name / "team" / "prompts.py"
+    old, new = "Write no other files: other tasks own them.", "The other files are of other tasks."
+    assert old in prompts.read_text()
+    prompts.write_text(prompts.read_text().replace(old, new).replace('"Create"', '"Make"'))
+
+    def run(changed: Graph) -> str:
+        (tmp_path / "graph.json").write_text(json.dumps(changed.to_document()))
+        words = ("run", str(tmp_path / "graph.json"), "--store", str(tmp_path / "state"))
+        done = subprocess.run(
+            [sys.executable, "-m", "maestro_hive", *words],
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "other")},
+            cwd=team.folder,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout
+
+    team.run(graph(first, task("B", SAY, "A")), "test")
+    changed = task("B", f"{SAY}; true", "A")
+    assert "(1 executed, 1 reused)" in run(graph(first, changed))
+    assert team.lines("../log") == ["B", "B"]
+    assert "(1 executed, 1 reused)" in run(graph({**first, "description": "another"}, changed))
+    assert team.lines("../log") == ["B", "B"]
+    assert new in (tmp_path / "told").read_text()
 
 
 @pytest.mark.parametrize("value", [{(1, 2): 3}, {1: "a", "x": "b"}, {"nan": float("nan")}])

@@ -16,6 +16,7 @@ from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.maestro.state.events import StepFailed
 from maestro_hive.team import runner
 from maestro_hive.team.graph import check_graph
+from maestro_hive.team.inputs import task_input
 from maestro_hive.team.progress import as_checkpoint
 from maestro_hive.team.prompts import prompt_of
 from maestro_hive.team.restoring import restored_from
@@ -361,6 +362,7 @@ def restored_checkpoint(team: Team, data: bytes) -> Any:
 def test_a_prompt_names_what_the_task_says() -> None:
     document = {
         "feature": "f",
+        "persona": {"command": "true"},
         "tasks": [
             {
                 "id": "A",
@@ -376,7 +378,7 @@ def test_a_prompt_names_what_the_task_says() -> None:
     }
     made = check_graph(json.dumps(document).encode()).graph
     assert made is not None
-    text = prompt_of(made.tasks[0])
+    text = prompt_of(task_input(made, made.tasks[0]))
     for words in (
         *("A: Title\n\nDescription\n\nContext", "Create: a.py", "Rename: b to c", "Read: d"),
         *(

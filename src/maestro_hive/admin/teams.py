@@ -20,10 +20,17 @@ from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import seconds_between
 from maestro_hive.team.choosing import RecordedRuns, choose_run, restorable
 from maestro_hive.team.graph import Frontier, TaskState
-from maestro_hive.team.inputs import gate_input, task_input
+from maestro_hive.team.inputs import (
+    digest_of,
+    gate_input,
+    results_up_to,
+    task_input,
+    without_answers,
+)
 from maestro_hive.team.plans import (
     GATE_PREFIX,
     WORKFLOW,
+    asks,
     gate_name,
     plan_of,
     replaced_steps,
@@ -115,7 +122,8 @@ def team_view(reader: Reader, run_id: str) -> TeamView:
     steps = {each.name: each for each in run.steps}  # of several calls of a task, the last
     restored = taken(plan, given.get("restored"))
     if run.forked_from is not None:
-        steps = _of_this_graph(recorded, plan, run.steps, restored)
+        steps, _ = _of_this_graph(recorded, plan, run.steps, restored)
+    steps = {name: _as_task(recorded, each) for name, each in steps.items()}
     suspended = None if run.suspended is None else run.suspended.message
     known = _facts(recorded, steps)
     for name in [name for name, each in steps.items() if _is_retried(recorded, each)]:
@@ -199,14 +207,11 @@ def _reused_of(reader: Reader, recorded: RecordedRun, plan: Plan) -> tuple[str, 
     executed = {each.name for each in recorded.state.steps.values()}
     restored = taken(plan, _arguments(recorded).get("restored"))
     restored = {name: each for name, each in restored.items() if name not in executed}
-    steps = _of_this_graph(recorded, plan, left, restored)
+    _, results = _of_this_graph(recorded, plan, left, restored)
     complete: dict[str, None] = {}
     for at in plan.order:
         task = plan.graph.tasks[at]
-        is_done = task.id in restored or (
-            task.id in steps and steps[task.id].status in _DONE_STATUSES
-        )
-        if is_done and all(each in complete for each in task.dependencies):
+        if task.id in results and all(each in complete for each in task.dependencies):
             complete[task.id] = None
     return tuple(complete)
 
@@ -281,33 +286,50 @@ def _arguments(run: RecordedRun) -> dict[str, Json]:
 
 def _of_this_graph(
     recorded: RecordedRun, plan: Plan, steps: Iterable[StepView], restored: Mapping[str, Json]
-) -> dict[str, StepView]:
-    """Return the steps by name that are of this graph: a fork has those of other graphs as well."""
+) -> tuple[dict[str, StepView], dict[str, Json]]:
+    """Return the steps by name that are of this graph, and the results of tasks that are complete.
+
+    A fork has the steps of other graphs as well.
+    """
     named: dict[str, list[StepView]] = {}
     for step in steps:
         named.setdefault(step.name, []).append(step)
     results, found = dict(restored), {}
+    inputs: dict[str, str] = {}
     for at in plan.order:
         task = plan.graph.tasks[at]
         now = task_input(plan.graph, task)
+        inputs[task.id] = digest_of(now)
         given = {each: results.get(each) for each in task.dependencies}
         for step in reversed(named.get(task.id, ())):
             if _has_input(recorded, step, now, given):
                 found[task.id] = step
-                if step.status in _DONE_STATUSES:
-                    entry = recorded.state.steps[step.step].completed
-                    results[task.id] = recorded.value(entry)
+                result = _result_of(recorded, step)
+                if result is not None and not asks(result):
+                    results[task.id] = result
                 break
     for level in plan.graph.levels:
-        made = {each: results.get(each) for each in level.tasks}
+        made = results_up_to(level, plan.graph, results) if level.gates else {}
         for gate in level.gates:
             name = gate_name(level, gate)
-            now = gate_input(gate, made)
+            now = gate_input(gate, made, inputs)
             for step in reversed(named.get(name, ())):
                 if _has_input(recorded, step, now):
                     found[name] = step
                     break
-    return found
+    return found, results
+
+
+def _result_of(recorded: RecordedRun, step: StepView) -> Json:
+    """Return the result of a step; None if it is not complete."""
+    is_done = step.status in _DONE_STATUSES
+    return recorded.value(recorded.state.steps[step.step].completed) if is_done else None
+
+
+def _as_task(recorded: RecordedRun, step: StepView) -> StepView:
+    """Return a step with the status of its task: one that has asked for something is not complete."""
+    has_asked = asks(_result_of(recorded, step))
+    return replace(step, status=PENDING) if has_asked else step
 
 
 def _has_input(
@@ -316,15 +338,15 @@ def _has_input(
     now: dict[str, Json],
     results: dict[str, Json] | None = None,
 ) -> bool:
-    """Return whether a step was executed with this, and with these results of others."""
+    """Return whether a step was executed with this, and with these results of others.
+
+    What it asked for and the answers that it got are no difference.
+    """
     given = recorded.value(recorded.state.steps[step.step].started)
     if not isinstance(given, dict):
         return True  # it was not stored
     then, *others = given["args"]
-    # The prompt ends with the answers that it got, if it asked.
-    is_same = then.get("prompt", "").startswith(now.get("prompt", ""))
-    rest = {**then, "prompt": ""} == {**now, "prompt": ""}
-    return is_same and rest and (results is None or others == [results])
+    return without_answers(then) == now and (results is None or others == [results])
 
 
 class _Facts(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -9,24 +11,32 @@ from typing import TYPE_CHECKING
 from maestro_hive.maestro.state import codec
 from maestro_hive.team.folder_files import digest_of_file, digest_of_folder
 from maestro_hive.team.graph import Persona, owned_folder
-from maestro_hive.team.prompts import prompt_of
+from maestro_hive.team.prompts import told
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from maestro_hive.maestro.state.strict_json import Json
-    from maestro_hive.team.graph import Gate, Graph, Task
+    from maestro_hive.team.graph import Gate, Graph, Level, Task
+
+#: The member of a task's input that has what it asked for, and the answers that it got.
+ANSWERS = "answers"
+#: Made once: ``json.dumps`` makes one for every call.
+_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def task_input(graph: Graph, task: Task) -> dict[str, Json]:
-    """Return what a task is executed with: when this changes, it is executed again."""
+    """Return what a task is executed with: when this changes, it is executed again.
+
+    It has what the graph says, and not the prompt, which is made of this for each attempt.
+    """
     persona = graph.persona_of(task)
     assert persona is not None, "check_personas has refused the graph"
     given: dict[str, Json] = {
         "id": task.id,
         "title": task.title,
-        "prompt": prompt_of(task),
+        "told": told(task),
         "persona": _persona_input(persona),
         "files": list(task.files.owned),
     }
@@ -62,16 +72,40 @@ def agent_persona(given: dict[str, Json]) -> Persona:
 
 def with_answer(given: dict[str, Json], asked: str, answer: str) -> dict[str, Json]:
     """Return what a task is executed with after it has asked for something, and got an answer."""
-    return {**given, "prompt": f"{given['prompt']}\nYou asked: {asked}\nThe answer: {answer}\n"}
+    return {**given, ANSWERS: [*given.get(ANSWERS, ()), {"asked": asked, "answer": answer}]}
 
 
-def gate_input(gate: Gate, results: Mapping[str, Json]) -> dict[str, Json]:
-    """Return what a gate is executed with, after what the tasks up to its level have made."""
+def digest_of(given: dict[str, Json]) -> str:
+    """Return the SHA-256 of what a task is executed with."""
+    text = _encoder.encode(given)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def without_answers(given: dict[str, Json]) -> dict[str, Json]:
+    """Return what a task was executed with before it asked for anything."""
+    return {name: value for name, value in given.items() if name != ANSWERS}
+
+
+def results_up_to(level: Level, graph: Graph, results: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what the gates of a level are executed after: the results of all tasks up to it."""
+    tasks = (task.id for task in graph.tasks if task.level <= level.number)
+    return {each: results[each] for each in tasks if each in results}
+
+
+def gate_input(
+    gate: Gate, results: Mapping[str, Json], inputs: Mapping[str, str]
+) -> dict[str, Json]:
+    """Return what a gate is executed with, after tasks with these results.
+
+    ``inputs`` are the digests of what the tasks were executed with: one that declares no files has the
+    same result whatever it has done.
+    """
+    after = {name: [inputs[name], result] for name, result in results.items()}
     return {
         "gate": gate.name,
         "command": gate.command,
         "required": gate.required,
-        "after": codec.canonical_digest(dict(results), "results").hex(),
+        "after": codec.canonical_digest(after, "results").hex(),
     }
 
 

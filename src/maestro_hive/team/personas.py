@@ -42,7 +42,7 @@ from maestro_hive.team.progress import (
     handovers,
     one_more_handover,
 )
-from maestro_hive.team.prompts import with_feedback
+from maestro_hive.team.prompts import prompt_of, with_feedback
 from maestro_hive.team.results import check_result, check_schema, written_result
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Workplace:
         """Call an agent, and again in a fresh session as often as its context is full."""
         work = AgentTask(
             agent_persona(given["persona"]),
-            prompt=given["prompt"],
+            prompt=prompt_of(given),
             folder=self.calls_folder / given["id"],
             execute=partial(self._run_agent, given["id"]),
             budget_usd=limits.budget_usd,
@@ -312,7 +312,7 @@ class Workplace:
 
     async def _run_command(self, given: dict[str, Json], progress: ProgressFile) -> Ended:
         context = current()
-        prompt = with_feedback(given["prompt"], context.feedback).replace("\0", "")
+        prompt = with_feedback(prompt_of(given), context.feedback).replace("\0", "")
         arguments = [each.replace("{prompt}", prompt) for each in given["persona"]["command"]]
         longest = max(len(each.encode("utf-8", "replace")) for each in arguments)
         if longest > _MOST_ARGUMENT_BYTES:
@@ -337,7 +337,7 @@ class Workplace:
         call = Assignment(
             id=given["id"],
             title=given["title"],
-            prompt=given["prompt"],
+            prompt=prompt_of(given),
             feedback=tuple(current().feedback),
             files=tuple(given["files"]),
             results={each: result.get("value") for each, result in results.items()},

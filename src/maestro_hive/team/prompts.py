@@ -1,4 +1,4 @@
-"""What a persona is told: the prompt of a task, made of its document; pure."""
+"""What a persona is told: what the graph says of a task, and the prompt that is made of it; pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,41 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Files, Task
 
 
-def prompt_of(task: Task) -> str:
-    """Return the prompt of a task: its own, or one made of title, description and context.
+def told(task: Task) -> dict[str, Json]:
+    """Return what the graph says of a task to its persona, without the words around it.
 
-    Files, steps, criteria and the verification are named in both cases.
+    That is part of the task's identity, and the prompt is not: other words execute nothing again.
     """
-    parts = [task.prompt] if task.prompt is not None else _told(task)
-    return "\n\n".join([*parts, *_rules(task)]) + "\n"
+    if task.prompt is not None:
+        texts: dict[str, Json] = {"prompt": task.prompt}
+    else:
+        texts = {"description": task.description.strip(), "context": (task.context or "").strip()}
+    rules: dict[str, Json] = {
+        "files": _files_told(task.files),
+        "steps": [
+            [each.step, each.action, each.file, each.run, each.code_snippet] for each in task.steps
+        ],
+        "acceptance_criteria": list(task.acceptance_criteria),
+    }
+    return texts | {name: value for name, value in rules.items() if value}
+
+
+def prompt_of(given: dict[str, Json]) -> str:
+    """Return the prompt of a task by what it is executed with: its own, or one made of what it is told.
+
+    Files, steps, criteria and the verification are named in both cases, and the answers that it got.
+    """
+    says = given["told"]
+    parts = [says["prompt"]] if "prompt" in says else _texts(given)
+    answers = "".join(
+        f"\nYou asked: {each['asked']}\nThe answer: {each['answer']}\n"
+        for each in given.get("answers", ())
+    )
+    return "\n\n".join([*parts, *_rules(given)]) + "\n" + answers
 
 
 def with_feedback(prompt: str, feedback: Sequence[str]) -> str:
@@ -27,48 +52,62 @@ def with_feedback(prompt: str, feedback: Sequence[str]) -> str:
     return f"{prompt}\nWhat failed before:\n\n" + "\n\n".join(feedback) + "\n"
 
 
-def _told(task: Task) -> list[str]:
-    texts = [f"{task.id}: {task.title}", task.description, task.context or ""]
-    return [each.strip() for each in texts if each.strip()]
+def _texts(given: dict[str, Json]) -> list[str]:
+    says = given["told"]
+    texts = [f"{given['id']}: {given['title']}".strip(), says["description"], says["context"]]
+    return [each for each in texts if each]
 
 
-def _rules(task: Task) -> Iterator[str]:
-    if files := list(_files(task.files)):
-        yield "\n".join(files)
-    if task.steps:
-        yield "\n".join(["Steps:", *(_step(task, at) for at in range(len(task.steps)))])
-    if task.acceptance_criteria:
+def _rules(given: dict[str, Json]) -> Iterator[str]:
+    says = given["told"]
+    if "files" in says:
+        yield "\n".join(_files(says["files"]))
+    if "steps" in says:
+        yield "\n".join(["Steps:", *map(_step, says["steps"])])
+    if "acceptance_criteria" in says:
         yield "\n".join(
-            ["Acceptance criteria:", *(f"- {each}" for each in task.acceptance_criteria)]
+            ["Acceptance criteria:", *(f"- {each}" for each in says["acceptance_criteria"])]
         )
-    if task.output_schema is not None:
-        schema = json.dumps(task.output_schema, sort_keys=True)
+    if "output_schema" in given:
+        schema = json.dumps(given["output_schema"], sort_keys=True)
         yield (
             "The result is JSON that this JSON Schema describes, and nothing else; a command writes it to"
             f" the file that MAESTRO_RESULT names:\n{schema}"
         )
-    if task.verification is not None:
-        expected = task.verification.expected
-        more = f"\nIts output contains: {expected}" if expected else ""
-        yield f"The task is done when this command succeeds:\n{task.verification.command}{more}"
+    if "verification" in given:
+        check = given["verification"]
+        more = f"\nIts output contains: {check['expected']}" if check["expected"] else ""
+        yield f"The task is done when this command succeeds:\n{check['command']}{more}"
 
 
-def _files(files: Files) -> Iterator[str]:
-    names = {
-        "Create": files.create,
-        "Change": files.modify,
-        "Delete": files.delete,
-        "Rename": tuple(f"{each.source_path} to {each.target_path}" for each in files.move),
-        "Read": files.read,
+def _files_told(files: Files) -> dict[str, list[Json]]:
+    names: dict[str, list[Json]] = {
+        "create": list(files.create),
+        "modify": list(files.modify),
+        "delete": list(files.delete),
+        "move": [[each.source_path, each.target_path] for each in files.move],
+        "read": list(files.read),
     }
-    for what, paths in names.items():
-        if paths:
-            yield f"{what}: {', '.join(paths)}"
-    if files.owned:
+    return {name: paths for name, paths in names.items() if paths}
+
+
+def _files(files: dict[str, list[Json]]) -> Iterator[str]:
+    words = {
+        "create": "Create",
+        "modify": "Change",
+        "delete": "Delete",
+        "move": "Rename",
+        "read": "Read",
+    }
+    for name, word in words.items():
+        if name in files:
+            paths = (" to ".join(each) if name == "move" else each for each in files[name])
+            yield f"{word}: {', '.join(paths)}"
+    if files.keys() - {"read"}:
         yield "Write no other files: other tasks own them."
 
 
-def _step(task: Task, at: int) -> str:
-    step = task.steps[at]
-    parts = [step.action, step.file, step.run and f"run: {step.run}", step.code_snippet]
-    return f"{step.step}. " + "; ".join(each for each in parts if each)
+def _step(step: list[Json]) -> str:
+    number, action, file, run, code = step
+    parts = [action, file, run and f"run: {run}", code]
+    return f"{number}. " + "; ".join(each for each in parts if each)

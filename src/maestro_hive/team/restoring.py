@@ -7,7 +7,6 @@ as durable as all else, and tasks that the graph has changed since are executed 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.kernel.files import make_private_folder, read_whole, write_atomically
 from maestro_hive.team.graph import check_graph
-from maestro_hive.team.inputs import digests, task_input
+from maestro_hive.team.inputs import digest_of, digests, task_input
 from maestro_hive.team.progress import checkpoint_text, read_checkpoint
 from maestro_hive.team.state import MAX_STATE_BYTES, Checkpoint, ExecutionState, TaskStatus
 
@@ -155,22 +154,12 @@ def input_digest(graph: Graph, task: Task) -> str | None:
     return None if graph.persona_of(task) is None else digest_of(task_input(graph, task))
 
 
-#: Made once: ``json.dumps`` makes one for every call.
-_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-
-
 def has_moved(before: Path, folder: Path, run_id: str) -> bool:
     """Return whether a folder is the one that a run was executed in, under another name."""
     if before == folder or before.exists():
         return False
     found = read_state(folder)
     return found is not None and found.run_id == run_id
-
-
-def digest_of(given: dict[str, Json]) -> str:
-    """Return the SHA-256 of what a task is executed with."""
-    text = _encoder.encode(given)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 # --- the files beside the state -------------------------------------------------------------------

@@ -28,7 +28,13 @@ from maestro_hive.team.choosing import (
 )
 from maestro_hive.team.folder_lock import held_for
 from maestro_hive.team.graph import Retry, make_plan
-from maestro_hive.team.inputs import gate_input, missing_files, task_input, with_answer
+from maestro_hive.team.inputs import (
+    digest_of,
+    gate_input,
+    missing_files,
+    task_input,
+    with_answer,
+)
 from maestro_hive.team.ownership import Ownership
 from maestro_hive.team.personas import (
     CHECK_SECONDS,
@@ -50,7 +56,6 @@ from maestro_hive.team.processes import PROCESSES, Survivors, runs_with_processe
 from maestro_hive.team.restoring import (
     CheckpointFiles,
     Restored,
-    digest_of,
     taken,
     write_graph,
 )
@@ -393,8 +398,9 @@ class _Steps:
         #: The tasks that wait for an answer, and for a breaker.
         self.asking: set[str] = set()
         self.parked: set[str] = set()
-        #: The digests of the inputs of tasks, by id.
+        #: The digests of the inputs of tasks that were called, by id; and of these and others.
         self.inputs: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
         self.observer: TeamObserver | None = None
 
     async def run_task(self, task_id: str, results: dict[str, Json]) -> Json:
@@ -402,7 +408,7 @@ class _Steps:
         task = self._tasks[task_id]
         step = self._definition_of(task).named(task.id)
         given = task_input(self._graph, task)
-        self.inputs[task.id] = digest_of(given)
+        self.inputs[task.id] = self._digests[task.id] = digest_of(given)
         while True:
             result = await step(given, results)
             if not asks(result):
@@ -461,7 +467,14 @@ class _Steps:
 
         options = {"persona": _GATES, "timeout": seconds + _MARGIN_SECONDS, "max_attempts": 1}
         step = self._step(check, gate_name(level, gate), options, _SPENDS_NOTHING)
-        return why_not_passed(await step(gate_input(gate, results)))
+        inputs = {each: self._digest_of(each) for each in results}
+        return why_not_passed(await step(gate_input(gate, results, inputs)))
+
+    def _digest_of(self, task_id: str) -> str:
+        """Return the digest of the input of a task, also of one that was restored, and not called."""
+        if task_id not in self._digests:
+            self._digests[task_id] = digest_of(task_input(self._graph, self._tasks[task_id]))
+        return self._digests[task_id]
 
     def _step(
         self, body: Callable[..., Any], name: str, options: dict[str, Any], sizing: Sizing

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from maestro_hive.engine.recorded_errors import failure_of
 from maestro_hive.team.errors import GraphFailedError
 from maestro_hive.team.graph import Frontier, TaskState
+from maestro_hive.team.inputs import results_up_to
 from maestro_hive.team.plans import gate_name
 
 if TYPE_CHECKING:
@@ -304,11 +305,7 @@ class Execution:
 
     async def _check(self, level: Level) -> None:
         """Execute the gates of a level, one after the other, up to the first that must not fail."""
-        results = {
-            task.id: self.results[task.id]
-            for task in self._plan.graph.tasks
-            if task.level <= level.number
-        }
+        results = results_up_to(level, self._plan.graph, self.results)
         name = ""
         for gate in level.gates:
             name = gate_name(level, gate)
