@@ -579,6 +579,37 @@ def test_a_signal_ends_the_groups_and_says_how_to_resume(folder: Path, how: sign
     assert "retried" not in resumed.stdout
 
 
+#: A persona that fails if its program does, which a signal to the group ends. It blocks the loop until
+#: both are there: the signal, and the end of the program.
+_WAITS_FOR_A_PROGRAM = """
+import os, pathlib, subprocess, time
+
+async def work(task):
+    os.setpgid(0, 0)  # as a shell does
+    program = subprocess.Popen(["sleep", "60"])
+    pathlib.Path("pid").write_text(str(program.pid))
+    while program.poll() is None:
+        time.sleep(0.01)
+    raise RuntimeError(f"the program ended with {program.returncode}")
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_end_of_a_program_by_the_signal_that_stops_the_run_is_no_failure(
+    folder: Path, how: signal.Signals
+) -> None:
+    (folder / "waiting_for_program.py").write_text(_WAITS_FOR_A_PROGRAM)
+    persona = {"python": "waiting_for_program:work"}
+    graph = write(folder, task("A"), persona=persona, retry={"max_attempts": 1, "rounds": 1})
+    with started(folder, "run", graph) as engine:
+        os.killpg(os.getpgid(number_in(folder / "pid")), how)
+        out, err = engine.communicate(_SECONDS)
+    assert engine.returncode == 128 + how, err
+    assert "A: stopped" in out
+    (shown,) = answer(called(folder, "status", "--json"))["run"]["tasks"]
+    assert (shown["status"], shown["failures"]) == ("stopped", 0)
+
+
 def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
     graph = write(folder, task("LONG", f"trap '' TERM; {_LONG}"))
     with started(folder, "run", graph) as engine:

@@ -187,8 +187,8 @@ class Shown:
                 lines = self.progress.end()
             _print(lines)
 
-    async def stop(self, seconds: float | None) -> None:
-        """Let nothing more start, and return when what is executed has ended, or after so long."""
+    def note_stop(self, seconds: float | None) -> None:
+        """Say that the run is stopped, and how long what is executed may take."""
         if self._run is None:
             return
         self._note = "stopping"
@@ -200,8 +200,12 @@ class Shown:
             f"stopping: nothing more is started, and {output.duration(seconds)} are left to {tasks};"
             " Ctrl+C again stops at once"
         )
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._run.slots.drain(), seconds)
+
+    async def drain(self, seconds: float) -> None:
+        """Let nothing more start, and return when what is executed has ended, or after so long."""
+        if self._run is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._run.slots.drain(), seconds)
 
     def draw(self, columns: int, lines: int) -> list[str]:
         """Return the table, for a terminal of this size."""
@@ -289,8 +293,10 @@ class TeamCall:
         stopped = f"run {self._run_id!r} was stopped"
         try:
             with self._screen():
-                stop = partial(self._shown.stop, self._manner.grace)
-                run_async(until_signal(self._attended(start()), stopped, stop))
+                grace = self._manner.grace
+                drain = None if grace is None else partial(self._shown.drain, grace)
+                note = partial(self._shown.note_stop, grace)
+                run_async(until_signal(self._attended(start()), stopped, drain, note))
         except (KeyboardInterrupt, SystemExit) as error:
             code = INTERRUPTED
             if isinstance(error, SystemExit):

@@ -343,19 +343,8 @@ class Workplace:
             results={each: result.get("value") for each, result in results.items()},
             folder=self.folder,
         )
-        function = self.functions[given["persona"]["python"]]
-        try:
-            if is_async(function):
-                return await function(call)
-            return await call_in_thread(function, (call,), {})
-        except (Exception, *_NOT_FAILURES):
-            raise
-        except BaseException as error:
-            if is_from_a_signal(error):
-                raise
-            # As of ``sys.exit``: it is this task that failed, and not the process.
-            said = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise CommandFailedError(f"the persona raised {said}") from error
+        # In a task of its own: one that cancels the task that executes it has failed, and not the run.
+        return await asyncio.create_task(_called(self.functions[given["persona"]["python"]], call))
 
     def _environment(self, name: str) -> dict[str, str]:
         """Return what a command finds in its environment."""
@@ -372,6 +361,22 @@ class Workplace:
             "MAESTRO_EFFECT_KEY": context.effect_key,
             "MAESTRO_FEEDBACK": feedback,
         }
+
+
+async def _called(function: Callable[[Assignment], Any], call: Assignment) -> Any:
+    """Call a Python persona; what it raises is a failure of its task, and not of the process."""
+    try:
+        if is_async(function):
+            return await function(call)
+        return await call_in_thread(function, (call,), {})
+    except (Exception, *_NOT_FAILURES):
+        raise
+    except BaseException as error:
+        if is_from_a_signal(error):
+            raise
+        # As of ``sys.exit``: it is this task that failed, and not the process.
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise CommandFailedError(f"the persona raised {said}") from error
 
 
 class _Sought:
