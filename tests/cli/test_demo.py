@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +103,12 @@ def test_in_a_pipe_it_prints_plain_lines_whatever_the_user_has_set_and_can_keep_
     assert sum("Proven" in line for line in lines) == 1
     assert any(line.startswith("$ kill -9 ") for line in lines)
 
+    header = next(line for line in lines if line.startswith("task  "))
+    rows = lines[lines.index(header) + 1 :][: len(TASKS)]
+    assert "attempts before the kill  and after it  complete in the journal" in header
+    assert sorted(row.split()[0] for row in rows) == sorted(TASKS)
+    assert {row.index("by attempt") for row in rows} == {header.index("complete in")}
+
     (folder,) = place.iterdir()
     assert f"cd {folder / 'project'}" in lines
     assert sorted((folder / "ledger.txt").read_text().splitlines()) == LEDGER
@@ -118,6 +125,35 @@ def test_in_a_pipe_it_prints_plain_lines_whatever_the_user_has_set_and_can_keep_
         ledger.write("BACKEND 3\n")
     assert contradictions(session.tasks(), session.ledger(), completed) == [
         "BACKEND was started again in attempt 3, and attempt 2 had completed it"
+    ]
+
+
+@for_each(
+    "on_path, session, typed",
+    [
+        (True, None, "maestro init "),
+        (False, None, "env/bin/maestro init "),
+        (False, Session(Path("/demo")), "{}/env/bin/maestro init "),
+    ],
+)
+def test_what_is_next_can_be_typed_although_the_command_is_not_on_path(
+    on_path: bool,
+    session: Session | None,
+    typed: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    program = tmp_path / "env" / "bin" / "maestro"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    monkeypatch.setenv("PATH", str(program.parent if on_path else tmp_path))
+    demo._show_what_is_next(session)
+    assert typed.format(tmp_path) in [
+        line[: len(typed.format(tmp_path))] for line in capsys.readouterr().out.splitlines()
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 GRAPH: dict[str, Any] = {
     "feature": "shop",
+    "persona": {"command": "true"},
     "tasks": [
         {
             "id": "TYPES",
@@ -41,7 +43,7 @@ GRAPH: dict[str, Any] = {
             "estimate_minutes": 20,
             "files": {"modify": ["app.py"]},
         },
-        {"id": "DOCS", "title": "Docs", "estimate_minutes": 5, "persona": "aider"},
+        {"id": "DOCS", "title": "Docs", "estimate_minutes": 5},
     ],
     "levels": {"1": {"name": "first", "gates": [{"name": "lint", "command": "true"}]}},
 }
@@ -68,7 +70,7 @@ def dry_run(*words: str, **changes: str) -> Done:
 
 
 def test_a_graph_is_shown_in_lines_with_tabs(graph: Path) -> None:
-    done = maestro("graph", graph, "--workers", "2")
+    done = maestro("graph", "graph.json", "--workers", "2")
     assert done.returncode == command.SUCCESS, done.stderr
     problem, heading, *lines = done.stdout.splitlines()
     line = graph.read_text().splitlines().index('   "files": {', 33) + 1
@@ -84,6 +86,25 @@ def test_a_graph_is_shown_in_lines_with_tabs(graph: Path) -> None:
         "never at once: CART → MAIL (own app.py)",
         "with 2 workers: 1 h, at most 2 tasks at the same time",
     ]
+
+
+def test_a_run_names_the_lines_that_graph_names_and_the_path_as_it_was_given(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = graph.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    graph.write_text(
+        json.dumps({"feature": "f", "workers": 3, "tasks": [{"id": "A", "title": "a"}]}, indent=1)
+    )
+    shown = maestro("graph", "../graph.json").stdout.splitlines()[0]
+    assert shown.split("\t")[1] == "../graph.json:3 $.workers"
+    done = maestro("run", "../graph.json")
+    assert "warning: ../graph.json:3 $.workers: 'workers' is not read; " in done.stderr
+    graph.write_text(json.dumps({"feature": "f", "tasks": [{"id": "A"}]}, indent=1))
+    for verb in ("graph", "run"):
+        shown = maestro(verb, "../graph.json").stdout.splitlines()[0]
+        assert shown.split("\t")[1:3] == ["../graph.json:4 $.tasks[0]", "A"]
 
 
 def test_json_has_everything(graph: Path) -> None:
@@ -172,6 +193,40 @@ def test_the_example_is_toml_in_the_current_folder(
 
 
 @pytest.mark.parametrize("form", ["toml", "json"])
+def test_the_example_is_complete_in_its_first_run_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    maestro("init", f"--{form}")
+    store = {"MAESTRO_STATE_DIR": str(tmp_path / "state")}
+    for words in ((), ("--force",)):
+        done = maestro_process("run", f"task-graph.{form}", *words, **store)
+        assert done.returncode == command.SUCCESS, done.stderr
+        assert "greeting: 4 of 4 tasks complete (4 executed, 0 reused)\n" in done.stdout
+        assert "attempt 2" not in done.stdout + done.stderr
+    assert "gate:2:syntax" in maestro("status", "greeting", **store).stdout
+    greet = subprocess.run(["sh", "greeting/greet", "Ada"], capture_output=True, check=True)
+    assert greet.stdout == b"Hello, Ada!\n"
+
+
+def test_the_verifications_of_the_example_look_at_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    maestro("init")
+    graph = check_file("task-graph.toml").graph
+    assert graph is not None
+    for task in graph.tasks:
+        assert task.verification is not None
+        done = subprocess.run(
+            ["sh", "-c", task.verification.command], check=False, stderr=subprocess.DEVNULL
+        )
+        assert done.returncode != 0, task.id
+
+
+@pytest.mark.parametrize("form", ["toml", "json"])
 def test_init_writes_a_graph_that_an_agent_executes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -212,6 +267,69 @@ def test_a_dry_run_shows_workers_and_missing_programs_and_writes_nothing(graph: 
     assert names(graph.parent) == ["graph.json"]
 
 
+def test_a_dry_run_lists_all_that_a_run_would_refuse_and_writes_nothing(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (graph.parent / "few_people.py").write_text("def builds(task): pass\n")
+    personas: list[Any] = [
+        *({"python": "no_such_module:f"}, {"python": "few_people:nofn"}, "aider", None),
+        *({"command": "no-such-tool"}, {"command": "./gone"}, {"python": "few_people:builds"}),
+    ]
+    tasks = [
+        {"id": f"T{number}", "title": "t", "persona": persona}
+        for number, persona in enumerate(personas)
+    ]
+    graph.write_text(json.dumps({"feature": "shop", "tasks": tasks}))
+    verbs = ("run", "graph.json"), ("zerg", "rush", "-g", "graph.json")
+    planned = [maestro_process(*words, "--dry-run") for words in verbs]
+    assert [each.returncode for each in planned] == [command.FAILED] * 2
+    shown = json.loads(maestro_process("run", "graph.json", "--dry-run", "--json").stdout)
+    assert [each["tasks"] for each in shown["refused"]] == [[f"T{at}"] for at in range(6)]
+    assert names(graph.parent) == ["few_people.py", "graph.json"]
+    started = maestro_process("run", "graph.json")
+    assert started.returncode == command.WRONG_USE
+    refused = [line[2:] for line in started.stderr.splitlines() if line.startswith("  T")]
+    assert len(refused) == 6
+    for each in planned:
+        lines = [line for line in each.stdout.splitlines() if line.startswith("cannot be")]
+        assert lines == [f"cannot be executed: {line}" for line in refused]
+
+
+def test_a_persona_option_may_name_an_agent(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    graph.write_text(json.dumps({"feature": "shop", "tasks": [{"id": "A", "title": "a"}]}))
+    shown = json.loads(dry_run("--persona", "codex", "--json").stdout)
+    (refused,) = shown["refused"]
+    assert (
+        "the agent 'codex' is not installed, or not on PATH; install it: npm" in refused["reason"]
+    )
+    shown = json.loads(dry_run("--persona", "true {prompt}", "--json").stdout)
+    assert shown["refused"] == []
+
+
+def test_what_a_run_refuses_has_the_syntax_of_the_file_and_names_the_folder(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = graph.with_suffix(".toml")
+    toml.write_text('feature = "shop"\n[tasks.A]\ntitle = "a"\n')
+    refused = maestro("run", "graph.toml").stderr
+    assert 'A: no persona; give the graph one, as persona = { command = "…" } at its' in refused
+    persona = {"command": "tools/write.sh"}
+    graph.write_text(json.dumps(GRAPH | {"persona": persona, "tasks": [{"id": "A", "title": "a"}]}))
+    refused = maestro("run", "graph.json").stderr
+    said = "the program 'tools/write.sh' is not there, in {}, where the tasks are executed"
+    assert f"{said.format(graph.parent)}\n" in refused
+    tool = graph.parent / "tools" / "write.sh"
+    tool.parent.mkdir()
+    tool.write_text("")
+    elsewhere = graph.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    refused = maestro("run", "../graph.json").stderr
+    assert f"{said.format(elsewhere)}; it is in {graph.parent}: run the graph from there" in refused
+
+
 def test_only_shows_a_task_with_what_it_depends_on(graph: Path) -> None:
     shown = json.loads(dry_run("--only", "MAIL", "--json").stdout)
     assert [each["id"] for each in shown["tasks"]] == ["TYPES", "MAIL"]
@@ -244,7 +362,8 @@ def test_options_of_graphs_are_refused_for_workflows(option: tuple[str, ...], gr
 def test_hostile_ids_titles_and_commands_execute_nothing(graph: Path) -> None:
     evil = f"$(touch {graph.parent}/pwned); `touch {graph.parent}/pwned`"
     task = {"id": "A", "title": evil, "verification": evil, "prompt": evil, "files": [evil]}
-    graph.write_text(json.dumps({"feature": evil, "tasks": [task]}))
+    persona = {"command": ["true", evil]}
+    graph.write_text(json.dumps({"feature": evil, "persona": persona, "tasks": [task]}))
     done = maestro_process("run", "graph.json", "--dry-run")
     assert done.returncode == command.SUCCESS, done.stderr
     graph.write_text(json.dumps({"feature": evil, "tasks": [task | {"id": evil}]}))

@@ -156,7 +156,9 @@ def test_a_run_without_streams_prints_nothing(tmp_path: Path, hive: Hive) -> Non
 
 def test_wrong_use_is_one_sentence(tmp_path: Path, hive: Hive) -> None:
     written(hive, "a")
-    assert "run 'r' has no step 'darft'; it has: draft" in complaint(logs(tmp_path, "darft"), 2)
+    assert "run 'r' has no step 'darft'; did you mean draft?" in complaint(
+        logs(tmp_path, "darft"), 2
+    )
     wrong = maestro("logs", "q", "--store", tmp_path)
     assert "There is no run 'q'" in complaint(wrong, code=2)
     complaint(logs(tmp_path, "--after", "x"), code=2)

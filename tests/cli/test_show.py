@@ -471,7 +471,7 @@ def test_a_mistyped_run_is_an_error_with_similar_ones(tmp_path: Path) -> None:
 def test_a_mistyped_step_is_an_error_with_similar_ones(tmp_path: Path) -> None:
     executed(tmp_path)
     message = complaint(maestro("show", RUN, "implemnt", "--store", tmp_path), code=2)
-    assert "has no step 'implemnt'; it has: implement" in message
+    assert "has no step 'implemnt'; did you mean implement?" in message
     assert "implement, review" in complaint(maestro("show", RUN, "9", "--store", tmp_path), code=2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,14 @@ import pytest
 
 from faults.team_kills import guards_of, is_alive
 from maestro_hive.cli import command, output
-from tests.cli.processes import answer, complaint, environment, maestro, start_maestro
+from tests.cli.processes import (
+    COMMAND,
+    answer,
+    complaint,
+    environment,
+    maestro,
+    start_maestro,
+)
 from tests.python_processes import PythonProcess, suspend
 from tests.team.conftest import SHELL, task
 
@@ -117,16 +125,62 @@ def test_force_with_the_id_of_a_run_that_exists_is_refused(folder: Path) -> None
     assert (folder / "done").read_text() == "A\n"
 
 
-def test_tasks_that_are_complete_in_another_state_folder_are_named(folder: Path) -> None:
+def test_what_is_complete_in_another_state_folder_is_not_executed_again_unasked(
+    folder: Path,
+) -> None:
     graph = write(folder, task("A", "echo A >> done"), retry=1)
     assert called(folder, "run", graph).returncode == command.SUCCESS
-    other = maestro("run", graph, MAESTRO_STATE_DIR=str(folder.parent / "other"))
-    assert other.returncode == command.SUCCESS
+    other = {"MAESTRO_STATE_DIR": str(folder.parent / "other")}
+    for words in (("run", graph), ("run", graph, "--dry-run"), ("resume",)):
+        refused = complaint(maestro(*words, **other), command.WRONG_USE)
+        assert "1 task of this graph is complete in run my-shop of another state folder" in refused
+        assert f"--store {folder.parent / 'state'}" in refused
+    assert (folder / "done").read_text() == "A\n"
+    there = maestro("run", graph, "--store", str(folder.parent / "state"), **other)
+    assert "(0 executed, 1 reused)" in there.stdout
+    assert maestro("run", graph, "--force", **other).returncode == command.SUCCESS
+    assert (folder / "done").read_text() == "A\nA\n"
+
+
+def test_resume_takes_no_run_whose_graph_was_changed_since(folder: Path) -> None:
+    def graph(text: str) -> str:
+        return write(folder, task("A", f"echo {text} >> done; test -f go"), retry=1)
+
+    assert called(folder, "run", graph("one")).returncode == command.FAILED
+    (folder / "go").touch()
+    assert called(folder, "run", graph("two")).returncode == command.SUCCESS
+    refused = complaint(called(folder, "resume"), command.WRONG_USE)
+    assert "my-shop-2, is complete" in refused
+    assert "maestro resume my-shop" in refused
+    assert (folder / "done").read_text() == "one\ntwo\n"
+    assert called(folder, "status").stdout.startswith("run my-shop-2: success")
+    (folder / "go").unlink()
+    assert called(folder, "run", graph("three")).returncode == command.FAILED
+    assert "to retry: maestro retry my-shop-3" in called(folder, "resume").stdout
+
+
+def test_a_part_of_a_graph_is_said_to_be_one(folder: Path) -> None:
+    graph = write(folder, task("A", "echo A >> done"), task("B"))
+    assert called(folder, "run", graph).returncode == command.SUCCESS
+    part = called(folder, "run", graph, "--only", "A")
     assert (
-        "has 1 complete task of this graph; run my-shop in this one executes all of them"
-        in other.stderr
+        "run my-shop-2 is for a part of the graph: what is unchanged since run my-shop stays complete"
+        in part.stderr
     )
-    assert f"--store {folder.parent / 'state'}" in other.stderr
+    whole = called(folder, "run", graph)
+    assert "run my-shop-2 is for a part of the graph: run my-shop-3 goes on" in whole.stderr
+    assert "(0 executed, 2 reused)" in whole.stdout
+    write(folder, task("A", "echo A >> done"), task("B", "true"))
+    assert "the graph has changed since run my-shop-3" in called(folder, "run", graph).stderr
+
+
+def test_an_option_that_is_refused_makes_no_run(folder: Path) -> None:
+    assert called(folder, "run", write(folder, task("A"))).returncode == command.SUCCESS
+    graph = write(folder, task("A", "true"))
+    for wrong in ("ftp://x", "no-such-program {message}"):
+        refused = complaint(called(folder, "run", graph, "--notify", wrong), command.WRONG_USE)
+        assert "--notify" in refused
+    assert "my-shop-2" not in called(folder, "runs").stdout
 
 
 def number_in(path: Path) -> int:
@@ -234,6 +288,30 @@ def test_failures_come_last_with_the_command_to_retry(folder: Path) -> None:
     assert (resumed.returncode, "(2 executed, 1 reused)" in resumed.stdout) == (0, True)
 
 
+def test_tasks_that_failed_alike_are_reported_once(folder: Path) -> None:
+    names = [f"TASK-{number:02}" for number in range(12)]
+    same = [task(name, "echo the reason; test -f mended") for name in names]
+    graph = write(folder, *same, task("OTHER", "exit 7"), retry=1)
+    done = called(folder, "run", graph)
+    assert done.returncode == command.FAILED
+    report = done.stdout[done.stdout.index("my shop: ") :]
+    named = ", ".join(names[:9])
+    assert report == (
+        "my shop: 0 of 13 tasks complete (0 executed, 0 reused)\n"
+        "\n"
+        f"failed: {named} and 3 more, each after 1 attempt\n"
+        "  CommandFailedError: the persona's command ended with exit code 1\n"
+        "  the reason\n"
+        "  the output of TASK-00: maestro logs my-shop TASK-00\n"
+        "\n"
+        "failed: OTHER, after 1 attempt\n"
+        "  CommandFailedError: the persona's command ended with exit code 7, and printed nothing\n"
+        "  its output: maestro logs my-shop OTHER\n"
+        "\n"
+        "to retry: maestro retry my-shop && maestro resume my-shop\n"
+    )
+
+
 @pytest.mark.parametrize("failing", ["the gate", "a task before it"])
 def test_what_waits_for_a_required_gate_that_failed_is_not_started(
     folder: Path, failing: str
@@ -277,7 +355,7 @@ def test_a_run_that_fails_by_no_task_says_why(folder: Path) -> None:
     assert failed.returncode == command.FAILED
     assert (
         f"run 'my-shop' failed: IsADirectoryError: [Errno 21] Is a directory: '{unreadable}'"
-        in (failed.stderr)
+        in failed.stderr
     )
     assert "`maestro retry my-shop`" in failed.stderr
     unreadable.rmdir()
@@ -299,6 +377,54 @@ def test_the_file_of_a_checkpoint_that_cannot_be_removed_suspends_the_run(folder
     unremovable.rmdir()
     (folder / "mended").touch()
     assert called(folder, "resume", "my-shop").returncode == command.SUCCESS
+
+
+def test_a_gate_that_is_not_required_and_failed_is_shown_as_not_passed(folder: Path) -> None:
+    gate = {"name": "opt", "command": "echo the reason; exit 3", "required": False}
+    must = {"name": "must", "command": "true", "required": True}
+    levels = {"1": {"tasks": ["A"], "gates": [gate, must]}, "2": {"tasks": ["B"]}}
+    more = {"levels": levels, "retry": 1}
+    graph = write(folder, task("A"), task("B", "test -f mended", "A"), **more)
+    logs = "its output: maestro logs my-shop gate:1:opt"
+    reported = f"not passed, and not required: gate:1:opt; {logs}\n"
+    reason = "gate 'opt' ended with exit code 3"
+    done = called(folder, "run", graph)
+    assert without_times(done.stdout)[:4] == [
+        "A: started",
+        "A: complete",
+        "gate:1:opt: started",
+        f"gate:1:opt: not passed, and not required: {reason}: the reason",
+    ]
+    assert reported in done.stdout
+    assert "failed: B, after 1 attempt" in done.stdout
+    (folder / "mended").touch()
+    assert called(folder, "retry", "my-shop").returncode == command.SUCCESS
+    resumed = called(folder, "resume")
+    assert (resumed.returncode, reported in resumed.stdout) == (command.SUCCESS, True)
+    assert "gate:1:opt: not passed" not in resumed.stdout  # it is not executed again
+    shown = answer(called(folder, "status", "--json"))["run"]
+    assert shown["status"] == "success"
+    (found,) = [each for each in shown["tasks"] if each["id"] == "gate:1:opt"]
+    assert (found["status"], found["error"], found["failures"]) == (
+        "not_passed",
+        f"{reason}\nthe reason",
+        1,
+    )
+    assert "not passed" in called(folder, "status").stdout
+    write(folder, task("A"), task("B", "true", "A"), **more)
+    forked = called(folder, "run", graph)
+    assert forked.returncode == command.SUCCESS
+    assert "(1 executed, 1 reused)" in forked.stdout
+    assert reported.replace("my-shop", "my-shop-2") in forked.stdout
+    again = called(folder, "run", graph)
+    assert reported.replace("my-shop", "my-shop-2") in again.stdout
+    assert statuses(folder) == {"A": "complete", "B": "complete"}
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    """Return the statuses of tasks in the state file."""
+    found = json.loads((folder / ".mahabharatha" / "state.json").read_text())["tasks"]
+    return {name: each["status"] for name, each in found.items()}
 
 
 def test_a_changed_graph_is_another_run_with_what_is_unchanged(folder: Path) -> None:
@@ -332,26 +458,41 @@ def test_a_run_id_of_another_graph_is_refused_in_two_lines(
     assert f"run mine was started in another folder, {folder}" in moved.stderr
 
 
-def test_a_graph_that_is_changed_back_has_its_own_tasks_and_gates_again(folder: Path) -> None:
-    gate = {"name": "check", "required": True}
+def test_what_another_graph_has_replaced_is_executed_again_when_that_is_changed_back(
+    folder: Path,
+) -> None:
+    """The files are those of the other graph, and its own gate has seen others."""
 
-    def run(text: str) -> tuple[str, dict[str, Any]]:
-        graph = write(
+    def graph(text: str, does: str = ":") -> str:
+        return write(
             folder,
-            task("A", f"echo {text} > a", files=["a"]),
-            task("B", after="A"),
-            levels={"1": {"tasks": ["A"], "gates": [{**gate, "command": f"echo {text}"}]}},
+            task("A", f"echo {text} > a; {does}", files=["a"]),
+            task("B", "cp a b", "A", files=["b"]),
+            task("C"),
+            levels={
+                "1": {
+                    "tasks": ["A"],
+                    "gates": [{"name": "check", "command": f"grep -qx {text} a"}],
+                }
+            },
+            retry=1,
         )
-        done = called(folder, "run", graph)
-        shown = answer(called(folder, "status", "--json"))["run"]["tasks"]
-        return done.stdout, {each["id"]: (each["status"], each["took_seconds"]) for each in shown}
 
-    _, first = run("one")
-    _, second = run("two")
-    back, third = run("one")
-    assert "2 of 2 tasks complete (0 executed, 2 reused)" in back
-    assert third == first
-    assert {status for status, _ in second.values()} == {"complete"}
+    def run(text: str, does: str = ":") -> str:
+        return called(folder, "run", graph(text, does)).stdout
+
+    assert "3 of 3 tasks complete (3 executed" in run("one")
+    assert "3 of 3 tasks complete (2 executed" in run("two")
+    back = run("one")
+    assert "3 of 3 tasks complete (2 executed, 1 reused)" in back
+    assert "gate:1:check: complete" in back
+    assert (folder / "a").read_text() == (folder / "b").read_text() == "one\n"
+    assert "failed" in run("three", "false")
+    assert "already done, by my-shop-4: 1 of 3 tasks: C\n" in (
+        called(folder, "run", graph("one"), "--dry-run").stdout
+    )
+    assert "3 of 3 tasks complete (1 executed, 2 reused)" in run("one")
+    assert (folder / "a").read_text() == (folder / "b").read_text() == "one\n"
 
 
 def test_gates_above_the_first_level_are_those_of_the_changed_graph(folder: Path) -> None:
@@ -470,6 +611,37 @@ def test_a_signal_ends_the_groups_and_says_how_to_resume(folder: Path, how: sign
     resumed = called(folder, "resume")
     assert "3 of 3 tasks complete (2 executed, 1 reused)" in resumed.stdout
     assert "retried" not in resumed.stdout
+
+
+#: A persona that fails if its program does, which a signal to the group ends. It blocks the loop until
+#: both are there: the signal, and the end of the program.
+_WAITS_FOR_A_PROGRAM = """
+import os, pathlib, subprocess, time
+
+async def work(task):
+    os.setpgid(0, 0)  # as a shell does
+    program = subprocess.Popen(["sleep", "60"])
+    pathlib.Path("pid").write_text(str(program.pid))
+    while program.poll() is None:
+        time.sleep(0.01)
+    raise RuntimeError(f"the program ended with {program.returncode}")
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_end_of_a_program_by_the_signal_that_stops_the_run_is_no_failure(
+    folder: Path, how: signal.Signals
+) -> None:
+    (folder / "waiting_for_program.py").write_text(_WAITS_FOR_A_PROGRAM)
+    persona = {"python": "waiting_for_program:work"}
+    graph = write(folder, task("A"), persona=persona, retry={"max_attempts": 1, "rounds": 1})
+    with started(folder, "run", graph) as engine:
+        os.killpg(os.getpgid(number_in(folder / "pid")), how)
+        out, err = engine.communicate(_SECONDS)
+    assert engine.returncode == 128 + how, err
+    assert "A: stopped" in out
+    (shown,) = answer(called(folder, "status", "--json"))["run"]["tasks"]
+    assert (shown["status"], shown["failures"]) == ("stopped", 0)
 
 
 def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
@@ -670,6 +842,47 @@ def test_what_is_over_its_budget_is_said_once(folder: Path) -> None:
     assert f"  {raised}\n" in again
 
 
+def test_the_status_has_what_each_task_has_spent_and_its_handovers(folder: Path) -> None:
+    (folder / "spending.py").write_text(
+        "import os\n"
+        "from maestro_hive import current\n"
+        "from maestro_hive.team.progress import ContextFull\n"
+        "def spend(task):\n"
+        "    current().spend(tokens=600, usd=0.1)\n"
+        "    current().spend(tokens=600, usd=0.2)\n"
+        "    if 'checkpoint' not in current().progress:\n"
+        "        raise ContextFull(current_step=1)\n"
+        "    if not os.path.exists('mended'):\n"
+        "        raise ValueError('no')\n"
+    )
+    made = [{"id": "A", "title": "A", "persona": {"python": "spending:spend"}}, task("B")]
+    graph = write(folder, *made, retry=1)
+    assert "tokens" not in called(folder, "run", graph, "--only", "B").stdout
+    assert called(folder, "status").stdout.count("tokens") == 0
+    with started(folder, "run", graph, "--force") as engine:
+        engine.communicate(_SECONDS)
+    assert engine.returncode == command.FAILED
+    (folder / "mended").touch()
+    assert called(folder, "retry", "my-shop-2").returncode == 0
+
+    def shown() -> dict[str, Any]:
+        run = answer(called(folder, "status", "my-shop-2", "--json"))["run"]
+        assert (run["tokens"], run["usd"]) == (spent["tokens"], spent["usd"])
+        by_id = {each["id"]: each for each in run["tasks"]}
+        assert [by_id["B"][name] for name in spent] == [0, 0.0, 0]
+        return {name: by_id["A"][name] for name in spent}
+
+    spent = {"tokens": 2400, "usd": 0.6, "handovers": 1}
+    assert shown() == spent  # also while nothing of it counts
+    with started(folder, "resume", "my-shop-2") as engine:
+        engine.communicate(_SECONDS)
+    assert engine.returncode == command.SUCCESS
+    spent = {"tokens": 3600, "usd": 0.9, "handovers": 1}
+    assert shown() == spent
+    table = called(folder, "status", "my-shop-2").stdout.splitlines()
+    assert table[1].split("\t")[5] == "3,600"
+
+
 def test_the_report_as_json_is_all_that_is_printed(folder: Path) -> None:
     graph = write(
         folder,
@@ -836,3 +1049,46 @@ def test_a_run_that_is_stopped_prints_its_object_as_well(folder: Path) -> None:
         assert engine.wait() == 128 + signal.SIGTERM
     run = json.loads(printed)["run"]
     assert (run["run_id"], run["tasks"][0]["status"]) == ("my-shop", "stopped")
+
+
+@pytest.mark.parametrize("how", ["closed", "full"])
+def test_a_report_that_nobody_reads_says_nothing_about_the_run(folder: Path, how: str) -> None:
+    graph = write(folder, task("A"))
+    reading, closed = os.pipe()
+    os.close(reading)
+    with open(closed, "w") as pipe, open("/dev/full", "w") as full:  # noqa: PTH123
+        state = {"MAESTRO_STATE_DIR": str(folder.parent / "state")}
+        done = subprocess.run(
+            [*COMMAND, "run", graph],
+            stdout=pipe if how == "closed" else full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=folder,
+            env=environment(**state),
+        )
+    assert done.returncode == (command.SUCCESS if how == "closed" else command.FAILED)
+    is_said = "the report could not be printed: No space left on device. Run my-shop: success"
+    assert (is_said in done.stderr) == (how == "full")
+
+
+def test_how_far_a_run_came_is_what_the_journal_has(folder: Path) -> None:
+    """Also if it was stopped before the display knew of what was complete before."""
+    graph = write(folder, task("A"), task("LONG", _LONG, "A"))
+    with started(folder, "run", graph) as engine:
+        number_in(folder / "pid")
+        engine.send_signal(signal.SIGTERM)
+        _, err = engine.communicate(_SECONDS)
+    assert "was stopped, 1 of 2 tasks complete" in err
+    (folder / "pid").unlink()
+    with started(folder, "resume") as engine:
+        wait_until(lambda: holders_of(folder))
+        engine.send_signal(signal.SIGTERM)
+        _, err = engine.communicate(_SECONDS)
+    assert "was stopped, 1 of 2 tasks complete" in err
+
+
+def holders_of(folder: Path) -> list[str]:
+    """Return the processes that execute a run of the folder."""
+    runs = answer(called(folder, "runs", "--json"))["runs"]
+    return [each["run_id"] for each in runs if each["executed"]]

@@ -287,6 +287,6 @@ def test_agents_that_are_not_installed_are_named_before_anything_starts(
         assert line in refused.stderr
     assert not (tmp_path / "state").exists()
     planned = desk.maestro("run", graph, "--dry-run")
-    assert planned.returncode == 0
-    for line in ("not on PATH: claude, needed by A, C\n", "not on PATH: codex, needed by B\n"):
-        assert line in planned.stdout
+    assert planned.returncode == command.FAILED
+    for line in ("A, C: the agent 'claude' is not", "B: the agent 'codex' is not installed"):
+        assert f"\ncannot be executed: {line}" in planned.stdout

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.cli.processes import answer
+from maestro_hive.cli import command
+from tests.cli.processes import answer, complaint
 from tests.cli.test_team import called, folder, started, wait_until, without_times, write
 from tests.team.conftest import task
 
@@ -60,7 +61,7 @@ def test_the_log_of_a_task_that_asked_is_whole_and_under_its_id(folder: Path) ->
     assert called(folder, "logs", "my-shop").stdout == f"==> ASK <==\n{written}"
     assert called(folder, "logs", "my-shop", "ASK#2").stdout == "first\nand then?\n"
     unknown = called(folder, "logs", "my-shop", "ASKS")
-    assert "has no step 'ASKS'; it has: ASK" in unknown.stderr
+    assert "has no step 'ASKS'; did you mean ASK " in unknown.stderr
     assert answer(called(folder, "status", "--json"))["run"]["status"] == "success"
 
 
@@ -111,6 +112,36 @@ def test_a_question_from_before_is_said_again_unless_it_is_answered(folder: Path
     answered = called(folder, "resume", "--no-wait")
     assert without_times(answered.stdout)[0] == "ASK: started"
     assert "'and then?'" in without_times(answered.stdout)[1]
+
+
+def test_a_retry_leaves_the_questions_of_other_tasks_open(folder: Path) -> None:
+    asks = 'grep -q "The answer" && exit 0; echo Which?; exit 3'
+    graph = write(
+        folder,
+        task("Q", persona={"command": ["sh", "-c", asks]}),
+        task("BAD", "test -f go"),
+        retry=1,
+    )
+    assert called(folder, "run", graph, "--no-wait").returncode == command.PERSON_NEEDED
+    (folder / "go").touch()
+    assert called(folder, "retry", "my-shop").returncode == command.SUCCESS
+    (shown, *_) = answer(called(folder, "status", "--json"))["run"]["tasks"]
+    assert (shown["status"], shown["question"]) == ("waiting", "Which?")
+    assert called(folder, "answer", "my-shop", "Q", "this").returncode == command.SUCCESS
+    done = called(folder, "resume")
+    assert done.returncode == command.SUCCESS, done
+    assert "2 of 2 tasks complete" in done.stdout
+
+
+def test_a_task_that_was_not_started_is_no_unknown_one(folder: Path) -> None:
+    graph = write(folder, task("BAD", "exit 1"), task("LATER", after="BAD"), retry=1)
+    assert called(folder, "run", graph).returncode == command.FAILED
+    for words in (("logs",), ("show",), ("retry",)):
+        refused = complaint(called(folder, *words, "my-shop", "LATER"), command.WRONG_USE)
+        assert "LATER of run 'my-shop' was not started yet" in refused
+        assert "maestro status my-shop" in refused
+        unknown = complaint(called(folder, *words, "my-shop", "LATE"), command.WRONG_USE)
+        assert "did you mean LATER?" in unknown
 
 
 def test_a_task_that_only_asked_is_not_complete(folder: Path) -> None:

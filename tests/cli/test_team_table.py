@@ -78,7 +78,8 @@ def test_the_time_left_follows_estimates_and_then_measured_times() -> None:
     two.note(events.StepStarted, "B", 60)
     assert two.progress.seconds_left(at(60)) == pytest.approx(20 * 6)  # the longest path
     assert two.progress.seconds_left(at(100)) == pytest.approx((35 * 6 - 40) / 2)  # all of the work
-    assert two.progress.seconds_left(at(1000)) == pytest.approx(15 * 6 / 2)  # B is late
+    assert two.progress.seconds_left(at(1000)) == pytest.approx(20 * 60 - 940)  # B is as estimated
+    assert two.progress.seconds_left(at(2000)) == pytest.approx(15 * 6 / 2)  # B is late
     unknown = Progress(plan_of(task("A")), 1, 0)
     assert unknown.seconds_left(at(0)) is None
 
@@ -99,6 +100,44 @@ def test_a_task_that_is_late_is_not_said_to_end_soon() -> None:
     assert "about 1 min left" in shown(120)
     assert "longer than estimated" in shown(181)
     assert "left" not in shown(181)
+
+
+def test_quick_tasks_make_no_other_task_late() -> None:
+    """The first task took no time, and another one takes longer: as it was estimated, or not."""
+
+    def shown(plan: Plan, seconds: float) -> str:
+        feed = Feed(plan)
+        feed.execute("A", 0, 0.01)
+        feed.note(events.StepStarted, "B", 1)
+        return table_lines(feed.progress, Look(120, 24), at(1 + seconds), lambda _: 1)[-1]
+
+    estimated = plan_of(task("A", estimate_minutes=1), task("B", after="A", estimate_minutes=2))
+    assert "about 1 min 59 s left" in shown(estimated, 1)
+    assert "longer than estimated" in shown(estimated, 121)
+    unknown = plan_of(task("A"), task("B", after="A"))
+    for seconds in (1, 1000):
+        line = shown(unknown, seconds)
+        assert line.endswith("1/2 tasks, 1 running")
+
+
+def test_the_bar_says_what_waits_for_answers_and_then_no_time() -> None:
+    feed = Feed(plan_of(*map(task, "ABCDE"), task("F", after="A")), workers=2)
+    feed.execute("E", 0, 10)
+    asked = {"what": "answer", "escalation": None, "until": None}
+
+    def ask(name: str) -> str:
+        feed.note(events.StepStarted, name, 10)
+        feed.note(events.StepCompleted, name, 11, resolved=False, by=None)
+        feed.note(events.WaitStarted, name, 11, **asked)
+        return table_lines(feed.progress, Look(120, 24), at(12), lambda _: 1)[-1]
+
+    feed.note(events.StepStarted, "C", 10)
+    feed.note(events.StepStarted, "D", 10)
+    assert " left, 2 running, 1 waits for an answer" in ask("A")
+    feed.execute("D", 10, 11)
+    feed.note(events.StepStarted, "C", 10)
+    feed.fail("C", 11)
+    assert ask("B").endswith("2/6 tasks, 2 wait for an answer, 1 failed")
 
 
 def test_a_failure_blocks_what_depends_on_it_and_that_takes_no_time() -> None:
@@ -124,6 +163,46 @@ def test_a_required_gate_that_cannot_pass_blocks_all_that_is_after_it(failing: s
     blocked = 1 if failing == "gate:1:unit" else 2  # then the gate as well
     assert feed.progress.counts()["blocked"] == blocked
     assert "pending" not in feed.progress.counts()
+
+
+def test_rows_stand_in_the_order_of_the_graph_whatever_has_happened() -> None:
+    gates = [{"name": name, "command": "true"} for name in ("b", "a")]
+    levels = {"1": {"tasks": ["B", "A"], "gates": gates}, "2": {"tasks": ["C"]}}
+    feed = Feed(plan_of(task("B"), task("A"), task("C"), levels=levels))
+    order = ["B", "A", "gate:1:b", "gate:1:a", "C"]
+
+    def rows() -> list[str]:
+        return [row.id for row in feed.progress.chosen(10)]
+
+    assert rows() == order
+    feed.execute("A", 0, 1)
+    feed.execute("B", 1, 2)
+    for gate in ("gate:1:b", "gate:1:a"):
+        feed.note(events.StepStarted, gate, 2)
+        assert rows() == order
+        feed.execute(gate, 2, 3)
+        assert rows() == order
+    feed.note(events.StepStarted, "C", 3)
+    assert rows() == order
+
+
+@for_each("first", ["the event", "the result"])
+def test_a_gate_that_is_not_required_and_failed_is_not_passed_and_blocks_nothing(
+    first: str,
+) -> None:
+    gate = {"name": "opt", "command": "false", "required": False}
+    plan = plan_of(task("A"), task("B", after="A"), levels={"1": {"tasks": ["A"], "gates": [gate]}})
+    feed, name, reason = Feed(plan), "gate:1:opt", "gate 'opt' ended\nsome\nthe reason"
+    feed.execute("A", 0, 1)
+    feed.note(events.StepStarted, name, 1)
+    lines = [] if first == "the event" else feed.progress.not_passed(name, reason)
+    lines += feed.note(events.StepCompleted, name, 2, resolved=False, by=None)
+    if first == "the event":
+        lines += [line[10:] for line in feed.progress.not_passed(name, reason)]
+    assert lines == [f"{name}: not passed, and not required: gate 'opt' ended: the reason"]
+    assert feed.progress.counts() == {"not_passed": 1, "pending": 1, "complete": 1}
+    drawn = table_lines(feed.progress, Look(120, 24), at(2), lambda _: 0)
+    assert any(line.split()[1:4] == [name, "not", "passed"] for line in drawn)
 
 
 def test_what_happened_before_this_execution_is_measured_and_not_said() -> None:

@@ -69,6 +69,16 @@ def test_a_terminal_shows_a_table_and_a_line_for_each_task_that_has_ended(folder
     assert results(folder) == dict.fromkeys(("A", "LONG", "LAST"), "complete")
 
 
+def test_the_bar_of_a_run_that_only_waits_says_so_and_no_time(folder: Path) -> None:
+    asks = [task(name, "echo which?; exit 3", "A") for name in ("ASK", "MORE")]
+    graph = write(folder, task("A", estimate_minutes=5), *asks, task("LAST", after="ASK"))
+    with in_a_terminal(folder, "run", graph, columns=120) as terminal:
+        text = terminal.wait_for(lambda text: "1/4 tasks, 2 wait for an answer" in text)
+        assert "left" not in text.splitlines()[-1]
+        terminal.type("\x03")
+        assert terminal.ended() == 130
+
+
 def test_the_table_follows_the_size_of_the_terminal(folder: Path, graph: str) -> None:
     with in_a_terminal(folder, "run", graph, lines=24, columns=100, NO_COLOR="1") as terminal:
         text = terminal.wait_for(

@@ -169,6 +169,16 @@ def test_a_fresh_worker_gets_the_checkpoint_of_the_lost_run(team: Team) -> None:
     assert list((team.folder / ".mahabharatha/checkpoints").iterdir()) == []
 
 
+def test_the_state_file_names_a_checkpoint_while_the_fresh_worker_is_executed(team: Team) -> None:
+    does = (
+        'i=0; until_state_has() { until grep -q "$1" .mahabharatha/state.json; do'
+        " [ $((i += 1)) -lt 600 ] || exit 1; sleep 0.05; done; };"
+        ' [ -s "$MAESTRO_PROGRESS" ] && until_state_has checkpoints/A && exit 0;'
+        ' until_state_has running; echo 7 > "$MAESTRO_PROGRESS"; exit 2'
+    )
+    team.run(graph(task("A", does), retry=1))
+
+
 def test_a_new_run_gets_no_checkpoint_of_another_one(team: Team) -> None:
     does = 'test -s "$MAESTRO_PROGRESS" && exit 1; echo {} > "$MAESTRO_PROGRESS"; exit 1'
     made = graph(task("A", does), retry=1)
@@ -209,8 +219,9 @@ def test_the_state_of_a_run_that_has_a_journal_is_replaced(folder: Path) -> None
     called(folder, "run", "graph.json")
     write(folder, make("X"), feature="other")
     assert called(folder, "run", "graph.json").returncode == 0
+    write(folder, make("Y"), feature="another")  # the journal of the other run is there
     elsewhere = maestro("run", "graph.json", MAESTRO_STATE_DIR=str(folder.parent / "elsewhere"))
-    assert "1 executed, 0 reused" in elsewhere.stdout  # the journal of the other run is there
+    assert "1 executed, 0 reused" in elsewhere.stdout
 
 
 def test_a_state_that_another_program_wrote_is_imported_and_not_taken(folder: Path) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
     from datetime import datetime
 
+    from maestro_hive.maestro.state.projections import Load
     from maestro_hive.maestro.state.records import Entry, Lease, RunRecord
     from maestro_hive.maestro.state.run_view import RecordedRun, RunView, StepDetails
     from maestro_hive.maestro.state.store import Reader
@@ -238,15 +239,25 @@ def step_details(reader: Reader, run_id: str, step: str) -> StepDetails:
     if found is not None:
         with readable(run_id):
             return read_model.step_details(run, found)
-    raise unknown_step(run_id, step, run.state)
+    raise unknown_step(run.record, step, run.state, run.load)
 
 
-def unknown_step(run_id: str, step: str, state: RunState) -> ConfigurationError:
+def unknown_step(record: RunRecord, step: str, state: RunState, load: Load) -> ConfigurationError:
     """Return the error for a step that a run does not have; it names similar ones."""
-    names = labels(state).values()
-    near = get_close_matches(step, names, n=3) or list(dict.fromkeys(names))[:10]
-    known = f"it has: {', '.join(near)}" if near else "it has none"
-    return ConfigurationError(f"run {run_id!r} has no step {step!r}; {known}")
+    from maestro_hive.team.plans import WORKFLOW, planned_names
+
+    run_id, names = record.name, dict.fromkeys(labels(state).values())
+    if record.workflow == WORKFLOW:
+        planned = planned_names(state, load)
+        if step in planned:
+            return ConfigurationError(
+                f"{step} of run {run_id!r} was not started yet; what it waits for: maestro status {run_id}"
+            )
+        names |= dict.fromkeys(planned)
+    near = get_close_matches(step, names, n=3)
+    known = f"it has: {', '.join([*names][:10])}" if names else "it has none"
+    hint = f"did you mean {' or '.join(near)}?" if near else known
+    return ConfigurationError(f"run {run_id!r} has no step {step!r}; {hint}")
 
 
 def answered_questions(reader: Reader, run_id: str, state: RunState) -> set[bytes]:

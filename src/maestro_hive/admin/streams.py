@@ -76,4 +76,5 @@ class StreamFeed:
     def check_step(self) -> None:
         """Raise if the run has no such step, as far as was read."""
         if self._step is not None and self._stream.step() is None:
-            raise unknown_step(self._stream.run.name, self._step, self._stream.state)
+            stream = self._stream
+            raise unknown_step(stream.run, self._step, stream.state, self._reader.load)

@@ -15,6 +15,7 @@ from maestro_hive.admin.children import ChildReader
 from maestro_hive.admin.runs import find_run, read_run, view_of
 from maestro_hive.hive.runs import read_input
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError, RunLeasedError
+from maestro_hive.maestro.state.projections import sum_of_usd
 from maestro_hive.maestro.state.records import EntryKind
 from maestro_hive.maestro.state.views import seconds_between
 from maestro_hive.team.choosing import RecordedRuns, choose_run, restorable
@@ -26,12 +27,22 @@ from maestro_hive.team.inputs import (
     task_input,
     without_answers,
 )
-from maestro_hive.team.plans import WORKFLOW, asks, gate_name, plan_of
+from maestro_hive.team.plans import (
+    GATE_PREFIX,
+    WORKFLOW,
+    asks,
+    gate_name,
+    plan_of,
+    replaced_steps,
+    why_not_passed,
+)
+from maestro_hive.team.progress import handovers
 from maestro_hive.team.restoring import read_state, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.maestro.state.records import RunRecord
     from maestro_hive.maestro.state.run_view import RecordedRun, RunView, StepView
     from maestro_hive.maestro.state.store import Reader
@@ -42,6 +53,8 @@ COMPLETE, FAILED, PENDING, BLOCKED = "complete", "failed", "pending", "blocked"
 #: The statuses of a step that is complete: also by a repair.
 _DONE_STATUSES = ("success", "recovered")
 WAITING, STOPPED, BANKRUPT, PARKED = "waiting", "stopped", "bankrupt", "parked"
+#: Of a gate that has failed and is not required: its run goes on, and succeeds.
+NOT_PASSED = "not_passed"
 #: For how many seconds the end of a process is waited for that was asked to stop.
 _STOP_SECONDS = 30.0
 
@@ -55,7 +68,8 @@ class TaskView:
     level: int
     is_gate: bool
     #: complete, failed, bankrupt, running, waiting for an answer, stopped, or another status of a step;
-    #: pending, parked while the breaker of its persona is open, or blocked by one that failed.
+    #: pending, parked while the breaker of its persona is open, or blocked by one that failed;
+    #: not_passed, of a gate that failed and is not required.
     status: str
     persona: str | None
     attempts: int
@@ -63,10 +77,15 @@ class TaskView:
     failures: int
     #: How long its last attempt took, or has taken by now; None if that was killed, or there is none.
     took_seconds: float | None
+    #: Why it failed, or has not passed.
     error: str | None
     blocked_by: str | None
     #: What it asks, while it waits for an answer.
     question: str | None = None
+    #: What all of its attempts in this run spent, and how often a fresh worker went on for a full one.
+    tokens: int = 0
+    usd: float = 0.0
+    handovers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +125,10 @@ def team_view(reader: Reader, run_id: str) -> TeamView:
         steps, _ = _of_this_graph(recorded, plan, run.steps, restored)
     steps = {name: _as_task(recorded, each) for name, each in steps.items()}
     suspended = None if run.suspended is None else run.suspended.message
-    took = {name: _took(recorded, each) for name, each in steps.items()}
+    known = _facts(recorded, steps)
     for name in [name for name, each in steps.items() if _is_retried(recorded, each)]:
         del steps[name]
-    views = list(_task_views(plan, run, steps, took, restored))
+    views = list(_task_views(plan, run, steps, known, restored))
     return TeamView(
         run_id=run_id,
         feature=plan.graph.feature,
@@ -182,9 +201,13 @@ def _started_with(reader: Reader | None, run_id: str) -> tuple[dict[str, Json], 
 
 
 def _reused_of(reader: Reader, recorded: RecordedRun, plan: Plan) -> tuple[str, ...]:
-    run = _view_of(reader, recorded)
+    """Return what is complete in a run, and would be in a fork of it."""
+    replaced = replaced_steps(recorded.state, recorded.load)
+    left = [each for each in _view_of(reader, recorded).steps if each.step not in replaced]
+    executed = {each.name for each in recorded.state.steps.values()}
     restored = taken(plan, _arguments(recorded).get("restored"))
-    _, results = _of_this_graph(recorded, plan, run.steps, restored)
+    restored = {name: each for name, each in restored.items() if name not in executed}
+    _, results = _of_this_graph(recorded, plan, left, restored)
     complete: dict[str, None] = {}
     for at in plan.order:
         task = plan.graph.tasks[at]
@@ -326,6 +349,49 @@ def _has_input(
     return without_answers(then) == now and (results is None or others == [results])
 
 
+class _Facts(NamedTuple):
+    """What is recorded of a task or a gate, besides the view of its last step."""
+
+    took: float | None = None
+    #: Why a gate has not passed that is not required.
+    not_passed: str | None = None
+    tokens: int = 0
+    usd: float = 0.0
+    handovers: int = 0
+
+
+_NO_FACTS = _Facts()
+
+
+def _facts(recorded: RecordedRun, views: Mapping[str, StepView]) -> dict[str, _Facts]:
+    """Return the facts of tasks and gates by their names, from their last steps by their names."""
+    every: dict[str, list[StepState]] = {}
+    for step in recorded.state.steps.values():
+        every.setdefault(step.name, []).append(step)
+    return {
+        name: _Facts(
+            took=_took(recorded, view),
+            not_passed=_not_passed(recorded, view),
+            # A task that has asked has a step for each answer.
+            tokens=sum(sum((each.tokens or {}).values()) for each in every[name]),
+            usd=sum_of_usd(each.usd for each in every[name]),
+            handovers=sum(_handovers(recorded, each) for each in every[name]),
+        )
+        for name, view in views.items()
+    }
+
+
+def _not_passed(recorded: RecordedRun, view: StepView) -> str | None:
+    if not view.name.startswith(GATE_PREFIX) or view.status not in _DONE_STATUSES:
+        return None
+    return why_not_passed(recorded.value(recorded.state.steps[view.step].completed))
+
+
+def _handovers(recorded: RecordedRun, step: StepState) -> int:
+    saved = recorded.value(step.progress)
+    return handovers(saved) if isinstance(saved, dict) else 0
+
+
 def _took(recorded: RecordedRun, view: StepView) -> float | None:
     """Return how long the last attempt of a step took, as its line at the end of it says."""
     step = recorded.state.steps[view.step]
@@ -348,7 +414,7 @@ def _task_views(
     plan: Plan,
     run: RunView,
     steps: dict[str, StepView],
-    took: dict[str, float | None],
+    known: dict[str, _Facts],
     restored: Iterable[str],
 ) -> Iterator[TaskView]:
     status = {
@@ -356,6 +422,8 @@ def _task_views(
         for name, step in steps.items()
     }
     status |= dict.fromkeys(restored, COMPLETE)
+    not_passed = {name: each.not_passed for name, each in known.items() if each.not_passed}
+    status |= {name: NOT_PASSED for name in not_passed if name in steps}
     if run.status != "cancelled":  # an attempt was: the run was stopped
         status = {name: STOPPED if each == "cancelled" else each for name, each in status.items()}
     status |= {each.name: WAITING for each in run.waits_for}
@@ -365,7 +433,12 @@ def _task_views(
 
     def view(name: str, title: str, level: int, persona: str | None) -> TaskView:
         step, blocked_by = steps.get(name), blocked.get(name)
+        facts = known.get(name, _NO_FACTS)
         now = status.get(name, BLOCKED if blocked_by else PENDING)
+        error = None if step is None or now in (COMPLETE, STOPPED) else step.last_error
+        failures = 0 if step is None else step.failures
+        if now == NOT_PASSED:  # its step is complete: it has found out that
+            error, failures = not_passed[name], failures + 1
         return TaskView(
             id=name,
             title=title,
@@ -374,11 +447,14 @@ def _task_views(
             status=now,
             persona=persona,
             attempts=0 if step is None else step.attempts,
-            failures=0 if step is None else step.failures,
-            took_seconds=took.get(name),
-            error=None if step is None or now in (COMPLETE, STOPPED) else step.last_error,
+            failures=failures,
+            took_seconds=facts.took,
+            error=error,
             blocked_by=blocked_by,
             question=asked.get(name),
+            tokens=facts.tokens,
+            usd=facts.usd,
+            handovers=facts.handovers,
         )
 
     tasks = {task.id: task for task in plan.graph.tasks}
@@ -433,7 +509,9 @@ def _with_parked(
     if opened:
         ended = {COMPLETE: TaskState.COMPLETE, FAILED: TaskState.FAILED}
         states = {each.id: ended.get(each.status, TaskState.PENDING) for each in views}
-        passed = {each.level for each in views if each.is_gate and each.status == COMPLETE}
+        gates = [each for each in views if each.is_gate]
+        open_gates = {each.level for each in gates if each.status not in (COMPLETE, NOT_PASSED)}
+        passed = {each.level for each in gates} - open_gates
         ready = set(Frontier(plan, states, passed).ready())
     for each in views:
         is_parked = each.id in ready and each.status == PENDING and each.persona in opened

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from maestro_hive.admin import breakers
-from maestro_hive.admin.runs import find_run, read_run
+from maestro_hive.admin.runs import find_run, read_run, unknown_step
 from maestro_hive.admin.teams import over_own_budget
 from maestro_hive.cli import output
 from maestro_hive.cli.command import Helpful, breaker_names, duration, run_ids, verb, verb_group
@@ -243,8 +243,10 @@ def _step_to_retry(
         return wanted
     run = read_run(store, record.name)
     found = find_step(run.state, wanted, newest=True)
-    if found is None or found.completed is None:
-        return wanted if found is None else found.number
+    if found is None:
+        raise unknown_step(record, wanted, run.state, run.load)
+    if found.completed is None:
+        return found.number
     if asks(run.value(found.completed)) and run.state.ended is None:
         answer = call.command_line("answer", record.name, found.name, "TEXT")
         raise ConfigurationError(

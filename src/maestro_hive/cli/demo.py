@@ -179,7 +179,7 @@ def _proven(session: Session, started: int) -> list[str]:
     completed = proof.completions(session.events())
     output.line()
     output.heading("The ledger, which the personas wrote, and the journal:")
-    rows: list[list[output.Cell]] = [
+    rows = [
         [
             task,
             _listed([each.attempt for each in ledger[:started] if each.task == task]),
@@ -188,9 +188,7 @@ def _proven(session: Session, started: int) -> list[str]:
         ]
         for task in tasks
     ]
-    output.table(
-        ["task", "attempts before the kill", "and after it", "complete in the journal"], rows
-    )
+    _table(["task", "attempts before the kill", "and after it", "complete in the journal"], rows)
     found = proof.contradictions(tasks, ledger, completed)
     if not found:
         again = {each.task for each in ledger[started:]}
@@ -204,6 +202,17 @@ def _proven(session: Session, started: int) -> list[str]:
     return found
 
 
+def _table(columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table to be read, in a pipe too: nobody takes it apart there."""
+    if output.is_terminal():
+        output.table(columns, rows)
+        return
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)]
+        output.line((" " * output.GAP).join(cells).rstrip())
+
+
 def _listed(attempts: list[int]) -> str:
     return ", ".join(map(str, attempts))
 
@@ -211,23 +220,37 @@ def _listed(attempts: list[int]) -> str:
 def _show_what_is_next(session: Session | None) -> None:
     output.line()
     output.heading("Next")
+    maestro = _typed(from_here=session is None)
     if session is None:
-        found = {"maestro demo --keep": "keep the folder, and look around in it"}
+        found = {f"{maestro} demo --keep": "keep the folder, and look around in it"}
     else:
         output.line(f"cd {shlex.quote(str(session.project))}")
         found = {
-            f"maestro status {RUN} --store {STORE}": "its tasks",
-            f"maestro show {RUN} BACKEND --store {STORE}": "why an attempt failed, and what healed it",
-            f"maestro logs {RUN} BACKEND --store {STORE}": "what a persona wrote",
+            f"{maestro} status {RUN} --store {STORE}": "its tasks",
+            f"{maestro} show {RUN} BACKEND --store {STORE}": "why an attempt failed, and what healed it",
+            f"{maestro} logs {RUN} BACKEND --store {STORE}": "what a persona wrote",
             "python3 app.py": "what they have built, on http://127.0.0.1:8000",
         }
     found |= {
-        "maestro init": "write a task graph of your own",
-        "maestro run --help": "how it is executed: by commands, functions, claude, codex, …",
+        f"{maestro} init": "write a task graph of your own",
+        f"{maestro} run --help": "how it is executed: by commands, functions, claude, codex, …",
     }
     width = max(map(len, found))
     for command, purpose in found.items():
         output.line(f"{command:{width}}   {purpose}")
+
+
+def _typed(*, from_here: bool) -> str:
+    """Return how the command can be typed, in the current folder or in any: it may not be on PATH."""
+    if shutil.which("maestro") is not None:
+        return "maestro"
+    program = Path(sys.executable).absolute().with_name("maestro")
+    if not program.is_file():
+        return f"{shlex.quote(sys.executable)} -m maestro_hive"
+    here = Path.cwd()
+    if from_here and program.is_relative_to(here):
+        program = program.relative_to(here)
+    return shlex.quote(str(program))
 
 
 # --- lines ----------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from maestro_hive.team import graph_files
 from maestro_hive.team.graph import AGENTS, Persona, make_plan, select, simulate
 from maestro_hive.team.graph.commands import PROMPT_ADVICE, is_prompt_in_script
 from maestro_hive.team.graph.drawing import MAX_DRAWN, draw
+from maestro_hive.team.graph.problems import closest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from maestro_hive.cli.command import Call
     from maestro_hive.team.graph import Checked, Graph, Level, Plan, Problem, Schedule
     from maestro_hive.team.graph_files import MissingProgram
+    from maestro_hive.team.personas import Refused
 
 DEFAULT_WORKERS = 4
 _MOST_WORKERS = 1000
@@ -107,7 +111,8 @@ def init_command(_: Call, folder: Path, *, toml: bool, as_json: bool, agent: str
     """Write an example task graph to start from.
 
     It is written to DIR, the current folder by default, as task-graph.toml with comments that explain
-    every part, or as task-graph.json. A file that exists is never replaced.
+    every part, or as task-graph.json. A file that exists is never replaced. The graph can be executed
+    as it is: its tasks are done by a small script, which you replace by an agent or a command.
 
     Examples:
         maestro init                    task-graph.toml, here
@@ -117,8 +122,10 @@ def init_command(_: Call, folder: Path, *, toml: bool, as_json: bool, agent: str
     if toml and as_json:
         raise click.UsageError("Give either --toml or --json.")
     path = graph_files.write_example(folder, "json" if as_json else "toml", agent)
-    then = "set its personas, and 'maestro graph" if agent is None else "'maestro graph"
-    output.line(f"{path} was written; {then} {path}' checks it")
+    typed = shlex.quote(str(path))
+    output.line(
+        f"{path} was written; 'maestro graph {typed}' checks it, and 'maestro run {typed}' executes it"
+    )
 
 
 # --- the dry run ----------------------------------------------------------------------------------
@@ -135,20 +142,29 @@ def show_dry_run(
     persona: str | None = None,
     run_id: str | None = None,
 ) -> int | None:
-    """Show what a run of a graph would do; nothing is executed or written."""
+    """Show what a run of a graph would do, and what it would refuse; nothing is written.
+
+    No task is executed; but whether a function is there is only known when its module is imported.
+    """
+    from maestro_hive.team.personas import functions_of
+
     checked = graph_files.check_file(path, strict=strict)
     plan = _selected(checked, path, only)
     if plan is not None:
         plan = replace(plan, graph=with_persona(plan.graph, persona))
     missing: Sequence[MissingProgram] = ()
+    refused: Sequence[Refused] = ()
     schedule, reused = None, None
     count = workers or DEFAULT_WORKERS
     if plan is not None:
+        with _no_bytecode():
+            refused = functions_of(plan.graph, Path.cwd())[1]
         missing = graph_files.missing_programs(plan.graph)
         schedule = simulate(plan, count)
         reused = _reused(call, plan, run_id, force=force)
     if call.wants_json:
         shown = _members(path, checked, plan, schedule)
+        shown["refused"] = [each._asdict() for each in refused]
         shown["missing_programs"] = [asdict(each) for each in missing]
         shown["reused"] = None if reused is None else asdict(reused)
         click.echo(output.to_json(shown, indent=2))
@@ -157,10 +173,23 @@ def show_dry_run(
         if plan is not None and schedule is not None:
             _show_plan(plan, schedule, count)
             _show_lanes(schedule)
+            for each in refused:
+                output.line(f"cannot be executed: {each}")
             _show_missing(missing)
             _show_reused(reused, plan)
             output.note("dry run: nothing was executed or written")
-    return FAILED if checked.errors else None
+    return FAILED if checked.errors or refused else None
+
+
+@contextmanager
+def _no_bytecode() -> Iterator[None]:
+    """Import modules meanwhile without writing ``__pycache__``."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def _reused(call: Call, plan: Plan, run_id: str | None, *, force: bool) -> Reused | None:
@@ -187,7 +216,8 @@ def graph_to_run(call: Call, path: Path, only: Sequence[str], *, strict: bool) -
     plan = _selected(checked, path, only)
     if plan is not None:
         for each in checked.warnings:
-            output.note(f"warning: {each}")
+            task = "" if each.task is None else f" (task {each.task})"
+            output.note(f"warning: {_place(path, each)}{task}: {each.message}; {each.advice}")
         return plan.graph
     if call.wants_json:
         click.echo(output.to_json(_members(path, checked, None, None), indent=2))
@@ -197,9 +227,11 @@ def graph_to_run(call: Call, path: Path, only: Sequence[str], *, strict: bool) -
 
 
 def with_persona(graph: Graph, command: str | None) -> Graph:
-    """Return a graph whose tasks without a persona are executed by a command."""
+    """Return a graph whose tasks without a persona are executed by an agent, or by a command."""
     if command is None or graph.persona is not None:
         return graph
+    if command in AGENTS:
+        return replace(graph, persona=command)
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
@@ -219,17 +251,12 @@ def _selected(checked: Checked, path: Path, only: Sequence[str]) -> Plan | None:
     known = {task.id: None for task in checked.graph.tasks}
     for each in only:
         if each not in known:
-            hint = _known_ids(each, list(known))
+            near = closest(each, known)
+            hint = (
+                f"did you mean {near}?" if near else f"it has {output.listed(list(known), _NAMED)}"
+            )
             raise ConfigurationError(f"--only {each}: {path} has no such task; {hint}")
     return make_plan(select(checked.graph, only))
-
-
-def _known_ids(name: str, known: list[str]) -> str:
-    """Return the id that may be meant by a name, or some of all, in words."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(name[:64], known[:1000], n=1)
-    return f"did you mean {near[0]}?" if near else f"it has {output.listed(known, _NAMED)}"
 
 
 # --- what is shown --------------------------------------------------------------------------------
@@ -250,14 +277,18 @@ def _show_problems(path: Path, checked: Checked) -> None:
 
 
 def _problem_row(path: Path, kind: str, style: str, problem: Problem) -> list[output.Cell]:
-    line = "" if problem.line is None else f":{problem.line}"
     return [
         output.Styled(kind, style),
-        f"{path.name}{line} {problem.path}",
+        _place(path, problem),
         problem.task,
         problem.message,
         problem.advice,
     ]
+
+
+def _place(path: Path, problem: Problem) -> str:
+    line = "" if problem.line is None else f":{problem.line}"
+    return f"{path}{line} {problem.path}"
 
 
 def _show_plan(plan: Plan, schedule: Schedule, workers: int) -> None:

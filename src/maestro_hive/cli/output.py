@@ -48,6 +48,7 @@ _STATUS_STYLES = {
     "help_needed": "red",
     "interrupted": "red",
     "open": "red",
+    "not_passed": "yellow",
     "stopped": "magenta",
 }
 

@@ -100,8 +100,9 @@ class TakesArguments(Helpful):
 )
 @click.option(
     "--persona",
-    metavar="COMMAND",
-    help="Of a task graph: what executes tasks without a persona; {prompt} becomes one argument.",
+    metavar="AGENT|COMMAND",
+    help="Of a task graph: what executes tasks without a persona: an agent, such as claude, or a"
+    " command, in which {prompt} becomes one argument.",
 )
 @graphs.workers_option
 @click.option(
@@ -143,10 +144,12 @@ def run_command(
 
     GRAPH is a file with a task graph, whose tasks are executed in the current folder. A graph is a
     program: read it first. The run is named by the feature. The same command resumes it; if the graph
-    has changed since, what is unchanged is not executed again. With --dry-run nothing is executed: it
-    shows levels, what each worker would do, conflicts, and programs that are not on PATH. A terminal
-    shows a table, and each task that has ended as a line; elsewhere lines say what happens. The exit
-    code is 1 if a task or a gate failed; 'maestro retry RUN' and 'maestro resume RUN' then go on.
+    has changed since, what is unchanged is not executed again. With --dry-run no task is executed: it
+    shows levels, what each worker would do, conflicts, tasks that a run would refuse (the exit code is
+    1 then; modules of Python personas are imported to find out), and programs of verifications and
+    gates that are not on PATH. A terminal shows a table, and each task that has ended as a line;
+    elsewhere lines say what happens. The exit code is 1 if a task or a gate failed; 'maestro retry RUN'
+    and 'maestro resume RUN' then go on.
 
     Examples:
         maestro run task-graph.json --workers 8                  execute a task graph

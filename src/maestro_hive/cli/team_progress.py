@@ -8,12 +8,22 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
 
-from maestro_hive.admin.teams import BLOCKED, COMPLETE, FAILED, PARKED, PENDING, STOPPED, WAITING
+from maestro_hive.admin.teams import (
+    BLOCKED,
+    COMPLETE,
+    FAILED,
+    NOT_PASSED,
+    PARKED,
+    PENDING,
+    STOPPED,
+    WAITING,
+)
 from maestro_hive.cli import output
 from maestro_hive.maestro.state import events
+from maestro_hive.maestro.state.projections import sum_of_usd
 from maestro_hive.team.plans import gate_name
 
 if TYPE_CHECKING:
@@ -31,7 +41,10 @@ UNSUCCESSFUL = (FAILED, OVER_BUDGET, INTERRUPTED, HELP_NEEDED)
 _OVER = frozenset({COMPLETE, BLOCKED, *UNSUCCESSFUL})
 #: What an attempt that ended without a failure means.
 _STOPPED_AS = {"bankrupt": OVER_BUDGET, "interrupted": INTERRUPTED}
-_ORDER = (RUNNING, RETRYING, WAITING, *UNSUCCESSFUL, PARKED, STOPPED, PENDING, BLOCKED, COMPLETE)
+_ORDER = (
+    *(RUNNING, RETRYING, WAITING, *UNSUCCESSFUL, NOT_PASSED),
+    *(PARKED, STOPPED, PENDING, BLOCKED, COMPLETE),
+)
 #: How much of an error is shown in a line.
 _LINE = 160
 #: What the message of an error ends with besides, if its kind is known.
@@ -48,10 +61,13 @@ class Row:
     id: str
     title: str
     level: int
+    #: Where it stands in the graph: by level, the gates of a level after its tasks.
+    place: int
     #: Its number in the plan; None of a gate.
     number: int | None
-    #: What it is taken to last, in minutes.
+    #: What it is taken to last, in minutes, and whether the graph says so.
     minutes: float
+    is_estimated: bool
     status: str = PENDING
     attempt: int = 0
     #: When its last attempt started, and how long it has taken at its end.
@@ -65,6 +81,15 @@ class Row:
         if self.status == RUNNING and self.started is not None:
             return max(0.0, now - self.started)
         return self.took
+
+
+class _Line(NamedTuple):
+    """A line that is to be printed."""
+
+    time: str
+    text: str
+    #: What has ended, of which the line is: how is not known at once.
+    ended: Row | None
 
 
 @dataclass(slots=True)
@@ -118,8 +143,10 @@ class Progress:
         self._waiting_since: dict[str, float] = {}
         #: What the workflow knows to be complete.
         self._complete: set[str] = set()
-        #: Lines in the order of the journal; those with a name are printed when that is complete.
-        self._lines: deque[tuple[str | None, str]] = deque()
+        #: Why gates have not passed that are not required.
+        self._not_passed: dict[str, str] = {}
+        #: Lines in the order of the journal, without those of ends that the workflow does not know.
+        self._lines: deque[_Line] = deque()
         #: Of all tasks, of those that are complete, and of those that may still be executed.
         self._minutes = self._minutes_left = sum(plan.minutes)
         self._minutes_done = 0.0
@@ -148,7 +175,7 @@ class Progress:
             # Of those that are complete, the last ones; their order is that of their ends.
             ordered = reversed(rows) if status == COMPLETE else iter(rows)
             found += (row for row, _ in zip(ordered, range(most - len(found)), strict=False))
-        return sorted(found, key=lambda row: (row.level, row.number is None, row.number or 0))
+        return sorted(found, key=lambda row: row.place)
 
     def part(self) -> float:
         """Return which part of the work is done, by estimates: from 0 to 1."""
@@ -160,24 +187,33 @@ class Progress:
         All workers share the work that is left, and no path of tasks takes less than its tasks do.
         """
         rate = self._rate()
-        if rate is None:
+        if rate is None or self._waits_for_people():
             return None
         work, path = self._minutes_left * rate, 0.0
         for row in self._groups[RUNNING].values():
             if row.number is not None:
-                spent = min(row.elapsed(now) or 0.0, row.minutes * rate)
-                work -= spent
-                path = max(path, self._plan.remaining[row.number] * rate - spent)
+                expected = _expected(row, rate, now)
+                done = row.minutes * rate - expected + min(row.elapsed(now) or 0.0, expected)
+                work -= done
+                path = max(path, self._plan.remaining[row.number] * rate - done)
         at_once = min(self._workers, self.total - self.complete_tasks)
         return max(work / max(1, at_once), path)
 
-    def is_late(self, now: float) -> bool:
-        """Return whether a task takes longer than it was taken to: then nobody knows when it ends."""
+    def late(self, now: float) -> list[Row]:
+        """Return the tasks that take longer than they were taken to: nobody knows when they end."""
         rate = self._rate()
-        return rate is not None and any(
-            row.number is not None and (row.elapsed(now) or 0.0) > row.minutes * rate
+        if rate is None:
+            return []
+        return [
+            row
             for row in self._groups[RUNNING].values()
-        )
+            if row.number is not None and (row.elapsed(now) or 0.0) > _expected(row, rate, now)
+        ]
+
+    def _waits_for_people(self) -> bool:
+        """Return whether nothing is executed, and nothing can be, before a person has answered."""
+        active = any(self._groups[each] for each in (RUNNING, RETRYING, PARKED))
+        return bool(self._groups[WAITING]) and not active
 
     def _rate(self) -> float | None:
         """Return how many seconds an estimated minute takes; None if nothing is estimated or measured."""
@@ -194,10 +230,17 @@ class Progress:
         self._set(self._rows[name], COMPLETE)
         return self._released()
 
+    def not_passed(self, name: str, reason: str) -> list[str]:
+        """Note that a gate that is not required has not passed; return the lines to be printed."""
+        self._complete.add(name)
+        self._not_passed[name] = reason
+        self._set(self._rows[name], NOT_PASSED)
+        return self._released()
+
     def end(self) -> list[str]:
         """Return the lines that are left at the end of this execution."""
         left, self._lines = self._lines, deque()
-        return [line for name, line in left if name is None]
+        return [f"{line.time}{line.text}" for line in left if line.ended is None]
 
     def park(self, name: str, at: datetime, *, is_parked: bool) -> list[str]:
         """Note that a task waits for a breaker, or does not any more; return the lines to be printed.
@@ -227,21 +270,27 @@ class Progress:
         if event.seq <= self._last_event or row is None:
             return []
         for text in self._noted(event, row):
-            # Until the workflow has noted it, its result may be that it asks for something.
-            held = row.id if isinstance(event, events.StepCompleted) else None
-            self._lines.append((held, _with_time(event, text)))
+            # What the result of a step means is known when the workflow has noted it: it may ask.
+            ended = row if isinstance(event, events.StepCompleted) else None
+            self._lines.append(_Line(_time_of(event), text, ended))
         return self._released()
 
     def _released(self) -> list[str]:
         """Return the lines up to the first of which is not known yet whether it is printed."""
         found: list[str] = []
         while self._lines:
-            name, line = self._lines[0]
-            if name is not None and name not in self._complete:
+            line = self._lines[0]
+            if line.ended is not None and line.ended.id not in self._complete:
                 break
-            found.append(line)
+            found.append(f"{line.time}{self._how_ended(line.ended) if line.ended else line.text}")
             self._lines.popleft()
         return found
+
+    def _how_ended(self, row: Row) -> str:
+        reason = self._not_passed.get(row.id)
+        if reason is None:
+            return f"{row.id}: complete in {output.took(row.took or 0.0)}"
+        return f"{row.id}: not passed, and not required: {_with_last_line(reason)}"
 
     def _measure(self, event: RunEvent, row: Row | None) -> None:
         """Note what attempts spend and take, in this execution and before."""
@@ -249,7 +298,7 @@ class Progress:
         match event:
             case events.Spent():
                 self.tokens += event.tokens
-                self.usd += event.usd
+                self.usd = sum_of_usd((self.usd, event.usd))
                 if row is not None:
                     row.tokens += event.tokens
             case events.StepStarted() if row is not None:
@@ -283,9 +332,9 @@ class Progress:
                 self._set(row, PARKED if row.id in self._parked else RETRYING)
                 yield f"{row.id}: attempt {event.attempt} failed: {_reason(event)}"
             case events.StepCompleted():
-                self._set(row, COMPLETE)
+                self._set(row, NOT_PASSED if row.id in self._not_passed else COMPLETE)
                 self.happened.executed[row.id] = None
-                yield f"{row.id}: complete in {output.took(row.took or 0.0)}"
+                yield ""  # the line says how it ended
             case events.StepStopped():
                 status = _STOPPED_AS.get(event.status, STOPPED)
                 self._set(row, status)
@@ -308,7 +357,7 @@ class Progress:
             case events.WaitStarted() if event.what in {"answer", "escalation"}:
                 self._set(row, WAITING if event.what == "answer" else HELP_NEEDED)
                 self._waiting_since[row.id] = event.at.timestamp()
-                self._lines = deque(each for each in self._lines if each[0] != row.id)
+                self._lines = deque(each for each in self._lines if each.ended is not row)
                 self.happened.executed.pop(row.id, None)
                 if event.what == "answer":
                     question = self._questions.get(row.id, "")
@@ -366,32 +415,42 @@ def question_line(name: str, question: str, command: str) -> str:
 
 def _rows(plan: Plan) -> Iterator[Row]:
     numbers = {each: number for number, each in enumerate(plan.ids)}
+    place = count()
     for level in plan.graph.levels:
-        tasks = (
-            Row(
-                id=each,
-                title=plan.graph.tasks[numbers[each]].title,
+        for number in sorted(numbers[each] for each in level.tasks):
+            yield Row(
+                id=plan.ids[number],
+                title=plan.graph.tasks[number].title,
                 level=level.number,
-                number=numbers[each],
-                minutes=plan.minutes[numbers[each]],
+                place=next(place),
+                number=number,
+                minutes=plan.minutes[number],
+                is_estimated=plan.graph.tasks[number].estimate_minutes is not None,
             )
-            for each in level.tasks
-        )
-        gates = (
-            Row(
+        for gate in level.gates:
+            yield Row(
                 id=gate_name(level, gate),
                 title=gate.command,
                 level=level.number,
+                place=next(place),
                 number=None,
                 minutes=0.0,
+                is_estimated=False,
             )
-            for gate in level.gates
-        )
-        yield from chain(tasks, gates)
 
 
-def _with_time(event: RunEvent, text: str) -> str:
-    return f"{event.at.astimezone():%H:%M:%S}  {text}"
+def _expected(row: Row, rate: float, now: float) -> float:
+    """Return how many seconds a task is taken to last, if a minute of an estimate takes ``rate``.
+
+    One that outlasts that may be as its own estimate says: those that were measured may have been quick.
+    """
+    measured = row.minutes * rate
+    is_longer = row.is_estimated and (row.elapsed(now) or 0.0) > measured
+    return max(measured, row.minutes * _MINUTE) if is_longer else measured
+
+
+def _time_of(event: RunEvent) -> str:
+    return f"{event.at.astimezone():%H:%M:%S}  "
 
 
 def _reason(event: events.StepFailed) -> str:
@@ -401,9 +460,17 @@ def _reason(event: events.StepFailed) -> str:
     match event.error_type.rpartition(".")[2]:
         case "VerificationFailedError" if last and "ended " in first:
             return _short(f"{last}; {first}")  # which has the command, however long
-        case "CommandFailedError" | "GateFailedError" if last:
-            return _short(f"{first}: {last}")
-    return _short(event.message)
+        case "CommandFailedError" | "GateFailedError":
+            return _with_last_line(event.message)
+        case _:
+            return _short(event.message)
+
+
+def _with_last_line(text: str) -> str:
+    """Return what has failed, and the last line of its output, in a line."""
+    first, _, rest = text.strip().partition("\n")
+    last = _CODE.sub("", rest.rpartition("\n")[2])
+    return _short(f"{first}: {last}" if last else text)
 
 
 def _short(text: str) -> str:

@@ -21,11 +21,13 @@ from maestro_hive.cli.command import FAILED, INTERRUPTED, PERSON_NEEDED, duratio
 from maestro_hive.cli.screen import Screen
 from maestro_hive.cli.show import waiting_line
 from maestro_hive.cli.team_progress import Happened, Progress, question_line
-from maestro_hive.cli.team_report import UNSUCCESSFUL, print_report
+from maestro_hive.cli.team_report import UNSUCCESSFUL, print_report, retry_command
 from maestro_hive.cli.team_table import Look, table_lines
 from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded, parts_of
 from maestro_hive.hive.dispatching import RunReleased
 from maestro_hive.hive.errors import RunCancelledError, RunFailedError
+from maestro_hive.kernel.errors import MaestroError
+from maestro_hive.kernel.files import reason_of
 from maestro_hive.kernel.process import run_async
 from maestro_hive.kernel.signals import until_signal
 from maestro_hive.maestro.state.views import OVER
@@ -134,6 +136,13 @@ class Shown:
             lines = self.progress.complete(name)
         _print(lines)
 
+    def not_passed(self, name: str, reason: str) -> None:
+        """Note that a gate that is not required has not passed, also if that was before."""
+        assert self.progress is not None
+        with self._lock:
+            lines = self.progress.not_passed(name, reason)
+        _print(lines)
+
     def parked(self, name: str, *, is_parked: bool) -> None:
         """Note that a task waits for the breaker of its persona, or does not any more."""
         assert self.progress is not None
@@ -179,8 +188,8 @@ class Shown:
                 lines = self.progress.end()
             _print(lines)
 
-    async def stop(self, seconds: float | None) -> None:
-        """Let nothing more start, and return when what is executed has ended, or after so long."""
+    def note_stop(self, seconds: float | None) -> None:
+        """Say that the run is stopped, and how long what is executed may take."""
         if self._run is None:
             return
         self._note = "stopping"
@@ -192,8 +201,12 @@ class Shown:
             f"stopping: nothing more is started, and {output.duration(seconds)} are left to {tasks};"
             " Ctrl+C again stops at once"
         )
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._run.slots.drain(), seconds)
+
+    async def drain(self, seconds: float) -> None:
+        """Let nothing more start, and return when what is executed has ended, or after so long."""
+        if self._run is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._run.slots.drain(), seconds)
 
     def draw(self, columns: int, lines: int) -> list[str]:
         """Return the table, for a terminal of this size."""
@@ -249,11 +262,28 @@ class TeamCall:
             return code
         with self._call.reading() as reader:
             view = teams.team_view(reader, self._run_id)
-        print_report(self._call, view, self._shown.happened)
-        sys.stdout.flush()
+        if not self._report(view):
+            code = code or FAILED
         if not is_stopped:  # who has stopped it knows
             run_async(self._notify_end(view))
         return code
+
+    def _report(self, view: TeamView) -> bool:
+        """Print the report; return whether nothing of it was lost. A reader may leave early."""
+        try:
+            print_report(self._call, view, self._shown.happened)
+            sys.stdout.flush()
+        except OSError as error:
+            # What is buffered is not written again when the process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                return True
+            output.complain(
+                f"the report could not be printed: {reason_of(error)}. Run {view.run_id}:"
+                f" {view.status}; to see it: {self._call.command_line('status', view.run_id)}"
+            )
+            return False
+        return True
 
     def _ended(
         self, start: Callable[[], Coroutine[Any, Any, Any]]
@@ -264,8 +294,10 @@ class TeamCall:
         stopped = f"run {self._run_id!r} was stopped"
         try:
             with self._screen():
-                stop = partial(self._shown.stop, self._manner.grace)
-                run_async(until_signal(self._attended(start()), stopped, stop))
+                grace = self._manner.grace
+                drain = None if grace is None else partial(self._shown.drain, grace)
+                note = partial(self._shown.note_stop, grace)
+                run_async(until_signal(self._attended(start()), stopped, drain, note))
         except (KeyboardInterrupt, SystemExit) as error:
             code = INTERRUPTED
             if isinstance(error, SystemExit):
@@ -276,7 +308,7 @@ class TeamCall:
         except RunCancelledError as error:
             return FAILED, str(error), False
         except RunFailedError as error:
-            return FAILED, _reason_of(error), False
+            return FAILED, _why_failed(error), False
         except (RunReleased, HelpNeeded, TokenBudgetExceeded) as error:
             needed = f"run {self._run_id!r} waits for a person. Answer, then"
             if not isinstance(error, RunReleased):
@@ -285,11 +317,15 @@ class TeamCall:
         return None, None, False
 
     def _how_far(self) -> str:
-        progress = self._shown.progress
-        if progress is None:
+        """Return how many tasks are complete, by the journal: the display may not know it yet."""
+        try:
+            with self._call.reading() as reader:
+                view = teams.team_view(reader, self._run_id)
+        except MaestroError:  # it was stopped before it was recorded
             return ""
-        total = output.many(progress.total, "task")
-        return f", {progress.complete_tasks:,} of {total} complete"
+        tasks = [each for each in view.tasks if not each.is_gate]
+        complete = sum(each.status == teams.COMPLETE for each in tasks)
+        return f", {complete:,} of {output.many(len(tasks), 'task')} complete"
 
     def _screen(self) -> contextlib.AbstractContextManager[object]:
         """Return what stdout is meanwhile."""
@@ -355,6 +391,8 @@ class TeamCall:
                 question=question,
                 complete=0 if progress is None else progress.complete_tasks,
                 total=0 if progress is None else progress.total,
+                tokens=asked.tokens,
+                usd=asked.usd,
             )
         )
 
@@ -366,8 +404,6 @@ class TeamCall:
         complete = sum(each.status == teams.COMPLETE for each in tasks)
         trouble = f"; failed: {output.listed(failed, 8)}" if failed else ""
         is_ended = view.status in OVER
-        done = view.status == "success"
-        command = None if done else self._call.command_line("resume", view.run_id)
         self._notifier.notify(
             Notification(
                 event=notifications.RUN_ENDED if is_ended else notifications.PERSON_NEEDED,
@@ -376,7 +412,7 @@ class TeamCall:
                 status=view.status,
                 message=f"{view.feature}: {view.status}, {complete} of"
                 f" {output.many(len(tasks), 'task')} complete{trouble}",
-                command=command,
+                command=self._command_to_go_on(view),
                 complete=complete,
                 total=len(tasks),
                 failed=failed,
@@ -386,8 +422,18 @@ class TeamCall:
         )
         await self._notifier.finish()
 
+    def _command_to_go_on(self, view: TeamView) -> str | None:
+        """Return what to type next, as the report says it; None if no command alone helps."""
+        match view.status:
+            case "success":
+                return None
+            case "failed" | "cancelled":
+                return retry_command(self._call, view)
+            case _:
+                return self._call.command_line("resume", view.run_id)
 
-def _reason_of(error: RunFailedError) -> str | None:
+
+def _why_failed(error: RunFailedError) -> str | None:
     """Return why a run failed; None if tasks and gates did: the report has these."""
     cause = error.__cause__
     if isinstance(cause, GraphFailedError):
@@ -397,7 +443,7 @@ def _reason_of(error: RunFailedError) -> str | None:
 
 
 def notifier_of(manner: Manner, hive: Hive) -> Notifier:
-    """Return who is told of a run; raise if somebody cannot be."""
+    """Return who is told of a run; raise if a target cannot be told."""
     named = os.environ.get(notifications.VARIABLE)
     targets = manner.notify or ((named,) if named else ())
     return Notifier([notifications.target(each, hive.config) for each in targets], output.complain)

@@ -62,15 +62,16 @@ def _show_status(call: Call, view: TeamView) -> None:
     output.heading(
         f"run {view.run_id}: {view.status}, {complete:,} of {output.many(total, 'task')} complete"
     )
-    columns = ["level", "task", "status", "attempts", "took", "title", "because"]
-    output.table(columns, [_status_row(each) for each in view.tasks])
+    tokens = ["tokens"] if any(each.tokens for each in view.tasks) else []
+    columns = ["level", "task", "status", "attempts", "took", *tokens, "title", "because"]
+    output.table(columns, [_status_row(each, bool(tokens)) for each in view.tasks])
     for each in view.waits_for:
         output.line(f"to answer: {call.command_line('answer', view.run_id, each, 'TEXT')}")
     if view.suspended and not view.executed and view.status != "success":
         output.line(f"suspended: {output.in_one_line(view.suspended)}")
 
 
-def _status_row(task: TaskView) -> list[output.Cell]:
+def _status_row(task: TaskView, has_tokens: bool) -> list[output.Cell]:
     because = task.error and " ".join(task.error.split())
     if task.blocked_by is not None:
         because = f"needs {task.blocked_by}"
@@ -82,6 +83,7 @@ def _status_row(task: TaskView) -> list[output.Cell]:
         output.status(task.status),
         task.attempts or None,
         None if task.took_seconds is None else output.took(task.took_seconds),
+        *([f"{task.tokens:,}" if task.tokens else None] if has_tokens else []),
         _cut(task.title, _TITLE),
         _cut(because, _LINE),
     ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from maestro_hive.admin.teams import WAITING
 from maestro_hive.cli import output
 from maestro_hive.cli.team_progress import RUNNING, UNSUCCESSFUL
 
@@ -146,12 +147,14 @@ def _cut(text: str, width: int) -> str:
 def _bar_line(progress: Progress, look: Look, now: float, note: str) -> str:
     """Return the feature, a bar, how many tasks are complete, and the time left; as far as it fits."""
     counts = progress.counts()
+    waiting = counts.get(WAITING, 0)
     failed = sum(counts.get(each, 0) for each in UNSUCCESSFUL)
     facts = [
         note or None,
         f"{progress.complete_tasks:,}/{progress.total:,} tasks",
         None if note else _time_left(progress, now),
         f"{counts[RUNNING]:,} running" if RUNNING in counts else None,
+        f"{waiting:,} {'waits' if waiting == 1 else 'wait'} for an answer" if waiting else None,
         f"{failed:,} failed" if failed else None,
         f"{progress.tokens:,} tokens" if progress.tokens else None,
     ]
@@ -174,9 +177,13 @@ def _time_left(progress: Progress, now: float) -> str | None:
     left = progress.seconds_left(now)
     if left is None:
         return None
-    if not progress.is_late(now):
+    late = progress.late(now)
+    if not late:
         return f"about {output.duration(left)} left"
-    return f"at least {output.duration(left)} left" if left >= 1 else "longer than estimated"
+    if left >= 1:
+        return f"at least {output.duration(left)} left"
+    # Where the graph says nothing, other tasks were the measure, and that is no estimate of anyone.
+    return "longer than estimated" if any(row.is_estimated for row in late) else None
 
 
 def _bar(part: float, width: int, look: Look) -> str:

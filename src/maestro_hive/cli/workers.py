@@ -90,7 +90,7 @@ def worker_command(
 
 async def _until_stopped(worker: Worker) -> signal.Signals | None:
     """Let a worker execute runs until a signal comes, and return that."""
-    stop = stop_politely()
+    stop = stop_politely(steps_go_on=True)
     try:
         async with stop, worker:
             output.note(f"worker {worker.id} takes runs; Ctrl+C stops it")

@@ -88,8 +88,9 @@ def zerg_command(_: Call) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would run, and execute nothing.")
 @click.option(
     "--persona",
-    metavar="COMMAND",
-    help="What executes tasks without a persona; {prompt} becomes one argument.",
+    metavar="AGENT|COMMAND",
+    help="What executes tasks without a persona: an agent, such as claude, or a command, in which"
+    " {prompt} becomes one argument.",
 )
 def rush_command(
     call: Call,
@@ -116,7 +117,8 @@ def rush_command(
     Examples:
         maestro zerg rush                                      the graph of the current feature
         maestro zerg rush -w 8 -g task-graph.json --dry-run    what 8 workers would do
-        maestro zerg rush --persona "claude -p {prompt}"       executed by a command
+        maestro zerg rush --persona claude                     executed by an agent
+        maestro zerg rush --persona "./work.sh {prompt}"       executed by a command
         maestro zerg rush --resume --timeout 3600              go on, for an hour
     """
     path = task_graph or _graph_of(feature)
@@ -141,10 +143,11 @@ def _check_earlier_run(call: Call, path: Path, level: int | None) -> None:
         raise ConfigurationError(
             f"{what}: there is no run of {graph.feature!r} in this folder yet; leave it out to start one"
         )
+    done = (admin_teams.COMPLETE, admin_teams.NOT_PASSED)
     missing = [
         task.id
         for task in found[0].tasks
-        if level is not None and task.level < level and task.status != admin_teams.COMPLETE
+        if level is not None and task.level < level and task.status not in done
     ]
     if missing:
         raise ConfigurationError(

@@ -109,10 +109,10 @@ class Attempt:
                 else:
                     result = await self._call(task, args, kwargs, is_async=is_async)
             except Exception:
-                if interrupted:
+                if interrupted and not self.was_cancelled():
                     await _let_stop_reach()
                 raise
-            if interrupted:
+            if interrupted and not self.was_cancelled():
                 await _let_stop_reach()
         except asyncio.CancelledError as error:
             context.end(error)
@@ -245,10 +245,10 @@ class Attempt:
 
 
 async def _let_stop_reach() -> None:
-    """Wait for the cancellation that follows Ctrl+C, if there was one.
+    """Wait for the cancellation that follows a signal, if there was one.
 
-    A program that the task has started got it, too, from the terminal: what the task made of its end is
-    no outcome.
+    A program that the task has started may have got it, too, from a terminal or as one of a group: what
+    the task made of its end is no outcome.
     """
     loop = asyncio.get_running_loop()
     if loop in interrupted:

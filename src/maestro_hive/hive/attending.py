@@ -13,6 +13,7 @@ from maestro_hive.hive.answers import answers_on_their_way
 from maestro_hive.hive.inbox import Inbox
 from maestro_hive.hive.release import IdleRuns, family_of, waits_for_people
 from maestro_hive.kernel.errors import MaestroError
+from maestro_hive.maestro.state.projections import sum_of_usd
 from maestro_hive.maestro.state.run_view import wait_views
 from maestro_hive.maestro.state.views import question_id
 
@@ -33,12 +34,15 @@ _IDLE_SECONDS = 0.5
 class Asked:
     """What a run, or a child of it, asks a person: a question, an approval, or an escalation.
 
-    ``several`` says that the run has another open question of this name.
+    ``several`` says that the run has another open question of this name. ``tokens`` and ``usd`` are
+    what the run has spent so far.
     """
 
     run_id: str
     wait: WaitView
     several: bool = False
+    tokens: int = 0
+    usd: float = 0.0
 
 
 async def attend(
@@ -69,7 +73,17 @@ def _asked(store: Store, run: ActiveRun, told: set[tuple[str, str]]) -> list[Ask
             return []
         answered = answers_on_their_way(state, Inbox(store).messages(run.run_id))
         waits = [wait for wait in wait_views(state, store.load, answered) if not wait.answered]
+        spent = list(state.spent.values())
     names = Counter(wait.name for wait in waits)
     new = [wait for wait in waits if (run.run_id, wait.id) not in told]
     told.update((run.run_id, wait.id) for wait in new)
-    return [Asked(run_id=run.run_id, wait=wait, several=names[wait.name] > 1) for wait in new]
+    return [
+        Asked(
+            run_id=run.run_id,
+            wait=wait,
+            several=names[wait.name] > 1,
+            tokens=sum(tokens for tokens, _ in spent),
+            usd=sum_of_usd(usd for _, usd in spent),
+        )
+        for wait in new
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from itertools import takewhile
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from maestro_hive.engine.copies import budget_of
 from maestro_hive.engine.open_run import append_entries
@@ -17,13 +17,14 @@ from maestro_hive.hive import runs
 from maestro_hive.hive.cancelling import children_of, leased
 from maestro_hive.hive.dispatching import recorded_dispatch
 from maestro_hive.hive.inbox import Inbox
-from maestro_hive.hive.runs import find_run
+from maestro_hive.hive.runs import find_run, read_run
 from maestro_hive.hive.typed_arguments import stored_argument
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import ConfigurationError, CorruptionError
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.budgets import RunBudget
 from maestro_hive.maestro.state.projections import (
+    asked_after_retry,
     effective_entries,
     facts_of,
     find_step,
@@ -34,16 +35,18 @@ from maestro_hive.maestro.state.records import EntryKind, NewEntry
 from maestro_hive.maestro.state.views import run_status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.hive import Hive
     from maestro_hive.hive.runs import Input
-    from maestro_hive.maestro.state.projections import RunState, StepState
+    from maestro_hive.maestro.state.projections import Load, RunState, StepState
     from maestro_hive.maestro.state.records import Entry, RunRecord
     from maestro_hive.maestro.state.store import Store
     from maestro_hive.maestro.state.strict_json import Json
 
+#: Returns the numbers of steps that a fork is made without.
+StepsLeftOut: TypeAlias = "Callable[[RunState, Load], Collection[int]]"
 _PENDING = "pending"
 
 
@@ -78,7 +81,9 @@ def retry(store: Store, run_id: str, step: str | int | None = None) -> None:
             facts=codec.dump_canonical(facts) if facts else None,
             identity=identity,
         )
-        status = _PENDING if state.started is not None else None
+        status = None
+        if state.started is not None:
+            status = runs.WAITING if asked_after_retry(state) else _PENDING
         append_entries(store, lease, [retried], status, dispatch=recorded_dispatch(state))
 
 
@@ -127,11 +132,13 @@ def fork(
     new_id: str | None = None,
     known: Mapping[str, WorkflowFunction[..., Any]] = MappingProxyType({}),
     again: Collection[str] = (),
+    without: StepsLeftOut = lambda _state, _load: (),
 ) -> str:
     """Create a run with the completed steps of another one, and return its id; it is not executed yet.
 
-    The step ``from_step`` is executed again, and so are all steps with a name in ``again``. Steps before it stay completed, and those after it too:
-    they run again exactly when their input changes. ``changed`` replaces arguments of the workflow
+    The step ``from_step`` is executed again, and so are all steps with a name in ``again``, and those
+    whose numbers ``without`` returns. Steps before it stay completed, and those after it too: they
+    run again exactly when their input changes. ``changed`` replaces arguments of the workflow
     by name, and ``in_words`` by typed texts: the parameter's type decides what they mean. ``known``
     has the parameters of a workflow where they are not recorded: that was enqueued by its name.
 
@@ -162,7 +169,8 @@ def fork(
         forked_from=run_id,
         from_step=None if first_new is None else first_new.name or first_new.number,
     )
-    copied = [first, *_copied(store, state, source, first_new, again)]
+    left_out = frozenset(without(state, store.load))
+    copied = [first, *_copied(store, state, source, first_new, again, left_out)]
     budget = budget_of(store, run_id)
     limit = None if budget is None or budget.limit is None else RunBudget(budget.limit)
     _create(store, name, record.workflow, copied, limit)
@@ -170,9 +178,15 @@ def fork(
 
 
 def fork_without(
-    hive: Hive, run_id: str, names: Collection[str], *, new_id: str, **changed: Any
+    hive: Hive,
+    run_id: str,
+    names: Collection[str],
+    without: StepsLeftOut,
+    *,
+    new_id: str,
+    **changed: Any,
 ) -> None:
-    """Fork a run without the steps of these names, which are executed again."""
+    """Fork a run without the steps of these names, and those that ``without`` returns."""
     fork(
         hive._open(),  # noqa: SLF001 - of this package
         run_id,
@@ -180,7 +194,13 @@ def fork_without(
         new_id=new_id,
         known=hive._workflows,  # noqa: SLF001
         again=names,
+        without=without,
     )
+
+
+def executed_steps(hive: Hive, run_id: str) -> set[str]:
+    """Return the names of the steps that a run has started."""
+    return {step.name for step in read_run(hive._open(), run_id).steps.values()}  # noqa: SLF001
 
 
 def record_start(
@@ -302,13 +322,17 @@ def _copied(
     source: list[Entry],
     first_new: StepState | None,
     again: Collection[str],
+    left_out: Collection[int],
 ) -> Iterator[NewEntry]:
     """Yield the entries to copy: those of completed steps, and others up to the step to execute again."""
     end = first_new.started.seq if first_new is not None else state.seq + 1
     completed = {
         step.number
         for step in state.steps.values()
-        if step.completed is not None and step is not first_new and step.name not in again
+        if step.completed is not None
+        and step is not first_new
+        and step.name not in again
+        and step.number not in left_out
     }
     over = {
         identity

@@ -27,14 +27,16 @@ _Handler: TypeAlias = "Callable[[int, FrameType | None], Any] | int | signal.Han
 
 ResultT = TypeVar("ResultT")
 
-#: The loops whose tasks are about to be cancelled by Ctrl+C. A terminal sends it to all processes that
-#: it shows, so what a task has started may have ended by it, too.
+#: The loops whose tasks are about to be cancelled by a signal. A terminal sends it to all processes that
+#: it shows, and others to a whole group, so what a task has started may have ended by it, too.
 interrupted: set[asyncio.AbstractEventLoop] = set()
 
 _POLITE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 #: What is awaited between the first signal and the cancellation: until what runs has ended.
 Grace: TypeAlias = "Callable[[], Coroutine[Any, Any, object]]"
+#: What is called first, on the loop.
+OnStop: TypeAlias = "Callable[[], object]"
 
 # Without what ``signal`` does around them: it tries to make an enum of each handler, which takes longer
 # than all else that is done here, for every run.
@@ -43,14 +45,18 @@ _setsignal: Callable[[int, _Handler], _Handler] = signal._signal.signal  # type:
 
 
 async def until_signal(
-    work: Awaitable[ResultT], message: str, grace: Grace | None = None
+    work: Awaitable[ResultT],
+    message: str,
+    grace: Grace | None = None,
+    on_stop: OnStop = lambda: None,
 ) -> ResultT:
     """Return what ``work`` gives; the first signal that stops cancels it, and then ends the program.
 
     As it would have ended: by a KeyboardInterrupt, which has the message, or with the code of the
     signal. With ``grace``, which is awaited first, work that ends meanwhile is not cancelled.
+    ``on_stop`` is called before either.
     """
-    stop = stop_politely(grace)
+    stop = stop_politely(grace, on_stop)
     try:
         async with stop:
             return await work
@@ -62,12 +68,16 @@ async def until_signal(
     raise SystemExit(128 + stop.signal)
 
 
-def stop_politely(grace: Grace | None = None) -> PoliteStop:
+def stop_politely(
+    grace: Grace | None = None, on_stop: OnStop = lambda: None, *, steps_go_on: bool = False
+) -> PoliteStop:
     """While its body runs, let the first SIGINT, SIGTERM or SIGHUP cancel the current task.
 
-    With ``grace``, when that has been awaited. The second one does what it would have done before, so
-    that a program that is stuck can still be stopped. A signal that is ignored stays ignored. In
-    another thread than the main one, this does nothing.
+    With ``grace``, when that has been awaited. Without, and unless steps go on after the cancellation,
+    how they end between the signal and the cancellation is no outcome: what they have started may have
+    got the signal, too. The second signal does what it would have done before, so that a program that
+    is stuck can still be stopped. A signal that is ignored stays ignored. In another thread than the
+    main one, this does nothing.
 
         try:
             async with stop_politely() as stop:
@@ -77,16 +87,24 @@ def stop_politely(grace: Grace | None = None) -> PoliteStop:
                 raise
             sys.exit(128 + stop.signal)
     """
-    return PoliteStop(grace)
+    return PoliteStop(grace, on_stop, steps_go_on=steps_go_on)
 
 
 class PoliteStop:
     """What ``async with stop_politely()`` gives: ``signal`` is the one that came, if any."""
 
-    def __init__(self, grace: Grace | None = None) -> None:
+    def __init__(
+        self,
+        grace: Grace | None = None,
+        on_stop: OnStop = lambda: None,
+        *,
+        steps_go_on: bool = False,
+    ) -> None:
         self.signal: signal.Signals | None = None
         self._is_cancelled = False
+        self._steps_go_on = steps_go_on or grace is not None
         self._grace = grace
+        self._on_stop = on_stop
         self._waiting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -118,16 +136,21 @@ class PoliteStop:
         """Cancel the task, at the first signal."""
         if self.signal is None:
             self.signal = signal.Signals(number)
-            if number == signal.SIGINT and self._grace is None:
+            if not self._steps_go_on:
                 interrupted.add(self.loop)
             with suppress(RuntimeError):  # a closed loop runs no task
                 self.loop.call_soon_threadsafe(self._begin)  # which wakes it, too
 
     def _begin(self) -> None:
-        if self._grace is None:
-            self._cancel()
-        elif not self._is_cancelled:
-            self._waiting = self.loop.create_task(self._cancel_after(self._grace))
+        if self._is_cancelled:
+            return
+        try:
+            self._on_stop()
+        finally:
+            if self._grace is None:
+                self._cancel()
+            else:
+                self._waiting = self.loop.create_task(self._cancel_after(self._grace))
 
     async def _cancel_after(self, grace: Grace) -> None:
         try:

@@ -13,7 +13,7 @@ import re
 import shutil
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,20 +48,21 @@ EXAMPLE_NAME = "task-graph"
 _SHOWN = 200
 
 
-def check_file(path: Path, *, strict: bool = False) -> Checked:
+def check_file(path: str | Path, *, strict: bool = False) -> Checked:
     """Return the graph of a file, or everything that is wrong with it.
 
     A file that cannot be read raises a ``MaestroError``. The suffix ``.toml`` or ``.json`` says how it
     is written; another one leaves that to its first character.
     """
-    data = _contents(path)
-    form = _form(path)
+    data = _contents(Path(path))
+    form = _form(Path(path))
     try:
         document = parse_document(data, form)
     except UnreadableError:
         return check_graph(data, form)
+    document.file = str(path)
     checked = check_document(document, strict=strict)
-    found = list(islice(_wrong_schemas(document), MOST))
+    found = list(islice(chain(_wrong_schemas(document), _wrong_commands(document)), MOST))
     if strict:
         found += _against_schema(document, MOST)
     known = {each.path for each in checked.errors}
@@ -71,7 +72,7 @@ def check_file(path: Path, *, strict: bool = False) -> Checked:
     return checked
 
 
-def load_file(path: Path, *, strict: bool = False) -> Checked:
+def load_file(path: str | Path, *, strict: bool = False) -> Checked:
     """Return the graph of a file and its plan; raise a ``GraphError`` with all errors if it has any."""
     checked = check_file(path, strict=strict)
     if checked.errors:
@@ -79,14 +80,56 @@ def load_file(path: Path, *, strict: bool = False) -> Checked:
     return checked
 
 
+def _members(value: Json) -> Iterable[tuple[str | int, Json]]:
+    """Return the members of an object, or the items of a list, as tasks, levels and gates stand in."""
+    if isinstance(value, list | dict):
+        return value.items() if isinstance(value, dict) else enumerate(value)
+    return ()
+
+
+def _wrong_commands(document: Document) -> Iterator[Problem]:
+    """Yield the verifications and gates that the shell cannot read."""
+    from maestro_hive.team.shell_syntax import unreadable
+
+    commands = list(_commands(document.tree))
+    wrong = unreadable(command for _, _, command in commands)
+    for path, task, command in commands:
+        if command in wrong:
+            what = "gate" if task is None else "verification"
+            yield Problem(
+                code="not-executable",
+                message=f"the shell cannot execute the {what}: {wrong[command]}",
+                advice="correct it: 'sh -n' tries what a shell can read, and executes nothing",
+                path=json_path(path),
+                task=task,
+                line=document.line(path),
+            )
+
+
+def _commands(tree: Json) -> Iterator[tuple[tuple[str | int, ...], str | None, str]]:
+    """Yield the commands for the shell with their places and the task, which a gate has not."""
+    if not isinstance(tree, dict):
+        return
+    for key, task in _members(tree.get("tasks")):
+        check = task.get("verification") if isinstance(task, dict) else None
+        at: tuple[str | int, ...] = ("tasks", key, "verification")
+        if isinstance(check, dict):
+            check, at = check.get("command"), (*at, "command")
+        if isinstance(task, dict) and isinstance(check, str) and "\0" not in check:
+            yield at, str(task.get("id", key)), check
+    for key, level in _members(tree.get("levels")):
+        gates = level.get("gates") if isinstance(level, dict) else None
+        for number, gate in _members(gates):
+            command = gate.get("command") if isinstance(gate, dict) else None
+            if isinstance(command, str) and "\0" not in command:
+                yield ("levels", key, "gates", number, "command"), None, command
+
+
 def _wrong_schemas(document: Document) -> Iterator[Problem]:
     """Yield what is wrong with the JSON Schemas that tasks have for their results."""
     tasks = document.tree.get("tasks") if isinstance(document.tree, dict) else None
-    items: Iterable[tuple[str | int, Json]] = ()
-    if isinstance(tasks, list | dict):
-        items = tasks.items() if isinstance(tasks, dict) else enumerate(tasks)
     found: dict[str, SchemaProblem | None] = {}  # many tasks may have the same one
-    for key, task in items:
+    for key, task in _members(tasks):
         schema = task.get("output_schema") if isinstance(task, dict) else None
         if not isinstance(schema, dict):
             continue
@@ -160,7 +203,7 @@ def _against_schema(document: Document, most: int) -> Iterator[Problem]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingProgram:
-    """A program that commands of a graph name and that is not on PATH."""
+    """A program that verifications or gates name and that is not on PATH."""
 
     program: str
     #: Tasks and gates.
@@ -168,7 +211,10 @@ class MissingProgram:
 
 
 def missing_programs(graph: Graph) -> tuple[MissingProgram, ...]:
-    """Return the programs that are not on PATH. One that a task installs is listed as well."""
+    """Return the programs of verifications and gates that are not on PATH.
+
+    One that a task installs is listed as well.
+    """
     return tuple(
         MissingProgram(program=program, needed_by=users)
         for program, users in needed_programs(graph).items()
@@ -180,7 +226,7 @@ def missing_programs(graph: Graph) -> tuple[MissingProgram, ...]:
 
 
 #: The persona of the example, and that of one which an agent executes.
-_PERSONA = re.compile(r"^# This one prints .*?^command = [^\n]*\n", re.DOTALL | re.MULTILINE)
+_PERSONA = re.compile(r"^# This one is a script .*?^'''\]\n", re.DOTALL | re.MULTILINE)
 _AGENT = """\
 # It may write files here; without permissions its own settings hold, and most agents then write none.
 [personas.developer]

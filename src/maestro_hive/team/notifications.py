@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -44,7 +45,7 @@ class Notification:
     #: Of the run: success, failed, cancelled, waiting or bankrupt.
     status: str
     message: str
-    #: The command that goes on with it, if there is one.
+    #: The command that goes on with it, as the terminal says it; None if there is none.
     command: str | None = None
     #: The task that asks, and what it asks.
     task: str | None = None
@@ -117,6 +118,8 @@ class Command:
             raise ConfigurationError(f"{_OPTION}: {text!r} cannot be split: {error}") from None
         if not words:
             raise ConfigurationError(f"{_OPTION} needs bell, an address, or a command")
+        if shutil.which(words[0]) is None:
+            raise ConfigurationError(f"{_OPTION}: the program {words[0]!r} is not on PATH")
         self._command = UserCommand("notification", words, _COMMAND_SECONDS, _OPTION)
 
     async def send(self, told: Notification) -> None:

@@ -14,7 +14,8 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from maestro_hive.engine.attempt import call_in_thread, is_async, is_from_a_signal
 from maestro_hive.engine.context import current
@@ -22,6 +23,7 @@ from maestro_hive.engine.values import in_thread
 from maestro_hive.hive.active_run import WorkflowStopped
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
+from maestro_hive.kernel.redaction import cut, redact_text
 from maestro_hive.team.agent_calls import AgentTask
 from maestro_hive.team.agents import AgentNotInstalledError, check_installed
 from maestro_hive.team.errors import (
@@ -46,12 +48,12 @@ from maestro_hive.team.results import check_result, check_schema, written_result
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
     from maestro_hive.engine.prices import Prices
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.agents import Command
     from maestro_hive.team.graph import Graph, Persona
+    from maestro_hive.team.graph.records import Origin
     from maestro_hive.team.ownership import Ownership
     from maestro_hive.team.restoring import CheckpointFiles
 
@@ -66,6 +68,8 @@ _NO_QUESTION = (
 )
 #: How many tasks an error names.
 _NAMED = 8
+#: How much is recorded of why a gate has not passed that is not required; its log has all of it.
+_REASON_LENGTH = 2_000
 #: What the system takes as one argument or variable at most is 128 KiB, with its end.
 _MOST_ARGUMENT_BYTES = 128 * 1024 - 64
 #: What a Python persona raises that is meant for more than its task.
@@ -263,8 +267,8 @@ class Workplace:
             self.checkpoints.write(task, checkpoint)
         return True
 
-    async def check_gate(self, given: dict[str, Json], seconds: float) -> bool:
-        """Return whether a gate has passed; one that is required and has not raises."""
+    async def check_gate(self, given: dict[str, Json], seconds: float) -> Literal[True] | str:
+        """Return True if a gate has passed, or why not; one that is required and has not raises."""
         try:
             async with self._writing(None):
                 work = self._shell(given["command"], given["gate"])
@@ -277,7 +281,7 @@ class Workplace:
             reason = f"gate {given['gate']!r} {ended}{_shown(ended)}"
         if given["required"]:
             raise GateFailedError(reason)
-        return False
+        return cut(redact_text(reason), _REASON_LENGTH)
 
     async def _verify(self, task: str, check: dict[str, Json]) -> None:
         seconds = check.get("timeout_seconds") or CHECK_SECONDS
@@ -339,19 +343,8 @@ class Workplace:
             results={each: result.get("value") for each, result in results.items()},
             folder=self.folder,
         )
-        function = self.functions[given["persona"]["python"]]
-        try:
-            if is_async(function):
-                return await function(call)
-            return await call_in_thread(function, (call,), {})
-        except (Exception, *_NOT_FAILURES):
-            raise
-        except BaseException as error:
-            if is_from_a_signal(error):
-                raise
-            # As of ``sys.exit``: it is this task that failed, and not the process.
-            said = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise CommandFailedError(f"the persona raised {said}") from error
+        # In a task of its own: one that cancels the task that executes it has failed, and not the run.
+        return await asyncio.create_task(_called(self.functions[given["persona"]["python"]], call))
 
     def _environment(self, name: str) -> dict[str, str]:
         """Return what a command finds in its environment."""
@@ -368,6 +361,22 @@ class Workplace:
             "MAESTRO_EFFECT_KEY": context.effect_key,
             "MAESTRO_FEEDBACK": feedback,
         }
+
+
+async def _called(function: Callable[[Assignment], Any], call: Assignment) -> Any:
+    """Call a Python persona; what it raises is a failure of its task, and not of the process."""
+    try:
+        if is_async(function):
+            return await function(call)
+        return await call_in_thread(function, (call,), {})
+    except (Exception, *_NOT_FAILURES):
+        raise
+    except BaseException as error:
+        if is_from_a_signal(error):
+            raise
+        # As of ``sys.exit``: it is this task that failed, and not the process.
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise CommandFailedError(f"the persona raised {said}") from error
 
 
 class _Sought:
@@ -420,10 +429,36 @@ def _shown(ended: Ended) -> str:
 # --- before anything starts -----------------------------------------------------------------------
 
 
+class Refused(NamedTuple):
+    """Why some tasks cannot be executed."""
+
+    reason: str
+    tasks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        more = len(self.tasks) - _NAMED
+        named = ", ".join(self.tasks[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+        return f"{named}: {self.reason}"
+
+
 def check_personas(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment], Any]]:
     """Return the functions of Python personas, by name; raise if a task could not be executed.
 
     All that is wrong is named at once, before anything has started.
+    """
+    functions, refused = functions_of(graph, folder)
+    if refused:
+        lines = "\n".join(f"  {each}" for each in refused)
+        raise ConfigurationError(f"nothing was started: tasks cannot be executed:\n{lines}")
+    return functions
+
+
+def functions_of(
+    graph: Graph, folder: Path
+) -> tuple[dict[str, Callable[[Assignment], Any]], tuple[Refused, ...]]:
+    """Return the functions of Python personas, by name, and which tasks could not be executed.
+
+    Modules of Python personas are imported.
     """
     if not folder.is_dir():
         raise ConfigurationError(
@@ -437,27 +472,26 @@ def check_personas(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment
         try:
             if task.output_schema is not None:
                 check_schema(task.output_schema)
-            _check_persona(persona, folder, functions)
+            _check_persona(persona, folder, graph.origin, functions)
         except ConfigurationError as error:
             wrong.setdefault(str(error), []).append(task.id)
-    if wrong:
-        lines = "\n".join(f"  {_named(ids)}: {text}" for text, ids in wrong.items())
-        raise ConfigurationError(f"nothing was started: tasks cannot be executed:\n{lines}")
-    return functions
+    return functions, tuple(Refused(reason, tuple(ids)) for reason, ids in wrong.items())
 
 
-def _named(ids: list[str]) -> str:
-    more = len(ids) - _NAMED
-    return ", ".join(ids[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+def _no_persona(origin: Origin | None) -> str:
+    is_toml = origin is not None and origin.form == "toml"
+    shown = 'persona = { command = "…" } at its top' if is_toml else '"persona": {"command": "…"}'
+    return f"no persona; give the graph one, as {shown}, or use --persona"
 
 
 def _check_persona(
-    persona: Persona | None, folder: Path, functions: dict[str, Callable[[Assignment], Any]]
+    persona: Persona | None,
+    folder: Path,
+    origin: Origin | None,
+    functions: dict[str, Callable[[Assignment], Any]],
 ) -> None:
     if persona is None:
-        raise ConfigurationError(
-            'no persona; give the graph one, as "persona": {"command": "…"}, or use --persona'
-        )
+        raise ConfigurationError(_no_persona(origin))
     if persona.agent is not None:
         try:
             check_installed([persona.agent], shutil.which)
@@ -466,24 +500,35 @@ def _check_persona(
             raise ConfigurationError(
                 f"the agent {persona.agent!r} is not installed, or not on PATH; install it: {how}"
             ) from error
-        return
-    if persona.python is not None:
+    elif persona.python is not None:
         if persona.python not in functions:
             functions[persona.python] = load_function(persona.python, folder)
-        return
-    _check_program((persona.command or ("",))[0], folder)
+    else:
+        _check_program((persona.command or ("",))[0], folder, origin)
 
 
-def _check_program(program: str, folder: Path) -> None:
+def _check_program(program: str, folder: Path, origin: Origin | None) -> None:
     if "/" not in program:
         if shutil.which(program) is None:
             raise ConfigurationError(f"the program {program!r} is not on PATH")
         return
     path = folder / program
     if not path.is_file():
-        raise ConfigurationError(f"the program {program!r} is not there")
+        raise ConfigurationError(_not_there(program, folder, origin))
     if not os.access(path, os.X_OK):
         raise ConfigurationError(f"the program {program!r} is not executable; chmod +x makes it so")
+
+
+def _not_there(program: str, folder: Path, origin: Origin | None) -> str:
+    said = f"the program {program!r} is not there"
+    if program.startswith("/"):
+        return said
+    said += f", in {folder}, where the tasks are executed"
+    if origin is not None and origin.file is not None:
+        graph_folder = Path(origin.file).parent.resolve()
+        if (graph_folder / program).is_file():
+            said += f"; it is in {graph_folder}: run the graph from there"
+    return said
 
 
 def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:

@@ -19,7 +19,7 @@ from maestro_hive.team.progress import checkpoint_text, read_checkpoint
 from maestro_hive.team.state import MAX_STATE_BYTES, Checkpoint, ExecutionState, TaskStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from maestro_hive.maestro.state.strict_json import Json
@@ -172,6 +172,8 @@ class CheckpointFiles:
     def __init__(self, folder: Path, tasks: Iterable[str], current: Iterable[str]) -> None:
         """Keep the files of the ``current`` tasks, and remove those of others."""
         self._folder = folder / FOLDER / CHECKPOINTS
+        #: Called when there is another file: the state names it.
+        self.on_change: Callable[[], None] = lambda: None
         wanted = set(current)
         with _explained(self._folder):
             left = list(tasks) if self._folder.is_dir() else []
@@ -190,6 +192,7 @@ class CheckpointFiles:
         make_private_folder(self._folder)
         write_atomically(self._path(task), checkpoint_text(checkpoint))
         self._names[task] = None
+        self.on_change()
 
     def remove(self, task: str) -> None:
         """Remove a checkpoint: its task is complete."""

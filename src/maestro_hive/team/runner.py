@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from maestro_hive.engine.accounts import Sizing
 from maestro_hive.engine.options import Options, StepOptions
 from maestro_hive.engine.values import in_thread
 from maestro_hive.hive.branches import active_run
-from maestro_hive.hive.control import fork_without, record_start
+from maestro_hive.hive.control import executed_steps, fork_without, record_start
 from maestro_hive.hive.dispatching import is_bankrupt
 from maestro_hive.hive.functions import StepFunction
 from maestro_hive.hive.typed_arguments import recorded_arguments
@@ -44,7 +44,14 @@ from maestro_hive.team.personas import (
     Workplace,
     check_personas,
 )
-from maestro_hive.team.plans import WORKFLOW, asks, gate_name, plan_of
+from maestro_hive.team.plans import (
+    WORKFLOW,
+    asks,
+    gate_name,
+    plan_of,
+    replaced_steps,
+    why_not_passed,
+)
 from maestro_hive.team.processes import PROCESSES, Survivors, runs_with_processes
 from maestro_hive.team.restoring import (
     CheckpointFiles,
@@ -99,6 +106,9 @@ class TeamObserver(Protocol):
 
     def complete(self, name: str) -> None:
         """Note that a task or a gate is complete, also if it was before."""
+
+    def not_passed(self, name: str, reason: str) -> None:
+        """Note that a gate that is not required has not passed, also if that was before."""
 
     def parked(self, name: str, *, is_parked: bool) -> None:
         """Note that a task waits for the breaker of its persona, or does not any more."""
@@ -233,14 +243,18 @@ class TeamRunner:
             folder = chosen.folder
             changed["folder"] = str(folder)
         restored = self._restored_with(chosen.forked_from)
-        if restored is not None and chosen.again:
-            tasks = {
-                name: each for name, each in restored["tasks"].items() if name not in chosen.again
-            }
+        if restored is not None:
+            executed = executed_steps(self._hive, chosen.forked_from) | chosen.again
+            tasks = {name: each for name, each in restored["tasks"].items() if name not in executed}
             changed["restored"] = {**restored, "tasks": tasks}
         with held_for(folder, chosen.run_id, self._state_folder.absolute()):
             fork_without(
-                self._hive, chosen.forked_from, chosen.again, new_id=chosen.run_id, **changed
+                self._hive,
+                chosen.forked_from,
+                chosen.again,
+                replaced_steps,
+                new_id=chosen.run_id,
+                **changed,
             )
 
     def restorable(self, graph: Graph, folder: Path) -> Restored | None:
@@ -328,7 +342,7 @@ class TeamRunner:
             is_bankrupt=lambda: active.stop_error is not None and is_bankrupt(active.stop_error),
         )
         file = StateFile(plan, active.run, execution, slots, state)
-        slots.on_change = file.changed
+        slots.on_change = checkpoints.on_change = file.changed
         file.write()
         try:
             await execution.run()
@@ -366,6 +380,7 @@ class TeamRunner:
         steps.observer = self._observer
         self._observer.executing(run)
         execution.on_complete = self._observer.complete
+        execution.on_not_passed = self._observer.not_passed
         for each in complete:
             self._observer.complete(each)
 
@@ -443,18 +458,17 @@ class _Steps:
             found = self._definitions[alike] = self._step(work, task.id, options, sizing)
         return found
 
-    async def run_gate(self, level: Level, gate: Gate, results: dict[str, Json]) -> bool:
-        """Execute a gate of a level, unless it is completed."""
+    async def run_gate(self, level: Level, gate: Gate, results: dict[str, Json]) -> str | None:
+        """Execute a gate of a level, unless it is completed; return why it has not passed."""
         seconds = gate.timeout_seconds or CHECK_SECONDS
 
-        async def check(given: dict[str, Any]) -> bool:
+        async def check(given: dict[str, Any]) -> Literal[True] | str:
             return await self._place.check_gate(given, seconds)
 
         options = {"persona": _GATES, "timeout": seconds + _MARGIN_SECONDS, "max_attempts": 1}
         step = self._step(check, gate_name(level, gate), options, _SPENDS_NOTHING)
         inputs = {each: self._digest_of(each) for each in results}
-        passed: bool = await step(gate_input(gate, results, inputs))
-        return passed
+        return why_not_passed(await step(gate_input(gate, results, inputs)))
 
     def _digest_of(self, task_id: str) -> str:
         """Return the digest of the input of a task, also of one that was restored, and not called."""

@@ -13,10 +13,11 @@ import asyncio
 import heapq
 from collections import Counter
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine.recorded_errors import failure_of
-from maestro_hive.team.errors import GraphFailedError
+from maestro_hive.team.errors import GraphFailedError, TaskCancelledError
 from maestro_hive.team.graph import Frontier, TaskState
 from maestro_hive.team.inputs import results_up_to
 from maestro_hive.team.plans import gate_name
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from maestro_hive.team.graph import Gate, Level, Plan
 
     RunTask = Callable[[str, dict[str, Json]], Awaitable[Any]]
-    RunGate = Callable[[Level, Gate, dict[str, Json]], Awaitable[bool]]
+    #: Returns why a gate that is not required has not passed; None if it has.
+    RunGate = Callable[[Level, Gate, dict[str, Json]], Awaitable[str | None]]
 
 #: For how many seconds a task may clean up when its run is stopped.
 _CLEAN_UP_SECONDS = 2.0
@@ -218,11 +220,15 @@ class Execution:
         self.failures: dict[str, Exception] = {}
         #: What is called with each task and gate that is complete, also if it was recorded before.
         self.on_complete: Callable[[str], None] = lambda _: None
+        #: And with each gate that is not required and has not passed, and why.
+        self.on_not_passed: Callable[[str, str], None] = lambda _name, _reason: None
         #: The tasks that wait for an answer, and for a breaker.
         self.asking: set[str] = set()
         self.parked: set[str] = set()
         self._active = 0
         self._calls: dict[int, asyncio.Task[None]] = {}
+        #: The task that executes this; its group ignores calls that were cancelled.
+        self._workflow: asyncio.Task[Any] | None = None
         self._gating: set[int] = set()
         #: What has ended, and how that is noted.
         self._ended: list[tuple[str, Callable[[], None]]] = []
@@ -234,6 +240,7 @@ class Execution:
 
     async def run(self) -> None:
         """Execute all that can be; raise ``GraphFailedError`` if something failed."""
+        self._workflow = asyncio.current_task()
         async with asyncio.TaskGroup() as group:
             try:
                 await self._execute_all(group)
@@ -269,14 +276,24 @@ class Execution:
         # In a context of its own: it is no timer of the workflow's.
         loop.call_later(_CLEAN_UP_SECONDS, cancel, context=Context())
 
-    def _call(self, group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+    def _call(self, group: asyncio.TaskGroup, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._active += 1
         call = group.create_task(work)
         self._calls[id(call)] = call
-        call.add_done_callback(self._drop)
+        call.add_done_callback(partial(self._drop, name))
 
-    def _drop(self, call: asyncio.Task[None]) -> None:
+    def _drop(self, name: str, call: asyncio.Task[None]) -> None:
         del self._calls[id(call)]
+        assert self._workflow is not None
+        if call.cancelled() and not self._workflow.cancelling():
+            self._end(name, partial(self._note_cancelled, name))
+
+    def _note_cancelled(self, name: str) -> None:
+        """Have the run fail at its end. No outcome was recorded, so nothing starts or is blocked by it."""
+        self.failures[name] = TaskCancelledError(
+            f"the call of {name} was cancelled, and the run was not: its persona, or what it uses,"
+            " cancels the task that executes it"
+        )
 
     def _start(self, group: asyncio.TaskGroup) -> list[str]:
         """Call what may start, and return it; gates first, since others may wait for them."""
@@ -284,10 +301,10 @@ class Execution:
         for level in self._frontier.gates_due():
             if level.number not in self._gating:
                 self._gating.add(level.number)
-                self._call(group, self._check(level))
+                self._call(group, gate_name(level, level.gates[0]), self._check(level))
                 started.append(gate_name(level, level.gates[0]))
         while (task := self._frontier.take()) is not None:
-            self._call(group, self._execute(task))
+            self._call(group, task, self._execute(task))
             started.append(task)
         return started
 
@@ -307,12 +324,16 @@ class Execution:
         for gate in level.gates:
             name = gate_name(level, gate)
             try:
-                self.gates[name] = await self._run_gate(level, gate, results)
+                reason = await self._run_gate(level, gate, results)
             except Exception as error:  # noqa: BLE001 - as above
                 self.gates[name] = False
                 self._end(name, self._note_failure(name, error))
                 return
-            self.on_complete(name)
+            self.gates[name] = reason is None
+            if reason is None:
+                self.on_complete(name)
+            else:
+                self.on_not_passed(name, reason)
         self._end(name, lambda: self._frontier.pass_gates(level.number))
 
     def _note_failure(self, name: str, error: Exception) -> Callable[[], None]:

@@ -686,12 +686,100 @@ def test_a_rate_limit_is_retried_after_its_wait_and_a_missing_key_is_not() -> No
     assert isinstance(limited, AgentFailedError)
     assert (limited.error_category, limited.retry_after) == ("RATE_LIMIT", 30.0)
     assert str(limited).startswith("claude: rate limited: status 429")
-    assert isinstance(failure_of("Not logged in").error("claude"), AgentRefusedError)
+    no_key = failure_of("Not logged in · Please run /login")
+    assert isinstance(no_key.error("claude"), AgentRefusedError)
 
 
-@pytest.mark.parametrize("text", ["1 of 401 tests failed", "see line 429", "the port is 500"])
-def test_a_number_alone_is_no_status(text: str) -> None:
+@for_each(
+    "text",
+    [
+        *("1 of 401 tests failed", "see line 429", "the port is 500", "the error is 401"),
+        *("I have added authentication to the login page.", "Users who are not logged in see it."),
+        *("at authenticate (file.js:1)", "I raised the quota of the user model."),
+        *("The context window of the terminal is drawn.", "The session not found page is done."),
+    ],
+)
+def test_what_a_sentence_is_about_is_no_failure(text: str) -> None:
     assert failure_of(text).kind is FailureKind.FAILED
+    for agent in AGENTS:
+        _, outcome = read(agent, [text, "Traceback (most recent call last):"], code=1)
+        assert kind(outcome) is FailureKind.FAILED
+
+
+@for_each(
+    "code, expected",
+    [
+        *((401, FailureKind.NOT_AUTHENTICATED), (403, FailureKind.NOT_AUTHENTICATED)),
+        *((413, FailureKind.CONTEXT_FULL), (429, FailureKind.RATE_LIMITED)),
+        *((500, FailureKind.UNAVAILABLE), (529, FailureKind.UNAVAILABLE)),
+        *((200, FailureKind.FAILED), (True, FailureKind.FAILED), ([], FailureKind.FAILED)),
+        *(("rate_limit", FailureKind.RATE_LIMITED), ("new_error", FailureKind.FAILED)),
+    ],
+)
+def test_a_code_decides_and_an_unknown_one_says_nothing(code: Any, expected: FailureKind) -> None:
+    assert failure_of("it does not say why", code).kind is expected
+
+
+@for_each(
+    "agent, result",
+    [
+        ("claude", claude_result(subtype="error_during_execution", is_error=True)),
+        ("qwen", {"type": "result", "subtype": "error_during_execution", "is_error": True}),
+    ],
+)
+def test_a_failure_is_not_judged_by_what_the_model_said_last(
+    agent: str, result: dict[str, Any]
+) -> None:
+    for said in ("Not logged in · Please run /login", "API Error: 401 is what the test gets"):
+        _, outcome = read(agent, [{**result, "result": said}], code=1)
+        assert outcome.failure == Failure(kind=FailureKind.FAILED, message=said)
+
+
+def test_aider_that_ends_in_the_middle_is_not_judged_by_what_its_model_said() -> None:
+    said = "Not logged in · Please run /login"
+    lines = [aider("message_send_starting"), said, "Error: too many requests", "MemoryError"]
+    assert kind(read("aider", lines, code=1)[1]) is FailureKind.FAILED
+    limited = "litellm.RateLimitError: RateLimitError: OpenAIException - slow down"
+    assert kind(read("aider", [said, limited], code=1)[1]) is FailureKind.RATE_LIMITED
+
+
+@for_each(
+    "agent, line, expected",
+    [
+        ("codex", "Error: too many requests", FailureKind.RATE_LIMITED),
+        (
+            "codex",
+            "Not inside a trusted directory and --skip-git-repo-check was not specified.",
+            None,
+        ),
+        ("gemini", "[API Error: connection refused]", FailureKind.UNAVAILABLE),
+        ("opencode", "the test says: Error: too many requests", FailureKind.FAILED),
+        ("opencode", "\x1b[91m\x1b[1mError: \x1b[0mSession not found", FailureKind.NO_SESSION),
+    ],
+)
+def test_an_agent_that_does_not_start_says_why(
+    agent: str, line: str, expected: FailureKind | None
+) -> None:
+    _, outcome = read(agent, ["Loaded cached credentials.", line], code=1)
+    assert kind(outcome) is (expected or FailureKind.NOT_PERMITTED)
+
+
+@for_each(
+    "agent, error",
+    [
+        ("qwen", "Missing API key for OpenAI-compatible auth. Set settings.security.auth.apiKey"),
+        ("qwen", "No auth type is selected. Please configure an auth type"),
+    ],
+)
+def test_an_agent_without_a_key_is_not_authenticated(agent: str, error: str) -> None:
+    result = {"type": "result", "is_error": True, "error": {"message": error}}
+    assert kind(read(agent, [result], code=1)[1]) is FailureKind.NOT_AUTHENTICATED
+
+
+def test_claude_names_the_error_in_the_message_that_is_about_it() -> None:
+    message = {"type": "assistant", "message": {"content": []}, "error": "authentication_failed"}
+    result = claude_result(is_error=True, result="Your organization has disabled it")
+    assert kind(read("claude", [message, result], code=1)[1]) is FailureKind.NOT_AUTHENTICATED
 
 
 def test_a_long_message_is_cut_in_its_middle() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +15,10 @@ from jsonschema import Draft7Validator
 from maestro_hive.kernel.errors import MaestroError
 from maestro_hive.team import graph_files
 from maestro_hive.team.graph import GraphError, Problem, check_graph
+from maestro_hive.team.shell_syntax import unreadable
 from maestro_hive.team.state import load_schema
 from tests.tables import for_each
+from tests.timing import cpu_seconds
 from tests.unit.team.graphs import SEEDS, Maker, checked, codes, document, good, task, warnings
 
 if TYPE_CHECKING:
@@ -266,6 +269,50 @@ def test_a_similar_id_is_suggested() -> None:
     assert "SHOP-L1-001" in error.advice
 
 
+def test_the_name_that_is_meant_is_suggested_everywhere() -> None:
+    tree = document(
+        task("CART", persona="develper"),
+        task("B", "cart-", persona={"agent": "cloude"}),
+        task("C", persona={"agent": "claude", "permissions": "edti"}),
+        personas={"developer": {"command": "x"}},
+    )
+    named = {each.code: each.advice for each in checked(tree).errors if each.code != "bad-persona"}
+    assert {code: advice.partition("?")[0] for code, advice in named.items()} == {
+        "unknown-dependency": "did you mean 'CART'",
+        "unknown-persona": "did you mean 'developer'",
+    }
+    refused = [each.advice for each in checked(tree).errors if each.code == "bad-persona"]
+    assert [each.partition("?")[0] for each in refused] == [
+        "did you mean 'claude'",
+        "did you mean 'edit'",
+    ]
+    levels = {"1": {"tasks": ["crat"]}}
+    (warning,) = good(document(task("CART"), levels=levels)).warnings
+    assert warning.advice.startswith("did you mean 'CART'?")
+
+
+def test_many_unknown_ids_in_a_large_graph_are_found_quickly() -> None:
+    tree = document(*(task(f"TASK-{at}", f"TSAK-{at}") for at in range(5000)))
+    before = time.process_time()
+    found = checked(tree)
+    assert time.process_time() - before < 10
+    assert "did you mean 'TASK-0'" in found.errors[0].advice
+    assert len(found.errors) + found.more_errors == 5000
+
+
+def test_a_persona_that_is_refused_is_no_unknown_persona() -> None:
+    tree = document(task("A", persona="d"), personas={"d": {"command": "run 'it"}})
+    assert codes(tree) == ["not-executable"]
+
+
+def test_a_gate_of_a_level_without_tasks_is_a_warning() -> None:
+    gated = {"name": "late", "gates": [{"command": "make"}]}
+    tree = document(task("A"), levels={"1": {"name": "n"}, "7": gated})
+    (warning,) = good(tree).warnings
+    assert (warning.code, warning.path) == ("gate-without-tasks", "$.levels['7'].gates")
+    assert warning.message == "level 7 has a gate, and no task"
+
+
 def test_warnings_do_not_stop_a_run() -> None:
     tree = document(
         task("A", level=2, files=["x.py"], depends_on=["B"], dependancies=[], consumers=["gone"]),
@@ -312,6 +359,38 @@ MISTYPED: dict[str, tuple[Any, str, str]] = {
         "$.persona.modle",
         "'model'",
     ),
+    "dependencies as in camel case": (
+        document({"id": "A", "title": "a", "dependsOn": []}),
+        "$.tasks[0].dependsOn",
+        "'dependencies'",
+    ),
+    "a timeout in camel case": (
+        document(task("A", timeoutSeconds=5)),
+        "$.tasks[0].timeoutSeconds",
+        "'timeout_seconds'",
+    ),
+    "attempts beside 'retry'": (
+        document(task("A", max_attempts=5)),
+        "$.tasks[0].max_attempts",
+        "belongs into 'retry'",
+    ),
+    "attempts in camel case, mistyped, beside 'retry'": (
+        document(task("A", maxAtempts=5)),
+        "$.tasks[0].maxAtempts",
+        "belongs into 'retry'",
+    ),
+    "a limit beside 'budget'": (SMALL | {"tokens": 5}, "$.tokens", "belongs into 'budget'"),
+    "an agent of a task": (
+        document(task("A", agent="claude")),
+        "$.tasks[0].agent",
+        "belongs into 'persona'",
+    ),
+    "workers": (SMALL | {"workers": 5}, "$.workers", "--workers N"),
+    "attempts of a retry in camel case": (
+        document(task("A", retry={"maxAttempts": 5})),
+        "$.tasks[0].retry.maxAttempts",
+        "'max_attempts'",
+    ),
     "gates": (SMALL | {"levels": {"1": {"gate": []}}}, "$.levels['1'].gate", "'gates'"),
 }
 
@@ -319,9 +398,12 @@ MISTYPED: dict[str, tuple[Any, str, str]] = {
 @for_each("name", MISTYPED)
 def test_a_key_that_looks_mistyped_is_a_warning_with_the_one_that_is_meant(name: str) -> None:
     tree, path, meant = MISTYPED[name]
-    (warning,) = good(tree).warnings
+    found = good(tree)
+    (warning,) = found.warnings
     assert (warning.code, warning.path) == ("unknown-key", path)
     assert meant in warning.advice
+    assert found.graph is not None
+    assert found.graph.to_document() == tree
 
 
 def test_keys_that_are_like_no_other_are_the_documents_own_business() -> None:
@@ -338,6 +420,87 @@ def test_warnings_have_the_order_of_the_document() -> None:
     names = ["deps", "verify", "minutes", "timeout", "promt", "buget", "statsu"]
     tree = document({"id": "A", "title": "t", **dict.fromkeys(names, 1)})
     assert [each.path for each in good(tree).warnings] == [f"$.tasks[0].{each}" for each in names]
+
+
+@for_each(
+    "command",
+    [
+        *(
+            'echo "unclosed',
+            "echo 'unclosed",
+            "echo $(date",
+            "(make",
+            "make)",
+            "make &&",
+            "make | | x",
+        ),
+        *(
+            "make ; ; x",
+            "if true; then x",
+            "make; done",
+            "make\n&& x",
+            "echo `date",
+            "cat <",
+            "&& x",
+        ),
+        "for each in a b; do echo $each",
+    ],
+)
+def test_a_command_that_the_shell_cannot_read_is_an_error(tmp_path: Path, command: str) -> None:
+    tree = document(
+        task("A", verification=command),
+        task("B", verification={"command": command}),
+        levels={"1": {"gates": [{"command": "true"}, {"name": "g", "command": command}]}},
+    )
+    assert [(each.code, each.path, each.task) for each in check_file(tmp_path, tree).errors] == [
+        ("not-executable", "$.tasks[0].verification", "A"),
+        ("not-executable", "$.tasks[1].verification.command", "B"),
+        ("not-executable", "$.levels['1'].gates[1].command", None),
+    ]
+
+
+@for_each(
+    "command",
+    [
+        *("make test", "a && b || c | d ; e", "test -f 'a b' && grep -q \"x y\" z.txt", "A=1 b $C"),
+        *(
+            "(a; b) > x 2>&1 &",
+            "if a; then b; fi",
+            "case $x in a) b;; esac",
+            "x=$((1 + 2)); [ $x = 3 ]",
+        ),
+        *(
+            "cat <<EOF\n$(x)\nEOF\n",
+            "a\nb\n",
+            'echo "$(date)"',
+            "! a",
+            "{ a; }",
+            "echo \\\" # '",
+            "[[ a ]]",
+        ),
+    ],
+)
+def test_a_command_that_the_shell_can_read_is_none(tmp_path: Path, command: str) -> None:
+    assert check_file(tmp_path, document(task("A", verification=command))).errors == ()
+
+
+def test_the_check_of_commands_executes_nothing_of_them(tmp_path: Path) -> None:
+    mark = tmp_path / "executed"
+    hostile = [
+        *(f"touch {mark}", f"$(touch {mark})", f"`touch {mark}`", f"}}; touch {mark}; {{"),
+        *(f"fi; touch {mark}; if x", f"set +n; touch {mark}", f"set +n\ntouch {mark}\n("),
+        *(f"EOF\ntouch {mark}\n", f"cat <<E\n$(touch {mark})\nE", f"' ; touch {mark} ; '"),
+        *(f"echo ${{x:=$(touch {mark})}} )", f"trap 'touch {mark}' EXIT; ("),
+    ]
+    tree = document(*(task(f"T{at}", verification=each) for at, each in enumerate(hostile)))
+    assert check_file(tmp_path, tree).errors
+    assert not mark.exists()
+
+
+def test_usual_commands_of_ten_thousand_tasks_need_no_shell() -> None:
+    usual = [f"pytest tests/test_{at}.py -k 'a or b' && test -f {at}.py" for at in range(10_000)]
+    assert cpu_seconds(lambda: unreadable(usual), enough=1) < 1
+    assert unreadable([*usual, "make ("]).keys() == {"make ("}
 
 
 def test_a_schema_of_results_that_is_none_is_an_error_with_its_place(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from maestro_hive.maestro.state.codec import Json
 from maestro_hive.maestro.state.records import Entry, EntryKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Load = Callable[[Entry], bytes | None]
 
@@ -502,6 +502,11 @@ def _reopen(state: RunState) -> None:
 # --- personas -------------------------------------------------------------------------------------
 
 
+def sum_of_usd(amounts: Iterable[float]) -> float:
+    """Return a sum in whole micro-dollars, as each amount is: binary fractions add up to others."""
+    return round(sum(amounts), 6)
+
+
 def _spent(state: RunState, entry: Entry) -> None:
     facts = facts_of(entry)
     persona, tokens, usd = (
@@ -510,18 +515,19 @@ def _spent(state: RunState, entry: Entry) -> None:
         facts.get("usd", 0.0),
     )
     before = state.spent.get(persona, (0, 0.0))
-    state.spent[persona] = (before[0] + tokens, before[1] + usd)
+    state.spent[persona] = (before[0] + tokens, sum_of_usd((before[1], usd)))
     step = state.steps.get(entry.step)
     if step is not None:
         step.tokens = step.tokens or {}
         step.tokens[entry.attempt] = step.tokens.get(entry.attempt, 0) + tokens
-        step.usd += usd
+        step.usd = sum_of_usd((step.usd, usd))
         step.seq = entry.seq
 
 
 def _resumed(state: RunState, entry: Entry) -> None:
     facts, (tokens, usd) = facts_of(entry), state.saved
-    state.saved = (tokens + facts.get("saved_tokens", 0), usd + facts.get("saved_usd", 0.0))
+    saved = sum_of_usd((usd, facts.get("saved_usd", 0.0)))
+    state.saved = (tokens + facts.get("saved_tokens", 0), saved)
 
 
 def _persona(entry: Entry) -> str:
@@ -551,16 +557,31 @@ def _wait_ended(state: RunState, entry: Entry) -> None:
 
 
 def _ask_again(state: RunState, *, late: bool) -> None:
-    """Drop open questions, and ``late`` ones: they are asked again, with all their time."""
-    over = [
+    """Drop open questions, and ``late`` ones: they are asked again, with all their time.
+
+    A run that has not ended still waits at its open ones.
+    """
+    dropped = [
         identity
         for identity, entry in state.answers.items()
         if late and facts_of(entry)["how"] == "timeout"
     ]
-    for identity in (*over, *state.questions):
+    still_asked = asked_after_retry(state)
+    for identity in (*dropped, *(state.questions.keys() - still_asked.keys())):
         state.waits.pop(identity, None)
         state.answers.pop(identity, None)
-    state.questions.clear()
+    state.questions = still_asked
+
+
+def asked_after_retry(state: RunState) -> dict[bytes, Entry]:
+    """Return the questions that stay open when a run is retried: escalations are for what failed."""
+    if state.ended is not None:
+        return {}
+    return {
+        identity: entry
+        for identity, entry in state.questions.items()
+        if "escalation" not in facts_of(entry)
+    }
 
 
 def _outcome(state: RunState, entry: Entry) -> None:

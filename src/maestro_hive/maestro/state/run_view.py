@@ -19,6 +19,7 @@ from maestro_hive.maestro.state.projections import (
     feedback_of,
     labels,
     status_of,
+    sum_of_usd,
 )
 from maestro_hive.maestro.state.records import EntryKind, from_micros, permit_lease
 from maestro_hive.maestro.state.views import (
@@ -388,7 +389,7 @@ def run_view(
         children=children.shown,
         hidden_children=children.hidden,
         tokens=sum(tokens for tokens, _ in state.spent.values()),
-        usd=sum(usd for _, usd in state.spent.values()),
+        usd=sum_of_usd(usd for _, usd in state.spent.values()),
         saved_tokens=state.saved[0],
         saved_usd=state.saved[1],
         personas=_persona_views(state),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from maestro_hive.team.agents.adapter import Adapter, feedback_path
 from maestro_hive.team.agents.calls import Call, Totals
 from maestro_hive.team.agents.events import Event, Said, Waiting
-from maestro_hive.team.agents.failures import kind_of, wait_in
+from maestro_hive.team.agents.failures import FailureKind, kind_of, wait_in
 from maestro_hive.team.agents.metering import micros, tokens
 from maestro_hive.team.agents.reading import Reader, member
 
@@ -33,7 +33,8 @@ _NEEDED = (
     *("--yes-always", "--no-stream", "--no-pretty", "--no-fancy-input"),
     *("--no-analytics", "--analytics-log=/dev/stdout"),
 )
-_ERROR = re.compile(r"litellm\.\w{1,60}: ?(.*)")
+#: An error of a provider, and its name.
+_ERROR = re.compile(r"litellm\.(\w{1,60}): ")
 _RETRYING = re.compile(r"Retrying in \d")
 
 
@@ -76,7 +77,7 @@ class AiderReader(Reader):
         super().__init__(call, prices)
         self._sent = 0
         self._lines: list[str] = []
-        self._error = ""
+        self._error = self._name = ""
 
     def event(self, message: dict[str, Any]) -> Iterator[Event]:
         """Yield what an event of its log says; other objects are part of what it says."""
@@ -103,26 +104,31 @@ class AiderReader(Reader):
         )
         yield from self.used(self.meter.message(str(self._sent), used), has_usd=cost > 0)
         self.is_done = True
-        self._error = ""  # it has tried again, with success
+        self._error = self._name = ""  # it has tried again, with success
         self.text = "\n".join(self._lines).strip()
 
     def _exit(self) -> Iterator[Event]:
         """It ends with exit code 0, whatever has happened."""
         if self._error:
-            self.failed(self._error)
+            self.failed(self._error, self._name)
         yield from ()
+
+    def kind_at_end(self, said: str) -> FailureKind:
+        """Return the kind of a failure by the last error: what else is no event, a model may have said."""
+        return kind_of(self._error, self._name)
 
     def prose(self, line: str) -> Iterator[Event]:
         """Yield what it says, and that it waits."""
         yield from super().prose(line)
         said = line.rstrip()
         if (found := _ERROR.match(said)) is not None:
-            self._error = said
+            self._error, self._name = said, found[1]
         elif self._error and said and not _RETRYING.match(said):
             self._error = f"{self._error} {said}"[:2_000]
         if _RETRYING.match(said):
             seconds = wait_in(said)
-            yield Waiting(kind=kind_of(self._error), message=self._error, seconds=seconds)
+            kind = kind_of(self._error, self._name)
+            yield Waiting(kind=kind, message=self._error, seconds=seconds)
             return
         if found is None and not self._error and said and not said.startswith("Tokens: "):
             self._lines.append(said)

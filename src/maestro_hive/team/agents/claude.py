@@ -64,6 +64,8 @@ class ClaudeReader(Reader):
         self._version: tuple[int, ...] = ()
         self._message = ""
         self._so_far: dict[str, int] = {}
+        #: What it calls the error that its last message is about.
+        self._error: object = None
 
     def event(self, message: dict[str, Any]) -> Iterator[Event]:
         """Yield what an event says."""
@@ -80,6 +82,7 @@ class ClaudeReader(Reader):
             case "stream_event", _:
                 yield from self._streamed(member(message, "event"))
             case "assistant", _:
+                self._error = message.get("error")
                 yield from _said(message)
             case "result", _:
                 yield from self._result(message)
@@ -119,8 +122,16 @@ class ClaudeReader(Reader):
         if message.get("subtype") == "error_max_budget_usd":
             self.failure = Failure(kind=FailureKind.BUDGET, message=quoted(errors))
         elif message.get("is_error") is True:
-            said = self.text or errors or f"it ended with {message.get('subtype')}"
-            self.failed(said, message.get("api_error_status"))
+            self._failed(message, errors)
+
+    def _failed(self, message: dict[str, Any], errors: str) -> None:
+        """Remember why: its result is an error of its own only where its session went well."""
+        code = message.get("api_error_status") or self._error
+        is_own = message.get("subtype") == "success"
+        if own := (self.text if is_own else errors) or errors:
+            self.failed(own, code)
+        else:
+            self.gave_up(self.text or f"it ended with {message.get('subtype')}")
 
     def _counted(self, message: dict[str, Any]) -> Totals:
         """Count what the result reports: by model, of the call or of the session; or else the usage."""

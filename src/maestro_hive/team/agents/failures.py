@@ -1,4 +1,4 @@
-"""Why a call of an agent failed: read from a status, an exit code, or what it says."""
+"""Why a call of an agent failed: read from its codes, or from what it says in an error of its own."""
 
 from __future__ import annotations
 
@@ -95,61 +95,125 @@ _CATEGORIES = {
     FailureKind.BUDGET: ErrorCategory.TOKEN_BUDGET,
 }
 
-#: What stands before an HTTP status in a text.
-_STATUS = r"(?:status|error|code|rejected)\W{0,6}"
-#: What texts say, the first that matches; each was seen in the output of an agent or of a provider.
-_TEXTS = tuple(
-    (kind, re.compile("|".join(patterns), re.IGNORECASE))
-    for kind, *patterns in (
-        (
-            FailureKind.NO_SESSION,
-            r"no conversation found with session",
-            r"invalid session identifier",
-            r"no saved session found",
-            r"session not found",
-            r"no rollout found",
-        ),
-        (FailureKind.SESSION_EXISTS, r"session id \S{1,140} (?:is already in use|already exists)"),
-        (
-            FailureKind.CONTEXT_FULL,
-            r"prompt is too long",
-            r"request_too_large",
-            r"context ?(?:length|window|overflow)",
-            r"maximum context",
-            r"input token count",
-        ),
-        (FailureKind.NOT_PERMITTED, r"not running in a trusted directory", r"root/sudo privileges"),
-        (
-            FailureKind.NOT_AUTHENTICATED,
-            rf"{_STATUS}40[13]\b",
-            r"authenticat",
-            r"not logged in",
-            r"unauthorized",
-            r"invalid auth method",
-            r"(?:missing|invalid|incorrect)[^\n]{0,40}api[ _]?key",
-        ),
-        (
-            FailureKind.RATE_LIMITED,
-            rf"{_STATUS}429\b",
-            r"rate.?limit",
-            r"too many requests",
-            r"resource.?exhausted",
-            r"quota",
-            r"usage limit",
-        ),
-        (
-            FailureKind.UNAVAILABLE,
-            rf"{_STATUS}5\d\d\b",
-            r"overloaded",
-            r"unavailable",
-            r"connection (?:error|refused|reset)",
-            r"timed? ?out",
-            r"internal server error",
-            r"enotfound|econnrefused",
-            r"stream disconnected",
-        ),
-    )
+#: What agents and the clients of providers call an error, in a field for it, and what HTTP statuses mean.
+_CODES: dict[object, FailureKind] = {
+    **dict.fromkeys((401, 403), FailureKind.NOT_AUTHENTICATED),
+    413: FailureKind.CONTEXT_FULL,
+    429: FailureKind.RATE_LIMITED,
+    **dict.fromkeys(range(500, 600), FailureKind.UNAVAILABLE),
+    # of claude
+    "authentication_failed": FailureKind.NOT_AUTHENTICATED,
+    "oauth_org_not_allowed": FailureKind.NOT_AUTHENTICATED,
+    "rate_limit": FailureKind.RATE_LIMITED,
+    "overloaded": FailureKind.UNAVAILABLE,
+    "server_error": FailureKind.UNAVAILABLE,
+    # of opencode
+    "ProviderAuthError": FailureKind.NOT_AUTHENTICATED,
+    "ContextOverflowError": FailureKind.CONTEXT_FULL,
+    # of aider
+    "AuthenticationError": FailureKind.NOT_AUTHENTICATED,
+    "PermissionDeniedError": FailureKind.NOT_AUTHENTICATED,
+    "ContextWindowExceededError": FailureKind.CONTEXT_FULL,
+    "RateLimitError": FailureKind.RATE_LIMITED,
+    "APIConnectionError": FailureKind.UNAVAILABLE,
+    "InternalServerError": FailureKind.UNAVAILABLE,
+    "ServiceUnavailableError": FailureKind.UNAVAILABLE,
+    "Timeout": FailureKind.UNAVAILABLE,
+}
+#: What an error of an agent may start with, besides colors.
+_START = (
+    r"^(?:\x1b\[[\d;]{0,9}m|Error: |Error (?:resuming|starting) session: |thread/resume failed: "
+    r"|Reconnecting\.\.\. \d+/\d+ \()*"
 )
+#: Where the HTTP status is in an error of an agent; it may quote more of the response behind it.
+_STATUS = re.compile(
+    rf"{_START}(?:unexpected status |(?:exceeded retry limit, )?last status: |status "
+    r"|(?:Failed to authenticate\. )?\[?API Error: (?:Request rejected \()?)(?P<status>[45]\d\d)\b"
+)
+
+
+def _compiled(
+    prefix: str, *kinds: tuple[FailureKind | str, ...]
+) -> tuple[tuple[FailureKind, re.Pattern[str]], ...]:
+    return tuple(
+        (FailureKind(kind), re.compile(rf"{prefix}(?:{'|'.join(patterns)})", re.IGNORECASE))
+        for kind, *patterns in kinds
+    )
+
+
+#: How lines start that only agents print. What nobody can mend but a person is read from nothing else:
+#: a model, or what it executes, may say anything.
+_SENTENCES = _compiled(
+    _START,
+    (
+        FailureKind.NO_SESSION,
+        r"no conversation found with session",
+        r"invalid session identifier",
+        r"no saved session found",
+        r"session not found",
+        r"no rollout found for thread",
+    ),
+    (
+        FailureKind.SESSION_EXISTS,
+        r"session id \S{1,140} (?:is already in use|already exists)",
+    ),
+    (
+        FailureKind.NOT_PERMITTED,
+        r"gemini cli is not running in a trusted directory",
+        r"not inside a trusted directory and --skip-git-repo-check",
+        r"--dangerously-skip-permissions cannot be used with root/sudo privileges",
+    ),
+    (
+        FailureKind.NOT_AUTHENTICATED,
+        r"(?:not logged in|oauth token revoked|login expired) · please run /login",
+        r"authentication required · sign in again",
+        r"invalid (?:api key|auth token) · fix external",
+        r"invalid auth method selected\.",
+        r"missing api key for \S{1,60} auth\.",
+        r"no auth type is selected\.",
+        r"your access token could not be refreshed",
+        r"missing environment variable: `\w{0,60}(?:key|token)\w{0,60}`",
+    ),
+)
+#: What is in an error of an agent, or of a provider that it quotes.
+_PHRASES = _compiled(
+    r"(?<![a-z])",
+    (
+        FailureKind.CONTEXT_FULL,
+        r"prompt is too long",
+        r"request_too_large",
+        r"context_length_exceeded",
+        r"maximum context length",
+        r"context (?:length|window) (?:is |was |has been )?exceeded",
+        r"exceeds? (?:the |its |this )?(?:model's )?(?:maximum )?context (?:length|window)",
+        r"ran out of room in the model's context window",
+        r"input token count .{0,40}exceeds",
+    ),
+    (
+        FailureKind.RATE_LIMITED,
+        r"rate[ _-]?limit(?:s|ed|_error|_exceeded)?\b",
+        r"too many requests",
+        r"resource[ _]?(?:has been )?exhausted",
+        r"(?:exceeded your current|insufficient|out of)[ _]quota",
+        r"quota (?:is |was |has been )?(?:exceeded|exhausted)",
+        r"usage limit",
+    ),
+    (
+        FailureKind.UNAVAILABLE,
+        r"overloaded(?:_error)?\b",
+        r"(?:service|server|model|capacity|temporarily|currently) (?:is )?(?:\w+ )?unavailable",
+        r"connection (?:error|refused|reset|failed)",
+        r"(?:request|connection|response|read|operation) timed out",
+        r"(?:request|connection|gateway) timeout",
+        r"internal server error",
+        r"enotfound|econnrefused|econnreset|etimedout",
+        r"stream disconnected before completion",
+        r"currently experiencing high demand",
+        r"selected model is at capacity",
+    ),
+)
+#: What a line of an output starts with that is an error of the agent, if anything is.
+_ERROR_LINE = re.compile(r"(?:\x1b\[[\d;]{0,9}m)*\[?(?:error|api error)\b", re.IGNORECASE)
 _WAIT = re.compile(
     r"(?:retry|try again|retrying)[ _-]?(?:after|in)?\D{0,4}(\d{1,9}(?:\.\d{1,6})?)"
     r"\s?(ms|milliseconds?|s|sec|seconds?|m|min|minutes?|h|hours?)?\b",
@@ -158,18 +222,34 @@ _WAIT = re.compile(
 _UNITS = {"m": 60.0, "h": 3600.0, "s": 1.0}
 
 
-def kind_of(message: str, status: object = None) -> FailureKind:
-    """Return the kind of a failure by its HTTP status, where it is known, and by its text."""
-    if status == 413:
-        return FailureKind.CONTEXT_FULL
-    about = message if type(status) is not int else f"{message} (status {status})"
-    return next((kind for kind, text in _TEXTS if text.search(about)), FailureKind.FAILED)
+def kind_of(message: str, code: object = None) -> FailureKind:
+    """Return the kind of a failure by what an agent says in a field for errors, and nowhere else.
+
+    ``code`` is an HTTP status, or the agent's name of the error, where it gives one.
+    """
+    found = _CODES.get(code) if isinstance(code, int | str) else None
+    status = _STATUS.match(message)
+    if found is None and status is not None:
+        found = _CODES.get(int(status["status"]))
+    return found or _first(_SENTENCES, message) or _first(_PHRASES, message) or FailureKind.FAILED
 
 
-def failure_of(message: str, status: object = None, *, retry_after: object = None) -> Failure:
-    """Return the failure that a message describes."""
+def kind_in_output(output: str) -> FailureKind:
+    """Return the kind of a failure by lines of an output, among which may be anybody's."""
+    lines = output.splitlines()
+    sentences = [_first(_SENTENCES, line.strip()) for line in lines]
+    phrases = [_first(_PHRASES, line) for line in lines if _ERROR_LINE.match(line)]
+    return next(filter(None, (*sentences, *phrases)), FailureKind.FAILED)
+
+
+def _first(kinds: tuple[tuple[FailureKind, re.Pattern[str]], ...], text: str) -> FailureKind | None:
+    return next((kind for kind, pattern in kinds if pattern.search(text)), None)
+
+
+def failure_of(message: str, code: object = None, *, retry_after: object = None) -> Failure:
+    """Return the failure that an error of an agent describes."""
     return Failure(
-        kind=kind_of(message, status),
+        kind=kind_of(message, code),
         message=quoted(message),
         retry_after=_seconds(retry_after) or wait_in(message),
     )

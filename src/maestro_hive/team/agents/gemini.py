@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from maestro_hive.team.agents.adapter import Adapter, feedback_path, model_and_session
 from maestro_hive.team.agents.calls import Call, Permissions, Totals
 from maestro_hive.team.agents.events import Acted, Denied, Event, Said, Waiting
-from maestro_hive.team.agents.failures import FailureKind, kind_of
+from maestro_hive.team.agents.failures import FailureKind
 from maestro_hive.team.agents.metering import tokens, with_cached_inside
 from maestro_hive.team.agents.reading import Reader, in_few_words, member, text_in
 
@@ -50,6 +50,11 @@ class Gemini(Adapter):
 
 class GeminiReader(Reader):
     """Reads the events of ``--output-format stream-json``."""
+
+    exit_codes: ClassVar[Mapping[int, FailureKind]] = {
+        41: FailureKind.NOT_AUTHENTICATED,
+        55: FailureKind.NOT_PERMITTED,
+    }
 
     def __init__(self, call: Call, prices: Prices | None = None) -> None:
         super().__init__(call, prices)
@@ -98,8 +103,8 @@ class GeminiReader(Reader):
         """Yield that it waits, which it says in prose, on standard error."""
         yield from super().prose(line)
         if line.startswith("Attempt ") and "Retrying" in line:
-            kind = kind_of(line)
-            kind = FailureKind.UNAVAILABLE if kind is FailureKind.FAILED else kind
+            is_limit = "status 429" in line
+            kind = FailureKind.RATE_LIMITED if is_limit else FailureKind.UNAVAILABLE
             yield Waiting(kind=kind, message=line.strip()[:500])
 
 

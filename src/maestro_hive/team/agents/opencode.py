@@ -87,11 +87,10 @@ class OpencodeReader(Reader):
 
     def _error(self, error: object) -> None:
         data = member(error, "data")
-        said = text_in(data, "message") or text_in(error, "name") or "it does not say why"
-        status = 413 if text_in(error, "name") == "ContextOverflowError" else None
+        name = text_in(error, "name")
         self.failed(
-            said,
-            status or member(data, "statusCode"),
+            text_in(data, "message") or name or "it does not say why",
+            member(data, "statusCode") if name == "APIError" else name,
             retry_after=member(data, "responseHeaders", "retry-after"),
         )
 

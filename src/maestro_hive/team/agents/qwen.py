@@ -91,7 +91,10 @@ class QwenReader(Reader):
         self.structured = message.get("structured_result")
         self.is_done = True
         if message.get("is_error") is True:
-            self.failed(text_in(message, "error", "message") or self.text)
+            if error := text_in(message, "error", "message"):
+                self.failed(error)
+            else:
+                self.gave_up(self.text)
         elif self.text.startswith(_FAILED) and not self._is_answered:
             self.failed(self.text)
 

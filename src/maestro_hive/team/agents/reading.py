@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from maestro_hive.team.agents.calls import Session, Totals, is_session_id
 from maestro_hive.team.agents.events import (
@@ -18,11 +18,17 @@ from maestro_hive.team.agents.events import (
     Used,
     Waiting,
 )
-from maestro_hive.team.agents.failures import Failure, FailureKind, failure_of, quoted
+from maestro_hive.team.agents.failures import (
+    Failure,
+    FailureKind,
+    failure_of,
+    kind_in_output,
+    quoted,
+)
 from maestro_hive.team.agents.metering import Meter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from maestro_hive.engine.prices import Prices
     from maestro_hive.team.agents.calls import Call
@@ -39,8 +45,8 @@ class Reader(ABC):
     It never raises: a line that is no event, or one of another form than expected, is skipped.
     """
 
-    #: Whether a call that succeeded always says so in its output.
-    has_result = True
+    #: What the agent's exit codes mean.
+    exit_codes: ClassVar[Mapping[int, FailureKind]] = {}
 
     def __init__(self, call: Call, prices: Prices | None = None) -> None:
         self._call = call
@@ -132,14 +138,18 @@ class Reader(ABC):
         """Return what counts."""
         return self._meter
 
-    def failed(self, message: object, status: object = None, *, retry_after: object = None) -> None:
-        """Remember why the call failed."""
+    def failed(self, message: object, code: object = None, *, retry_after: object = None) -> None:
+        """Remember why the call failed: by a code, or an error of the agent's own."""
         text = message if isinstance(message, str) else json.dumps(message)[:_PROSE]
-        found = failure_of(text, status, retry_after=retry_after)
+        found = failure_of(text, code, retry_after=retry_after)
         waits = self._waits
         if found.retry_after is None and waits is not None and waits.kind is found.kind:
             found = replace(found, retry_after=waits.seconds)
         self.failure = found
+
+    def gave_up(self, said: str) -> None:
+        """Remember that the call failed, of which there is only what the model said."""
+        self.failure = Failure(kind=FailureKind.FAILED, message=quoted(said))
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -168,15 +178,20 @@ class Reader(ABC):
     def _failure_at_end(self, code: int, errors: str) -> Failure | None:
         said = errors or self._prose.strip()
         if code > 0:
-            found = failure_of(said)
-            return replace(found, message=f"it ended with exit code {code}: {quoted(said)}")
-        if code == 0 and (self.is_done or not self.has_result):
+            kind = self.exit_codes.get(code) or self.kind_at_end(said)
+            message = f"it ended with exit code {code}: {quoted(said)}"
+            return Failure(kind=kind, message=message)
+        if code == 0 and self.is_done:
             return None
         if self._waits is not None:
             waits = self._waits
             return Failure(kind=waits.kind, message=waits.message, retry_after=waits.seconds)
         how = f"was ended by signal {-code}" if code else "ended"
         return Failure(kind=FailureKind.CUT, message=f"it {how} without a result. {quoted(said)}")
+
+    def kind_at_end(self, said: str) -> FailureKind:
+        """Return the kind of a failure by what is no event of an output that ended with an exit code."""
+        return kind_in_output(said)
 
     def _next_session(self, failure: Failure | None) -> Session | None:
         session = self._session

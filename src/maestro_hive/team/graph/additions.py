@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from maestro_hive.team.graph.commands import PROMPT_ADVICE, is_prompt_in_script
-from maestro_hive.team.graph.problems import quoted
+from maestro_hive.team.graph.problems import advised, quoted
 from maestro_hive.team.graph.records import (
     AGENTS,
     PERMISSIONS,
@@ -20,8 +20,6 @@ from maestro_hive.team.graph.records import (
 from maestro_hive.team.graph.values import ID, ID_ADVICE, Values, keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph.documents import Path
 
@@ -95,21 +93,11 @@ class Additions(Values):
         persona = Persona(
             name=name,
             command=self._arguments(value, at),
-            python=self._matching(
-                value, "python", at, _PYTHON.fullmatch, "a function as 'package.module:name'"
-            ),
-            agent=self._matching(
-                value, "agent", at, AGENTS.__contains__, f"one of {', '.join(AGENTS)}"
-            ),
+            python=self._function(value, at),
+            agent=self._one_of(value, "agent", at, AGENTS),
             model=self.text(value, "model", at),
             args=self.texts(value, "args", at),
-            permissions=self._matching(
-                value,
-                "permissions",
-                at,
-                PERMISSIONS.__contains__,
-                f"one of {', '.join(PERMISSIONS)}",
-            ),
+            permissions=self._one_of(value, "permissions", at, PERMISSIONS),
             timeout_seconds=self.seconds(value, at),
             budget=self.budget(value, at),
             retry=self.retry(value, at),
@@ -118,23 +106,25 @@ class Additions(Values):
         failed = len(self._problems.errors) + self._problems.more_errors > before
         return None if failed else read_from(persona)
 
-    def _matching(
-        self,
-        owner: dict[str, Json],
-        key: str,
-        at: Path,
-        matches: Callable[[str], object],
-        wanted: str,
+    def _function(self, owner: dict[str, Json], at: Path) -> str | None:
+        value = self.text(owner, "python", at)
+        if value is not None and not _PYTHON.fullmatch(value):
+            wanted = "a function as 'package.module:name'"
+            self._bad_persona((*at, "python"), value, wanted, f"write {wanted}")
+        return value
+
+    def _one_of(
+        self, owner: dict[str, Json], key: str, at: Path, known: tuple[str, ...]
     ) -> str | None:
         value = self.text(owner, key, at)
-        if value is not None and not matches(value):
-            self._problems.error(
-                "bad-persona",
-                (*at, key),
-                f"{quoted(value)} is not {wanted}",
-                f"write {wanted}",
-            )
+        if value is not None and value not in known:
+            wanted = f"one of {', '.join(known)}"
+            advice = advised(value, known, f"write {wanted}")
+            self._bad_persona((*at, key), value, wanted, advice)
         return value
+
+    def _bad_persona(self, at: Path, value: str, wanted: str, advice: str) -> None:
+        self._problems.error("bad-persona", at, f"{quoted(value)} is not {wanted}", advice)
 
     def _arguments(self, owner: dict[str, Json], at: Path) -> tuple[str, ...] | None:
         """Return the arguments of a command: a list, or a text that is split as a shell does."""

@@ -5,24 +5,33 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from maestro_hive.kernel.errors import MaestroError
 from maestro_hive.team.graph.documents import Document, UnreadableError, parse_document
 from maestro_hive.team.graph.planning import Plan, make_plan, owned_path, sorted_tasks
-from maestro_hive.team.graph.problems import Problems, quoted
+from maestro_hive.team.graph.problems import Problems, advised, quoted
 from maestro_hive.team.graph.reading import read_parts, task_of
-from maestro_hive.team.graph.records import AGENTS, Graph, Level, Persona, Problem, read_from
+from maestro_hive.team.graph.records import (
+    AGENTS,
+    Graph,
+    Level,
+    Origin,
+    Persona,
+    Problem,
+    read_from,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from maestro_hive.team.graph.documents import Form, Path
     from maestro_hive.team.graph.reading import LevelDraft, Parts, TaskDraft
 
 #: How many ids a message names.
 _NAMED = 12
+#: With more ids, multiplied by what was found so far, an unknown id is not compared: it takes long.
+_COMPARED = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,7 @@ def check_document(document: Document, *, strict: bool = False) -> Checked:
     _report_cycles(parts.tasks, dependencies, in_cycles, problems)
     levels = _task_levels(parts, numbers, dependencies, order, problems)
     _check_levels(parts, levels, dependencies, order, problems)
+    _check_gates(parts, levels, problems)
     _check_names(parts, numbers, problems)
     _check_personas(parts, problems)
     _check_files(parts.tasks, problems, strict=strict)
@@ -119,6 +129,7 @@ def _graph(parts: Parts, levels: Sequence[int], document: Document) -> Graph:
             conflicts=tuple(conflict for _, conflict in parts.conflicts),
             personas=tuple(parts.personas),
             source=document.tree,
+            origin=Origin(document.form, document.file),
             **parts.fields,
         )
     )
@@ -189,7 +200,7 @@ def _dependencies(
                     "unknown-dependency",
                     (*task.at, "dependencies", position),
                     f"there is no task {quoted(each)}",
-                    f"remove it, or write the id of a task{_like(each, numbers)}",
+                    _task_advice(each, numbers, problems),
                     task.id or None,
                 )
         if at in own:
@@ -205,10 +216,11 @@ def _dependencies(
     return tuple(found)
 
 
-def _like(name: str, known: Iterable[str]) -> str:
-    some = list(known)
-    near = get_close_matches(name[:64], some, n=1) if len(some) <= 500 else []
-    return f" such as {near[0]}" if near else ""
+def _task_advice(name: str, numbers: dict[str, int], problems: Problems) -> str:
+    """Return what to do about an id of no task; for the first ones, which id may be meant."""
+    found = 1 + len(problems.errors) + len(problems.warnings)
+    known = numbers if found * len(numbers) <= _COMPARED else ()
+    return advised(name, known, "remove it, or write the id of a task")
 
 
 def _report_cycles(
@@ -326,7 +338,7 @@ def _listed_levels(parts: Parts, numbers: dict[str, int], problems: Problems) ->
                     "unknown-task",
                     at,
                     f"level {level.number} names {quoted(each)}, and there is no such task",
-                    "remove it",
+                    _task_advice(each, numbers, problems),
                 )
                 continue
             task = numbers[each]
@@ -388,6 +400,20 @@ def _check_levels(
                 )
 
 
+def _check_gates(parts: Parts, levels: list[int], problems: Problems) -> None:
+    """Warn of gates that check no task."""
+    numbers = set(levels)
+    for level in parts.levels:
+        if level.gates and level.number not in numbers:
+            problems.warning(
+                "gate-without-tasks",
+                (*level.at, "gates"),
+                f"level {level.number} has a gate, and no task",
+                "move the gate to the level whose tasks it checks, or give tasks this level; it is"
+                " executed when all lower levels are complete",
+            )
+
+
 # --- names, personas and files --------------------------------------------------------------------
 
 
@@ -400,7 +426,7 @@ def _check_names(parts: Parts, numbers: dict[str, int], problems: Problems) -> N
                     "unknown-task",
                     at,
                     f"a conflict names {quoted(each)}, and there is no such task",
-                    "remove it, or correct the id",
+                    _task_advice(each, numbers, problems),
                 )
     for task in parts.tasks:
         for position, each in enumerate(task.fields["consumers"]):
@@ -409,13 +435,14 @@ def _check_names(parts: Parts, numbers: dict[str, int], problems: Problems) -> N
                     "unknown-task",
                     (*task.at, "consumers", position),
                     f"there is no task {quoted(each)}",
-                    "remove it, or correct the id",
+                    _task_advice(each, numbers, problems),
                     task.id,
                 )
 
 
 def _check_personas(parts: Parts, problems: Problems) -> None:
-    known = {each.name for each in parts.personas} | set(AGENTS)
+    known = parts.persona_names | set(AGENTS)
+    some = ", ".join(sorted(known)[:_NAMED])
     used: list[tuple[Path, str | Persona | None, str | None]]
     used = [((), parts.fields.get("persona"), None)]
     used += [(task.at, task.fields["persona"], task.id) for task in parts.tasks]
@@ -425,7 +452,7 @@ def _check_personas(parts: Parts, problems: Problems) -> None:
                 "unknown-persona",
                 (*at, "persona"),
                 f"there is no persona {quoted(persona)}",
-                f"add it to 'personas', or use one of {', '.join(sorted(known)[:_NAMED])}",
+                advised(persona, sorted(known), f"add it to 'personas', or use one of {some}"),
                 task_id,
             )
 

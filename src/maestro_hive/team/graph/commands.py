@@ -88,7 +88,10 @@ def _script(arguments: Sequence[str]) -> str | None:
 
 
 def needed_programs(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Return the programs that a graph needs, each with who needs it."""
+    """Return the programs that verifications and gates need, each with who needs it.
+
+    Those of personas must be there before anything starts; these may be made by a task.
+    """
     needed: dict[str, dict[str, None]] = {}
     for who, program in _uses(graph):
         needed.setdefault(program, {})[who] = None
@@ -97,11 +100,6 @@ def needed_programs(graph: Graph) -> dict[str, tuple[str, ...]]:
 
 def _uses(graph: Graph) -> Iterator[tuple[str, str]]:
     for task in graph.tasks:
-        persona = graph.persona_of(task)
-        if persona is not None and persona.agent is not None:
-            yield task.id, persona.agent
-        elif persona is not None and persona.command and _NAME.fullmatch(persona.command[0]):
-            yield task.id, persona.command[0]
         if task.verification is not None:
             for program in programs(task.verification.command):
                 yield task.id, program

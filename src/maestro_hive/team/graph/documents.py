@@ -57,6 +57,8 @@ class Document:
     tree: Json
     text: str
     form: Form
+    #: The file that it was read from, as it was given.
+    file: str | None = None
     _positions: dict[int, dict[str | int, int]] = field(default_factory=dict)
     _counted: tuple[int, int] = (0, 1)
 

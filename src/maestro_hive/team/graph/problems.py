@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from maestro_hive.team.graph.documents import json_path
 from maestro_hive.team.graph.records import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from maestro_hive.team.graph.documents import Document, Path
 
 #: How many errors, and how many warnings, are reported; the rest is counted.
@@ -37,6 +40,26 @@ def quoted(text: object) -> str:
     """Return a text of the document for a message: in quotes, in one line, and not all of a long one."""
     shown = text if isinstance(text, str) else str(text)
     return repr(shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…")
+
+
+def folded(name: str) -> str:
+    """Return what of a name is compared: ``dependsOn`` and ``depends_on`` are the same."""
+    return "".join(filter(str.isalnum, name.casefold()))
+
+
+def closest(name: str, known: Iterable[str], *, similar: float = 0.6) -> str | None:
+    """Return the one of some names that seems to be meant by another one; None if none is like it."""
+    names: dict[str, str] = {}
+    for each in known:
+        names.setdefault(folded(each), each)
+    near = get_close_matches(folded(name[:_SHOWN]), names, n=1, cutoff=similar)
+    return names[near[0]] if near else None
+
+
+def advised(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return what to do about an unknown name: write the one that is meant, or something else."""
+    near = closest(name, known)
+    return otherwise if near is None else f"did you mean {near!r}? If not, {otherwise}"
 
 
 class Problems:

@@ -41,10 +41,18 @@ _MAX_LEVEL = 999_999
 _LONGEST_MINUTES = 1e6
 _ARROW = re.compile(r"\s*(?:->|→|=>)\s*")
 
+#: Where keys belong that stand in a task or at the top of a graph by mistake.
+_ELSEWHERE = {
+    **dict.fromkeys(("max_attempts", "rounds", "max_handovers"), "it belongs into 'retry'"),
+    **dict.fromkeys(("tokens", "usd"), "it belongs into 'budget'"),
+    **dict.fromkeys(("agent", "model", "permissions"), "it belongs into 'persona'"),
+    **dict.fromkeys(("gate", "gates"), "it belongs into a level, as 'gates' there, in 'levels'"),
+}
 _GRAPH_KEYS = keys(
     "feature tasks levels conflict_matrix persona personas budget retry timeout_seconds version"
     " generated total_tasks estimated_duration_minutes max_parallelization critical_path"
     " critical_path_minutes",
+    _ELSEWHERE | {"workers": "the command says it: maestro run GRAPH --workers N"},
     timeout="timeout_seconds",
 )
 _TASK_KEYS = keys(
@@ -52,6 +60,7 @@ _TASK_KEYS = keys(
     " estimate_minutes status critical_path steps context acceptance_criteria consumers"
     " integration_test skills_required phase persona prompt budget retry timeout_seconds"
     " output_schema",
+    _ELSEWHERE | {"expected": "it belongs into 'verification'"},
     **dict.fromkeys(("depends_on", "depends", "deps", "blocked_by", "requires"), "dependencies"),
     **dict.fromkeys(("estimated_minutes", "estimate", "minutes"), "estimate_minutes"),
     **dict.fromkeys(("name", "summary"), "title"),
@@ -104,6 +113,8 @@ class Parts:
     levels: list[LevelDraft] = field(default_factory=list)
     conflicts: list[tuple[Path, Conflict]] = field(default_factory=list)
     personas: list[Persona] = field(default_factory=list)
+    #: Their names, and those of personas that were refused.
+    persona_names: frozenset[str] = frozenset()
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -132,6 +143,8 @@ class _Reader(Additions):
         else:
             parts.feature = feature
         parts.personas = self.personas(tree)
+        if type(named := tree.get("personas")) is dict:
+            parts.persona_names = frozenset(named)
         parts.tasks = self.tasks(tree)
         parts.levels = self.levels(tree)
         parts.conflicts = self.conflicts(tree)
@@ -142,19 +155,8 @@ class _Reader(Additions):
             "timeout_seconds": self.seconds(tree, ()),
         }
         self._check_count(tree, len(parts.tasks))
-        self._judge_graph_keys(tree)
-        return parts
-
-    def _judge_graph_keys(self, tree: dict[str, Json]) -> None:
         self.judge_keys(tree, (), _GRAPH_KEYS)
-        for key in ("gates", "gate"):
-            if key in tree:
-                self._problems.warning(
-                    "unknown-key",
-                    (key,),
-                    f"{key!r} of the graph is not read: a gate belongs to a level",
-                    "write it as 'gates' of a level, in 'levels'",
-                )
+        return parts
 
     def _check_count(self, tree: dict[str, Json], count: int) -> None:
         said = tree.get("total_tasks")

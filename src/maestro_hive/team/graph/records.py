@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from maestro_hive.maestro.state.strict_json import copied
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from maestro_hive.maestro.state.strict_json import Json
+    from maestro_hive.team.graph.documents import Form
 
 #: The agents that a persona may name.
 AGENTS = ("claude", "codex", "gemini", "opencode", "qwen", "aider")
@@ -54,7 +55,7 @@ class Record:
         """Return the members of the document that no field holds."""
         if type(self.source) is not dict:
             return {}
-        known = {each.name for each in fields(self)} | self.other_keys
+        known = {each.name for each in fields(self) if each.compare} | self.other_keys
         return {key: copied(value) for key, value in self.source.items() if key not in known}
 
     @property
@@ -305,6 +306,14 @@ class Conflict(Record):
     path: str | None = None
 
 
+class Origin(NamedTuple):
+    """What a graph was read from: messages name its file, and have its syntax."""
+
+    form: Form
+    #: The file, as it was given; None if the document is no file.
+    file: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph(Record):
     """A task graph that was read and checked."""
@@ -321,6 +330,8 @@ class Graph(Record):
     budget: Budget | None = None
     retry: Retry | None = None
     timeout_seconds: float | None = None
+    #: None if a program made it, or a journal has it.
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     other_keys = frozenset(
         {
@@ -387,5 +398,6 @@ class Problem:
     line: int | None = None
 
     def __str__(self) -> str:
+        line = f"line {self.line}, " if self.line is not None else ""
         task = f" (task {self.task})" if self.task else ""
-        return f"{self.path}{task}: {self.message}; {self.advice}"
+        return f"{line}{self.path}{task}: {self.message}; {self.advice}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
-from maestro_hive.team.graph.problems import kind_of, quoted
+from maestro_hive.team.graph.problems import advised, closest, folded, kind_of, quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph.documents import Path
     from maestro_hive.team.graph.problems import Problems
@@ -31,13 +32,24 @@ class Keys(NamedTuple):
     """The keys that a part of a document may have; all others are the document's own business."""
 
     known: frozenset[str]
-    #: What is meant by keys of other formats, which would be ignored although they mean something.
-    other_names: dict[str, str]
+    #: What to do about keys that would be ignored although they mean something, folded.
+    advice: dict[str, str]
+    #: Which of these are so clear that keys like them are meant as well.
+    like: frozenset[str]
 
 
-def keys(known: str, **other_names: str) -> Keys:
-    """Return the keys of a part."""
-    return Keys(frozenset(known.split()), other_names)
+def keys(known: str, elsewhere: Mapping[str, str] | None = None, **other_names: str) -> Keys:
+    """Return the keys of a part; ``elsewhere`` says where keys belong that stand there by mistake."""
+    names = known.split()
+    advice = {folded(name): _instead(name) for name in names}
+    advice |= {folded(name): text for name, text in (elsewhere or {}).items()}
+    like = frozenset(advice)
+    advice |= {folded(name): _instead(meant) for name, meant in other_names.items()}
+    return Keys(frozenset(names), advice, like)
+
+
+def _instead(name: str) -> str:
+    return f"did you mean {name!r}?"
 
 
 class Values:
@@ -45,29 +57,29 @@ class Values:
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
-        #: What is meant by a key of a part, if that is known.
-        self._meant: dict[tuple[frozenset[str], str], str | None] = {}
+        #: What to do about a key of a part, if that is known.
+        self._advice: dict[tuple[frozenset[str], str], str | None] = {}
 
     def judge_keys(self, value: dict[str, Json], at: Path, part: Keys) -> None:
-        """Warn of keys that look like mistyped ones, in the order of the document."""
+        """Warn of keys that look like mistyped or misplaced ones, in the order of the document."""
         if value.keys() <= part.known:
             return
+        there = {_instead(key) for key in value}
         for key in value:
-            meant = None if key in part.known else self._meant_by(key, part)
-            if meant is not None and meant not in value:
+            advice = None if key in part.known else self._advice_on(key, part)
+            if advice is not None and advice not in there:
                 self._problems.warning(
-                    "unknown-key",
-                    (*at, key),
-                    f"{quoted(key)} is not read",
-                    f"if you mean {meant!r}, write that",
+                    "unknown-key", (*at, key), f"{quoted(key)} is not read", advice
                 )
 
-    def _meant_by(self, key: str, part: Keys) -> str | None:
+    def _advice_on(self, key: str, part: Keys) -> str | None:
         asked = (part.known, key)
-        if asked not in self._meant and len(self._meant) < _COMPARED:
-            near = get_close_matches(key[:40], sorted(part.known), n=1, cutoff=_SIMILAR)
-            self._meant[asked] = part.other_names.get(key) or (near[0] if near else None)
-        return self._meant.get(asked)
+        if asked not in self._advice and len(self._advice) < _COMPARED:
+            near = folded(key)
+            if near not in part.advice:
+                near = closest(key, sorted(part.like), similar=_SIMILAR) or near
+            self._advice[asked] = part.advice.get(near)
+        return self._advice.get(asked)
 
     def text(self, owner: dict[str, Json], key: str, at: Path) -> str | None:
         """Return a text; None if there is none."""
@@ -224,5 +236,5 @@ class Values:
                     "unknown-key",
                     (*at, key),
                     f"{quoted(key)} is not read",
-                    f"the keys here are {', '.join(known)}",
+                    advised(key, known, f"remove it; the keys here are {', '.join(known)}"),
                 )
