@@ -427,6 +427,36 @@ def statuses(folder: Path) -> dict[str, str]:
     return {name: each["status"] for name, each in found.items()}
 
 
+def test_what_waits_for_the_second_gate_of_a_level_waits_for_no_breaker(folder: Path) -> None:
+    gates = [
+        {"name": "first", "command": "true"},
+        {"name": "second", "command": "until [ -e go ]; do sleep 0.05; done"},
+    ]
+    graph = write(
+        folder,
+        task("A"),
+        task("B", persona="later"),
+        levels={"1": {"tasks": ["A"], "gates": gates}, "2": {"tasks": ["B"]}},
+        personas={"later": SHELL},
+    )
+
+    def status_of(name: str) -> str:
+        tasks = answer(called(folder, "status", "my-shop", "--json"))["run"]["tasks"]
+        return next(str(each["status"]) for each in tasks if each["id"] == name)
+
+    with started(folder, "run", graph) as engine:
+        wait_until(lambda: called(folder, "status", "my-shop").returncode == 0)
+        wait_until(lambda: status_of("gate:1:second") == "running")
+        assert called(folder, "breakers", "open", "later", "--new").returncode == 0
+        assert status_of("gate:1:first") == "complete"
+        assert status_of("B") == "pending"
+        (folder / "go").touch()
+        wait_until(lambda: status_of("B") == "parked")
+        assert called(folder, "breakers", "reset", "later").returncode == 0
+        engine.communicate(_SECONDS)
+    assert engine.returncode == 0
+
+
 def test_a_changed_graph_is_another_run_with_what_is_unchanged(folder: Path) -> None:
     write(folder, task("A"), task("B"))
     assert called(folder, "run", "graph.json").returncode == 0

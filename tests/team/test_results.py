@@ -53,6 +53,15 @@ def test_a_command_without_a_result_fails(team: Team, does: str, said: str) -> N
     assert said in str(failed.value.__cause__.__cause__.exceptions)  # type: ignore[union-attr]
 
 
+def test_a_folder_in_place_of_a_result_fails_one_attempt(team: Team) -> None:
+    does = (
+        'if [ "$MAESTRO_ATTEMPT" = 1 ]; then mkdir -p "$MAESTRO_RESULT/inside";'
+        ' else echo 2 > "$MAESTRO_RESULT"; fi'
+    )
+    result = team.run(graph(task("A", does, output_schema={"type": "integer"}), retry=2))
+    assert result["tasks"]["A"]["value"] == 2
+
+
 def test_the_result_of_a_python_persona_is_checked_and_given_to_others(team: Team) -> None:
     text = (
         f"def make(task):\n    return {GOOD!r} if task.feedback else {{'files': 'a.py'}}\n\n"

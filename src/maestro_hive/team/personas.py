@@ -41,6 +41,7 @@ from maestro_hive.team.progress import (
     as_checkpoint,
     handovers,
     one_more_handover,
+    remove_whatever,
 )
 from maestro_hive.team.prompts import prompt_of, with_feedback
 from maestro_hive.team.results import check_result, check_schema, written_result
@@ -152,7 +153,7 @@ class Workplace:
             self.checkpoints.remove(given["id"])
         if "command" in given["persona"]:
             self._progress_of(given).remove()
-            self._result_of(given).unlink(missing_ok=True)
+            remove_whatever(self._result_of(given))
         if "agent" in given["persona"]:
             shutil.rmtree(self.calls_folder / given["id"], ignore_errors=True)
         return {"files": made} if value is None else {"files": made, "value": value}
@@ -174,7 +175,7 @@ class Workplace:
         if "output_schema" not in given:
             return None, await self._command(given, limits)
         path = self._result_of(given)
-        path.unlink(missing_ok=True)  # of an attempt that failed
+        remove_whatever(path)  # of an attempt that failed
         asked = await self._command(given, limits)
         return (written_result(path) if asked is None else None), asked
 

@@ -96,14 +96,19 @@ class ProgressFile:
             return data.decode("utf-8", "replace")
 
     def remove(self) -> None:
-        """Remove it, whatever it is: the task is complete, or it is no file."""
-        if self.path.is_dir() and not self.path.is_symlink():
-            shutil.rmtree(self.path, ignore_errors=True)
-        else:
-            self.path.unlink(missing_ok=True)
+        """Remove it: the task is complete, or it is no file."""
+        remove_whatever(self.path)
 
     def _read(self) -> bytes:
         return files.read_whole(self.path, _MOST_BYTES)
+
+
+def remove_whatever(path: Path) -> None:
+    """Remove what is at a path of which a command was told, if anything: it may be a folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _reason_of(error: Exception) -> str:
