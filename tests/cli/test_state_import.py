@@ -158,15 +158,25 @@ def test_the_checkpoint_of_a_worker_is_given_to_a_fresh_one(folder: Path) -> Non
     assert json.loads((folder.parent / "seen").read_text())["state_data"] == {"left": "tests"}
 
 
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "../..", ""])
+def test_a_checkpoint_of_a_name_that_is_no_file_is_none(folder: Path, name: str) -> None:
+    write_graph(folder)
+    done = called(folder, "import", write_state(folder, {**OLDER, "checkpoints": [name]}))
+    assert done.returncode == 0, done.stderr
+    assert "run 'shop' was made of" in done.stdout
+
+
 @pytest.mark.parametrize(
     "state, said",
     [
         ({**OLDER, "tasks": []}, "$.tasks: it must be a map of tasks by id"),
+        ({**OLDER, "tasks": None}, "$.tasks: it must be a map of tasks by id, and is nothing"),
         ({**OLDER, "feature": 7}, "$.feature: it must be a text"),
         ({**OLDER, "tasks": {"A-1": {"status": "done"}}}, "'done' is none of complete"),
         ({**OLDER, "tasks": {"A-1": 1, "A-2": {"id": "X", "status": "todo"}}}, "$.tasks['A-2'].id"),
         ({**OLDER, "checkpoints": {}}, "$.checkpoints: it must be a list"),
         ({**OLDER, "feature": "other"}, "the graph of the feature 'other' is not in"),
+        ({**OLDER, "feature": "a\0b"}, "the graph of the feature 'a\\x00b' is not in"),
         ({**OLDER, "feature": "../.."}, "the graph of the feature '../..' is not in"),
         ({**OLDER, "tasks": {"X": {"status": "complete"}}}, "their tasks must be the same ones"),
         ({**OLDER, "format": 1, "sha256": "0" * 64}, "it was altered"),

@@ -63,7 +63,7 @@ def _state(tree: dict[str, Json], feature: str | None, problems: list[str]) -> E
         problems.append("$.feature: it must be a text; give the graph with --graph if it has none")
     state = ExecutionState.create(str(named))
     tasks = tree.get("tasks")
-    if tasks is None:
+    if tasks is None and "completed_tasks" in tree:
         tasks = _completed(tree["completed_tasks"], problems)
     if not isinstance(tasks, dict):
         problems.append(f"$.tasks: it must be a map of tasks by id, and is {_kind(tasks)}")

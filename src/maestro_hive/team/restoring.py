@@ -115,8 +115,8 @@ def _checkpoints(state: ExecutionState, folder: Path) -> Iterator[tuple[str, Jso
             try:
                 data = read_checkpoint(read_whole(path, MAX_STATE_BYTES), str(path))
                 found = Checkpoint.from_dict(data)
-            except (OSError, MaestroError, ValidationError, TypeError):
-                continue
+            except (OSError, MaestroError, ValidationError, TypeError, ValueError):
+                continue  # also of a name that no file can have
             if found.task_id in state.tasks:
                 yield found.task_id, found.to_dict()
             break
