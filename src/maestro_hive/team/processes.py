@@ -7,7 +7,7 @@ in two places, so that whatever is killed and whenever, it is ended:
 - to the guard, one small process for each engine. It reads a pipe that the engine has open, and
   kills all groups that are left when the pipe closes, as it does when the engine is killed;
 - in a file of the run, by boot id, process id and start time. The next start of a run in the same
-  folder ends what is left, if the guard was killed as well.
+  folder, and of the same state folder, ends what is left, if the guard was killed as well.
 
 An engine that dies before it has written the line closes the pipe, and the command is never executed.
 """
