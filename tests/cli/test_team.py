@@ -1062,5 +1062,5 @@ def holders_of(folder: Path) -> list[str]:
 
 def test_a_feature_of_two_lines_is_printed_in_one(folder: Path) -> None:
     graph = write(folder, task("A"), feature="my\nshop")
-    assert called(folder, "graph", graph).stdout.startswith("my shop: 1 task in 1 level")
-    assert "my shop: 1 of 1 task complete" in called(folder, "run", graph).stdout
+    assert called(folder, "graph", graph).stdout.startswith("my\\nshop: 1 task in 1 level")
+    assert "my\\nshop: 1 of 1 task complete" in called(folder, "run", graph).stdout
