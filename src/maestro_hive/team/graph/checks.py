@@ -65,8 +65,9 @@ class GraphError(MaestroError, ValueError):
 def check_graph(data: bytes, form: Form | None = None, *, strict: bool = False) -> Checked:
     """Return the graph of a document, or everything that is wrong with it.
 
-    ``strict`` makes errors of tasks that own the same file. The published schema, to which the command
-    line holds a strict graph as well, is checked by ``team.graph_files``.
+    ``strict`` makes errors of tasks that own the same file. ``team.graph_files`` checks what needs more
+    than the document: the published schema, to which it holds a strict graph as well, the schemas of
+    results, and whether the shell can read verifications and gates.
     """
     try:
         document = parse_document(data, form)
