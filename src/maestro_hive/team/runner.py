@@ -26,10 +26,12 @@ from maestro_hive.team.choosing import (
     choose_run,
     restorable,
 )
+from maestro_hive.team.errors import GraphFailedError
 from maestro_hive.team.folder_lock import held_for
 from maestro_hive.team.graph import Retry, make_plan
 from maestro_hive.team.inputs import (
     digest_of,
+    files_not_made,
     gate_input,
     missing_files,
     task_input,
@@ -63,7 +65,7 @@ from maestro_hive.team.scheduler import Execution, WorkerSlots, urgency_of
 from maestro_hive.team.state_file import StateFile, StatePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from maestro_hive.engine.options import Amount
     from maestro_hive.hive.functions import WorkflowFunction
@@ -181,7 +183,7 @@ class TeamRunner:
                 )
         finally:
             self._checked.pop(run_id, None)
-        await _warn_of_missing(graph, place, result)
+        await _warn_of_files(graph, place, result["tasks"])
         return result
 
     async def resume(self, run_id: str) -> dict[str, Json]:
@@ -191,7 +193,7 @@ class TeamRunner:
         check_personas(graph, folder)
         with held_for(folder, run_id, self._state_folder.absolute()):
             result: dict[str, Json] = await self._hive.resume(run_id)
-        await _warn_of_missing(graph, folder, result)
+        await _warn_of_files(graph, folder, result["tasks"])
         return result
 
     def arguments(self, run_id: str) -> tuple[dict[str, Json], Path]:
@@ -346,6 +348,9 @@ class TeamRunner:
         file.write()
         try:
             await execution.run()
+        except GraphFailedError:
+            await _warn_of_files(plan.graph, folder, execution.results)
+            raise
         finally:
             file.write()
         return {
@@ -492,19 +497,26 @@ class _Steps:
         self._slots.on_change()
 
 
-async def _warn_of_missing(graph: Graph, folder: Path, result: dict[str, Json]) -> None:
+async def _warn_of_files(graph: Graph, folder: Path, results: Mapping[str, Json]) -> None:
     """Say which files of complete tasks are not there: the tasks are not executed again for that."""
-    found = await in_thread(partial(missing_files, graph, folder, result["tasks"]))
-    if found:
-        files = [f"{path} ({name})" for name, paths in found.items() for path in paths]
-        more = f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else ""
+    not_made = await in_thread(partial(files_not_made, graph, folder, results))
+    if not_made:
+        _LOG.warning("declared, and not made: %s", _named_files(not_made))
+    missing = await in_thread(partial(missing_files, graph, folder, results))
+    if missing:
         _LOG.warning(
-            "files that complete tasks have made are not there: %s%s; to make them again:"
+            "files that complete tasks have made are not there: %s; to make them again:"
             " maestro run GRAPH --force --only %s",
-            ", ".join(files[:_NAMED]),
-            more,
-            " --only ".join(list(found)[:_NAMED]),
+            _named_files(missing),
+            " --only ".join(list(missing)[:_NAMED]),
         )
+
+
+def _named_files(found: dict[str, list[str]]) -> str:
+    """Return files, each with its task; of many, how many more there are."""
+    files = [f"{path} ({name})" for name, paths in found.items() for path in paths]
+    more = f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else ""
+    return f"{', '.join(files[:_NAMED])}{more}"
 
 
 def _retry(task: Task, persona: Persona, graph: Graph) -> Retry:
