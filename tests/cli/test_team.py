@@ -345,6 +345,40 @@ def test_what_waits_for_a_required_gate_that_failed_is_not_started(
     }
 
 
+def test_a_run_that_fails_by_no_task_says_why(folder: Path) -> None:
+    graph = write(folder, task("A", "test -f mended"), retry=1)
+    assert called(folder, "run", graph).returncode == command.FAILED
+    unreadable = folder.parent / "state" / "runs" / "my-shop" / "processes" / "1"
+    unreadable.mkdir()
+    assert called(folder, "retry", "my-shop").returncode == 0
+    failed = called(folder, "resume", "my-shop")
+    assert failed.returncode == command.FAILED
+    assert (
+        f"run 'my-shop' failed: IsADirectoryError: [Errno 21] Is a directory: '{unreadable}'"
+        in failed.stderr
+    )
+    assert "`maestro retry my-shop`" in failed.stderr
+    unreadable.rmdir()
+    (folder / "mended").touch()
+    assert called(folder, "retry", "my-shop").returncode == 0
+    assert called(folder, "resume", "my-shop").returncode == command.SUCCESS
+
+
+def test_the_file_of_a_checkpoint_that_cannot_be_removed_suspends_the_run(folder: Path) -> None:
+    graph = write(folder, task("A", "test -f mended"), retry=1)
+    assert called(folder, "run", graph).returncode == command.FAILED
+    unremovable = folder / ".mahabharatha" / "checkpoints" / "A.json"
+    unremovable.mkdir(parents=True)
+    assert called(folder, "retry", "my-shop").returncode == 0
+    refused = called(folder, "resume", "my-shop")
+    assert refused.returncode == command.FAILED
+    said = f"{unremovable} cannot be used for the checkpoint of a worker: Is a directory; remove it"
+    assert said in refused.stderr
+    unremovable.rmdir()
+    (folder / "mended").touch()
+    assert called(folder, "resume", "my-shop").returncode == command.SUCCESS
+
+
 def test_a_gate_that_is_not_required_and_failed_is_shown_as_not_passed(folder: Path) -> None:
     gate = {"name": "opt", "command": "echo the reason; exit 3", "required": False}
     must = {"name": "must", "command": "true", "required": True}

@@ -23,7 +23,7 @@ from maestro_hive.cli.show import waiting_line
 from maestro_hive.cli.team_progress import Happened, Progress, question_line
 from maestro_hive.cli.team_report import UNSUCCESSFUL, print_report, retry_command
 from maestro_hive.cli.team_table import Look, table_lines
-from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded
+from maestro_hive.engine.errors import HelpNeeded, TokenBudgetExceeded, parts_of
 from maestro_hive.hive.dispatching import RunReleased
 from maestro_hive.hive.errors import RunCancelledError, RunFailedError
 from maestro_hive.kernel.errors import MaestroError
@@ -33,6 +33,7 @@ from maestro_hive.kernel.signals import until_signal
 from maestro_hive.maestro.state.views import OVER
 from maestro_hive.team import notifications
 from maestro_hive.team.agent_calls import version_warnings
+from maestro_hive.team.errors import GraphFailedError
 from maestro_hive.team.notifications import Notification, Notifier
 
 if TYPE_CHECKING:
@@ -304,9 +305,10 @@ class TeamCall:
             else:
                 output.end_typed_line()
             return code, f"{stopped}{self._how_far()}; to resume it: {again}", True
-        except (RunFailedError, RunCancelledError) as error:
-            # Why it failed is in the report.
-            return FAILED, str(error) if isinstance(error, RunCancelledError) else None, False
+        except RunCancelledError as error:
+            return FAILED, str(error), False
+        except RunFailedError as error:
+            return FAILED, _why_failed(error), False
         except (RunReleased, HelpNeeded, TokenBudgetExceeded) as error:
             needed = f"run {self._run_id!r} waits for a person. Answer, then"
             if not isinstance(error, RunReleased):
@@ -429,6 +431,15 @@ class TeamCall:
                 return retry_command(self._call, view)
             case _:
                 return self._call.command_line("resume", view.run_id)
+
+
+def _why_failed(error: RunFailedError) -> str | None:
+    """Return why a run failed; None if tasks and gates did: the report has these."""
+    cause = error.__cause__
+    if isinstance(cause, GraphFailedError):
+        return None
+    parts = parts_of(cause) if isinstance(cause, ExceptionGroup) else ()
+    return str(error) + "".join(f"\n  {type(each).__name__}: {each}" for each in parts)
 
 
 def notifier_of(manner: Manner, hive: Hive) -> Notifier:

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from maestro_hive.kernel.errors import ConfigurationError, MaestroError
-from maestro_hive.kernel.files import make_private_folder, read_whole, write_atomically
+from maestro_hive.kernel.errors import ConfigurationError, MaestroError, StorageError
+from maestro_hive.kernel.files import explained, make_private_folder, read_whole, write_atomically
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.inputs import digest_of, digests, task_input
 from maestro_hive.team.progress import checkpoint_text, read_checkpoint
@@ -20,6 +20,7 @@ from maestro_hive.team.state import MAX_STATE_BYTES, Checkpoint, ExecutionState,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Graph, Plan, Task
@@ -174,13 +175,13 @@ class CheckpointFiles:
         #: Called when there is another file: the state names it.
         self.on_change: Callable[[], None] = lambda: None
         wanted = set(current)
-        self._names: dict[str, None] = {}
-        if self._folder.is_dir():
-            for each in tasks:
-                if each in wanted and self._path(each).exists():
-                    self._names[each] = None
-                else:
-                    self._path(each).unlink(missing_ok=True)
+        with _explained(self._folder):
+            left = list(tasks) if self._folder.is_dir() else []
+            kept = [each for each in left if each in wanted and self._path(each).is_file()]
+        self._names = dict.fromkeys(kept)
+        for each in left:
+            if each not in self._names:
+                self._remove(each)
 
     def names(self) -> list[str]:
         """Return the names of the files, as the state has them."""
@@ -197,10 +198,25 @@ class CheckpointFiles:
         """Remove a checkpoint: its task is complete."""
         if task in self._names:
             del self._names[task]
-            self._path(task).unlink(missing_ok=True)
+            self._remove(task)
+
+    def _remove(self, task: str) -> None:
+        path = self._path(task)
+        with _explained(path):
+            path.unlink(missing_ok=True)
 
     def _path(self, task: str) -> Path:
         return self._folder / f"{task}.json"
+
+
+def _explained(path: Path) -> AbstractContextManager[None]:
+    """Raise, for an error of the system, one that says which file of a checkpoint is in the way."""
+    return explained(
+        lambda reason: StorageError(
+            f"{path} cannot be used for the checkpoint of a worker: {reason}; remove it, or make it"
+            " writable, and resume the run"
+        )
+    )
 
 
 def write_graph(folder: Path, document: Json) -> None:

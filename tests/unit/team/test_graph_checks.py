@@ -203,6 +203,11 @@ WRONG: dict[str, tuple[Any, str, str]] = {
         "$.personas['a b']",
     ),
     "a budget of nothing": (SMALL | {"budget": {}}, "empty-budget", "$.budget"),
+    "less money than is counted": (
+        SMALL | {"budget": {"usd": 1e-9}},
+        "out-of-range",
+        "$.budget.usd",
+    ),
     "a budget of no tokens": (SMALL | {"budget": {"tokens": 0}}, "out-of-range", "$.budget.tokens"),
     "no attempts": (document(task("A", retry=0)), "out-of-range", "$.tasks[0].retry"),
 }

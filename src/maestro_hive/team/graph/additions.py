@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: More personas than these are refused.
 MAX_PERSONAS = 1000
+#: The engine counts money in millionths of a US dollar.
+_LEAST_USD = 0.000001
 #: Of a gate, which is a step of that name.
 _LONGEST_NAME = 100
 
@@ -173,7 +175,7 @@ class Additions(Values):
             return None
         self.only(value, inside, ("tokens", "usd"))
         tokens = self.whole(value, "tokens", inside, least=1, most=10**15)
-        usd = self.number(value, "usd", inside, most=1e9, above=0.0)
+        usd = self.number(value, "usd", inside, most=1e9, least=_LEAST_USD)
         if value.get("tokens") is None and value.get("usd") is None:
             self._problems.error(
                 "empty-budget", inside, "the budget has no limit", "add 'tokens' or 'usd'"

@@ -151,7 +151,14 @@ class Values:
         return False
 
     def number(
-        self, owner: dict[str, Json], key: str, at: Path, *, most: float, above: float = -1.0
+        self,
+        owner: dict[str, Json],
+        key: str,
+        at: Path,
+        *,
+        most: float,
+        above: float = -1.0,
+        least: float = 0.0,
     ) -> float | None:
         """Return a number in its range."""
         value = owner.get(key)
@@ -160,9 +167,10 @@ class Values:
         if isinstance(value, bool) or not isinstance(value, int | float):
             self._problems.wrong_type((*at, key), value, "a number")
             return None
-        if not (above < value <= most and value >= 0 and math.isfinite(value)):
-            least = "more than 0" if above >= 0 else "0 or more"
-            self._out_of_range((*at, key), f"a number, {least}, up to {most:,.0f}")
+        if not (above < value <= most and value >= least and math.isfinite(value)):
+            lowest = f"{least:.6f}" if least else "0"
+            bound = "more than 0" if above >= 0 else f"{lowest} or more"
+            self._out_of_range((*at, key), f"a number, {bound}, up to {most:,.0f}")
             return None
         return value
 
