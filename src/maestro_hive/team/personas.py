@@ -7,6 +7,7 @@ failed verification is in its error, which is the feedback for the next attempt.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.prices import Prices
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.agents import Command
-    from maestro_hive.team.graph import Graph, Persona
+    from maestro_hive.team.graph import Graph, Task
     from maestro_hive.team.ownership import Ownership
     from maestro_hive.team.restoring import CheckpointFiles
 
@@ -432,18 +433,43 @@ def check_personas(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment
         )
     functions: dict[str, Callable[[Assignment], Any]] = {}
     wrong: dict[str, list[str]] = {}
+    known: dict[
+        object, str | None
+    ] = {}  # many tasks may have the same schema, and the same persona
+
+    def reason(key: object, check: Callable[[], object]) -> str | None:
+        if key not in known:
+            known[key] = _refusal(check)
+        return known[key]
+
     for task in graph.tasks:
-        persona = graph.persona_of(task)
-        try:
-            if task.output_schema is not None:
-                check_schema(task.output_schema)
-            _check_persona(persona, folder, functions)
-        except ConfigurationError as error:
-            wrong.setdefault(str(error), []).append(task.id)
+        schema = task.output_schema
+        found = None
+        if schema is not None:
+            found = reason(("schema", json.dumps(schema)), partial(check_schema, schema))
+        if found is None:
+            work = partial(_check_persona_of, task, graph, folder, functions)
+            found = reason(("persona", _who(task)), work)
+        if found is not None:
+            wrong.setdefault(found, []).append(task.id)
     if wrong:
         lines = "\n".join(f"  {_named(ids)}: {text}" for text, ids in wrong.items())
         raise ConfigurationError(f"nothing was started: tasks cannot be executed:\n{lines}")
     return functions
+
+
+def _who(task: Task) -> str | int | None:
+    """Return what tells the persona of a task from others: its name, if it has one."""
+    chosen = task.persona
+    return chosen if isinstance(chosen, str | None) else id(chosen)
+
+
+def _refusal(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except ConfigurationError as error:
+        return str(error)
+    return None
 
 
 def _named(ids: list[str]) -> str:
@@ -451,9 +477,10 @@ def _named(ids: list[str]) -> str:
     return ", ".join(ids[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _check_persona(
-    persona: Persona | None, folder: Path, functions: dict[str, Callable[[Assignment], Any]]
+def _check_persona_of(
+    task: Task, graph: Graph, folder: Path, functions: dict[str, Callable[[Assignment], Any]]
 ) -> None:
+    persona = graph.persona_of(task)
     if persona is None:
         raise ConfigurationError(
             'no persona; give the graph one, as "persona": {"command": "…"}, or use --persona'
@@ -484,6 +511,17 @@ def _check_program(program: str, folder: Path) -> None:
         raise ConfigurationError(f"the program {program!r} is not there")
     if not os.access(path, os.X_OK):
         raise ConfigurationError(f"the program {program!r} is not executable; chmod +x makes it so")
+
+
+def import_functions(graph: Graph, folder: Path) -> None:
+    """Import the modules of Python personas in this thread, which some need to be the main one.
+
+    ``check_personas``, which may be called in another one, says what is wrong with them.
+    """
+    one_of_each = {_who(task): task for task in graph.tasks}
+    for persona in map(graph.persona_of, one_of_each.values()):
+        if persona is not None and persona.python is not None:
+            _refusal(partial(load_function, persona.python, folder))
 
 
 def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:

@@ -37,6 +37,7 @@ from maestro_hive.team.personas import (
     Limits,
     Workplace,
     check_personas,
+    import_functions,
 )
 from maestro_hive.team.plans import WORKFLOW, asks, gate_name, plan_of
 from maestro_hive.team.processes import PROCESSES, Survivors, runs_with_processes
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from maestro_hive.hive.hive import Hive
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Budget, Gate, Graph, Level, Persona, Plan, Task
+    from maestro_hive.team.personas import Assignment
 
 __all__ = ["WORKFLOW", "ChosenRun", "TeamRunner", "plan_of"]
 
@@ -151,7 +153,7 @@ class TeamRunner:
         spend, instead of what the graph says.
         """
         place = (folder or Path.cwd()).absolute()
-        check_personas(graph, place)
+        await _checked_functions(graph, place)
         if graph.is_as_read:
             self._checked[run_id] = graph
         try:
@@ -173,7 +175,7 @@ class TeamRunner:
         """Resume a team run as it was started."""
         document, folder = self.arguments(run_id)
         graph = plan_of(document).graph
-        check_personas(graph, folder)
+        await _checked_functions(graph, folder)
         with held_for(folder, run_id, self._state_folder.absolute()):
             result: dict[str, Json] = await self._hive.resume(run_id)
         await _warn_of_missing(graph, folder, result)
@@ -300,7 +302,7 @@ class TeamRunner:
             progress_folder=own / "progress",
             calls_folder=(own / "calls").absolute(),
             worker_of=slots.worker_of,
-            functions=check_personas(plan.graph, folder),
+            functions=await _checked_functions(plan.graph, folder),
             prices=self._hive.prices,
             checkpoints=checkpoints,
             restored=offered,
@@ -463,6 +465,12 @@ class _Steps:
         if self.observer is not None:
             self.observer.parked(name, is_parked=is_parked)
         self._slots.on_change()
+
+
+async def _checked_functions(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment], Any]]:
+    """Return the functions of Python personas; raise if a task could not be executed."""
+    import_functions(graph, folder)
+    return await in_thread(partial(check_personas, graph, folder))
 
 
 async def _warn_of_missing(graph: Graph, folder: Path, result: dict[str, Json]) -> None:

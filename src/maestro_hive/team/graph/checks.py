@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: How many ids a message names.
 _NAMED = 12
+#: For how many unknown names a similar one is looked for, which takes milliseconds.
+_MOST_LIKE = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,7 @@ def _dependencies(
     tasks: Sequence[TaskDraft], numbers: dict[str, int], problems: Problems
 ) -> tuple[tuple[int, ...], ...]:
     found = []
+    unknown = 0
     for at, task in enumerate(tasks):
         own: dict[int, None] = {}
         for position, each in enumerate(task.dependencies):
@@ -185,11 +188,13 @@ def _dependencies(
             elif problems.is_full:
                 problems.more_errors += 1
             else:
+                unknown += 1
+                like = _like(each, numbers) if unknown <= _MOST_LIKE else ""
                 problems.error(
                     "unknown-dependency",
                     (*task.at, "dependencies", position),
                     f"there is no task {quoted(each)}",
-                    f"remove it, or write the id of a task{_like(each, numbers)}",
+                    f"remove it, or write the id of a task{like}",
                     task.id or None,
                 )
         if at in own:
@@ -355,11 +360,11 @@ def _check_levels(
     gated = [level.number for level in parts.levels if any(gate.required for gate in level.gates)]
     for at in sorted(order):  # without those in circles, whose levels mean nothing
         task, level = parts.tasks[at], levels[at]
-        for each in dependencies[at]:
-            if levels[each] < level:
-                continue
+        late = [each for each in dependencies[at] if levels[each] >= level]
+        places = {name: place for place, name in enumerate(task.dependencies)} if late else {}
+        for each in late:
             other = parts.tasks[each].id
-            place: Path = (*task.at, "dependencies", task.dependencies.index(other))
+            place: Path = (*task.at, "dependencies", places[other])
             gate = bisect_left(gated, level)
             if levels[each] == level:
                 problems.warning(
