@@ -119,7 +119,7 @@ class Workplace:
     #: The files of worker checkpoints, and those that the run was restored with.
     checkpoints: CheckpointFiles | None = None
     restored: Mapping[str, Json] = field(default_factory=dict)
-    #: Folders that are no task's, such as the state folder, wherever they are.
+    #: Folders that are no task's, such as the state folder, by their real paths.
     apart: frozenset[str] = frozenset()
     #: What checks that tasks write their own files only; None if no task declares any.
     ownership: Ownership | None = None

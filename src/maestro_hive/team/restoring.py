@@ -50,7 +50,7 @@ class Restored(NamedTuple):
         """Return what is recorded of it: the argument of a run.
 
         A result that the state does not have is made of the files as they are now, but for those in
-        the folders ``apart``.
+        the folders ``apart``, which are given by their real paths.
         """
         owned = {task.id: list(task.files.owned) for task in graph.tasks}
         tasks = {

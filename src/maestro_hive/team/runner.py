@@ -134,7 +134,7 @@ class TeamRunner:
             )
         self._state_folder = Path(folders.state)
         own = (self._state_folder, Path(folders.checkpoints))
-        self._own_folders = frozenset(str(each.absolute()) for each in own)
+        self._own_folders = frozenset(str(each.resolve()) for each in own)
         self.workflow: WorkflowFunction[..., dict[str, Json]] = hive.workflow(name=WORKFLOW)(
             self._defined()
         )
