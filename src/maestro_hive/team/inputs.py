@@ -137,7 +137,7 @@ def files_not_made(graph: Graph, folder: Path, results: Mapping[str, Json]) -> d
 def digests(folder: Path, paths: Iterable[str], apart: Collection[str] = ()) -> dict[str, str]:
     """Return the SHA-256 of the files of a task that exist, and of its folders with all that is in them.
 
-    ``apart`` are folders that are nobody's, by their absolute paths.
+    ``apart`` are folders that are nobody's, by their real paths.
     """
     found = {}
     for each in paths:

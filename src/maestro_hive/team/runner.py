@@ -45,6 +45,7 @@ from maestro_hive.team.personas import (
     Limits,
     Workplace,
     check_personas,
+    import_functions,
 )
 from maestro_hive.team.plans import (
     WORKFLOW,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from maestro_hive.hive.hive import Hive
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Budget, Gate, Graph, Level, Persona, Plan, Task
+    from maestro_hive.team.personas import Assignment
 
 __all__ = ["WORKFLOW", "ChosenRun", "TeamRunner", "plan_of"]
 
@@ -149,7 +151,7 @@ class TeamRunner:
             )
         self._state_folder = Path(folders.state)
         own = (self._state_folder, Path(folders.checkpoints))
-        self._own_folders = frozenset(str(each.absolute()) for each in own)
+        self._own_folders = frozenset(str(each.resolve()) for each in own)
         self.workflow: WorkflowFunction[..., dict[str, Json]] = hive.workflow(name=WORKFLOW)(
             self._defined()
         )
@@ -168,7 +170,7 @@ class TeamRunner:
         spend, instead of what the graph says.
         """
         place = (folder or Path.cwd()).absolute()
-        check_personas(graph, place)
+        await _checked_functions(graph, place)
         if graph.is_as_read:
             self._checked[run_id] = graph
         try:
@@ -190,7 +192,7 @@ class TeamRunner:
         """Resume a team run as it was started."""
         document, folder = self.arguments(run_id)
         graph = plan_of(document).graph
-        check_personas(graph, folder)
+        await _checked_functions(graph, folder)
         with held_for(folder, run_id, self._state_folder.absolute()):
             result: dict[str, Json] = await self._hive.resume(run_id)
         await _warn_of_files(graph, folder, result["tasks"])
@@ -321,7 +323,7 @@ class TeamRunner:
             progress_folder=own / "progress",
             calls_folder=(own / "calls").absolute(),
             worker_of=slots.worker_of,
-            functions=check_personas(plan.graph, folder),
+            functions=await _checked_functions(plan.graph, folder),
             prices=self._hive.prices,
             checkpoints=checkpoints,
             restored=offered,
@@ -495,6 +497,12 @@ class _Steps:
         if self.observer is not None:
             self.observer.parked(name, is_parked=is_parked)
         self._slots.on_change()
+
+
+async def _checked_functions(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment], Any]]:
+    """Return the functions of Python personas; raise if a task could not be executed."""
+    import_functions(graph, folder)
+    return await in_thread(partial(check_personas, graph, folder))
 
 
 async def _warn_of_files(graph: Graph, folder: Path, results: Mapping[str, Json]) -> None:
