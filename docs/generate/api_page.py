@@ -45,6 +45,15 @@ MODULES = {
     "maestro_hive.kernel.errors": (
         "Facts are attributes; the message says what happened, to which thing, and what to do."
     ),
+    "maestro_hive.team.runner": (
+        "Executes task graphs in a program: [how to use it](../howto/run-a-task-graph.md#in-a-program)."
+    ),
+    "maestro_hive.team.personas": "What a persona that is a Python function is called with.",
+    "maestro_hive.team.progress": "What such a function raises when its context is nearly full.",
+    "maestro_hive.team.graph": (
+        "Task graphs that are checked, from bytes: [how to write them](../howto/task-graphs.md)."
+    ),
+    "maestro_hive.team.graph_files": "Task graphs that are checked, from files.",
     "maestro_hive.testing": (
         "For your own tests: [how to use it](../howto/test-your-workflow.md). The pytest plugin has"
         " the fixtures `hive_kit`, a `Kit`, and `hive`, its Hive."
@@ -54,8 +63,20 @@ MODULES = {
 #: Modules that offer what they define, without a list of it.
 _WHOLE = ("maestro_hive.maestro.state.checkpoint", "maestro_hive.kernel.errors")
 
+#: The public names of modules that have others for the command.
+_CHOSEN = {
+    "maestro_hive.team.runner": ["TeamRunner"],
+    "maestro_hive.team.personas": ["Assignment"],
+    "maestro_hive.team.progress": ["ContextFull"],
+    "maestro_hive.team.graph": ["check_graph", "Checked", "GraphError", "Problem"],
+    "maestro_hive.team.graph_files": ["load_file", "check_file"],
+}
+#: The public methods of classes that have others for the command.
+_METHODS = {"TeamRunner": ("run", "resume")}
+
 #: What is handed to users, and not made by them.
 _NOT_MADE = {
+    *("Assignment", "Checked", "GraphError", "Problem"),
     *("Call", "CrashDifferenceError", "CrashReport", "Kit", "Question", "RunHandle", "RunInfo"),
     *("StandIn", "StepContext", "StepFunction", "Worker", "WorkflowFunction"),
 }
@@ -76,6 +97,8 @@ _TEXTS = {
 
 def names(module: str) -> list[str]:
     """Return the public names of a module."""
+    if module in _CHOSEN:
+        return list(_CHOSEN[module])
     home = import_module(module)
     if module not in _WHOLE:
         return list(home.__all__)
@@ -179,7 +202,10 @@ def _parts(name: str, thing: Any) -> Iterator[str]:
         fields = "\n".join(_item(each.text, each.promise) for each in _attributes(thing))
         if fields:
             yield fields
+        public = _METHODS.get(name)
         for method in sources.methods(thing, _public_classes()):
+            if public is not None and method.name not in public:
+                continue
             yield f"```python\n{method.text}\n```"
             yield method.promise
     else:

@@ -1122,3 +1122,9 @@ def holders_of(folder: Path) -> list[str]:
     """Return the processes that execute a run of the folder."""
     runs = answer(called(folder, "runs", "--json"))["runs"]
     return [each["run_id"] for each in runs if each["executed"]]
+
+
+def test_a_feature_of_two_lines_is_printed_in_one(folder: Path) -> None:
+    graph = write(folder, task("A"), feature="my\nshop")
+    assert called(folder, "graph", graph).stdout.startswith("my\\nshop: 1 task in 1 level")
+    assert "my\\nshop: 1 of 1 task complete" in called(folder, "run", graph).stdout

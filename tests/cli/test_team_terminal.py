@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from faults.team_kills import is_alive
+from maestro_hive.cli import command
 from tests.cli.processes import answer, in_terminal
 from tests.cli.terminals import Terminal, TerminalScreen
-from tests.cli.test_team import _LONG, called, folder, number_in, write
+from tests.cli.test_team import _LONG, called, folder, number_in, wait_until, write
 from tests.team.conftest import task
 from tests.timing import least
 
@@ -158,7 +159,7 @@ def test_ctrl_c_twice_stops_at_once_and_the_run_is_resumed(folder: Path) -> None
         terminal.wait_for(lambda text: "stopping: 1 task will be ended" in text)
         terminal.type("\x03")
         assert terminal.ended() == 130
-    assert not is_alive(pid)
+    wait_until(lambda: not is_alive(pid))  # the guard ends it when the engine has ended
     assert terminal.written.endswith("to resume it: maestro resume my-shop\r\n")
     (folder / "go").touch()
     assert "2 of 2 tasks complete (1 executed, 1 reused)" in called(folder, "resume").stdout
@@ -191,6 +192,28 @@ def test_with_grace_what_is_executed_may_end_and_nothing_more_starts(
         assert terminal.ended() == 130
     assert "was stopped, 2 of 42 tasks complete" in terminal.written
     assert "(40 executed, 2 reused)" in called(folder, "resume").stdout
+
+
+def test_a_file_that_was_declared_and_not_made_is_named_at_the_end(folder: Path) -> None:
+    """Also of a run that failed; not what another task has made, and not what a failed task has not."""
+    files = {"create": ["a", "of-b", "sub/none.py", "kept/*.py"]}
+    graph = write(
+        folder,
+        task("A", "touch a; mkdir kept", files=files),
+        task("B", "touch of-b", "A", files={"create": ["of-b"]}),
+        task("BAD", "test -f mended", "B", files={"create": ["bad"]}),
+        retry=1,
+    )
+    warning = "maestro: declared, and not made: sub/none.py (A)"
+    done = called(folder, "run", graph)
+    assert done.returncode == command.FAILED
+    assert warning in done.stderr.splitlines()
+    (folder / "mended").touch()
+    assert called(folder, "retry", "my-shop").returncode == command.SUCCESS
+    with in_a_terminal(folder, "resume", columns=120) as terminal:
+        assert terminal.ended() == command.SUCCESS
+    assert f"{warning[:-4]} (A), bad (BAD)" in terminal.screen.text
+    assert set(results(folder).values()) == {"complete"}
 
 
 def test_a_dumb_terminal_gets_plain_lines(folder: Path) -> None:

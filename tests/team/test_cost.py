@@ -15,6 +15,7 @@ from maestro_hive import Hive
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.team import state_file
 from maestro_hive.team.graph import Frontier, Graph, check_graph
+from maestro_hive.team.personas import check_personas
 from maestro_hive.team.runner import TeamRunner
 from tests.calls import calls_for_each, calls_of
 from tests.hive.conftest import quick_config
@@ -126,6 +127,21 @@ def test_a_task_makes_few_calls_besides_those_of_its_step(
     steps(1)()
     task, step = calls_for_each(team, FEW, MANY), calls_for_each(steps, FEW, MANY)
     assert task - step <= 250
+
+
+def test_a_schema_and_a_persona_that_many_tasks_have_are_checked_once(tmp_path: Path) -> None:
+    def check(tasks: int) -> Callable[[], Any]:
+        made = json.loads(made_graph(tasks))
+        for each in made["tasks"]:
+            each["output_schema"] = {"type": "object", "properties": {"a": {"type": "string"}}}
+            each["persona"] = "writer"
+        made["personas"] = {"writer": {"command": "true"}}
+        graph = check_graph(json.dumps(made).encode()).graph
+        assert graph is not None
+        return lambda: check_personas(graph, tmp_path)
+
+    check(1)()
+    assert calls_for_each(check, FEW, MANY) <= 5
 
 
 def test_a_task_leaves_nothing_to_the_garbage_collector(tmp_path: Path) -> None:

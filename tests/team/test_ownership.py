@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive import Hive
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.team import folder_files, ownership
 from maestro_hive.team.errors import OwnerUnknownError
+from maestro_hive.team.runner import TeamRunner
+from tests.hive.conftest import quick_config
 from tests.team.conftest import SHELL, graph, task
 
 if TYPE_CHECKING:
@@ -276,6 +279,37 @@ def test_symbolic_links_and_unreadable_folders_are_no_obstacle(tmp_path: Path) -
     assert found is not None
     assert sorted(found) == ["dangling", "in/a", "loop"]
     assert folder_files.snapshot(tmp_path / "missing") == {}
+
+
+@pytest.mark.parametrize("state", ["link/state", "work/state", "link/other"])
+@pytest.mark.parametrize("place", ["link", "work"])
+def test_a_state_folder_in_the_folder_of_the_run_is_no_task_s_also_by_a_link(
+    tmp_path: Path, place: str, state: str
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "link").symlink_to("work")
+    (tmp_path / "work/real").mkdir()
+    (tmp_path / "work/other").symlink_to("real")
+    does = 'touch mine; echo "{\\"current_step\\": 1}" > "$MAESTRO_PROGRESS"'
+    made = graph(task("A", does, files=["mine"]), retry=1)
+
+    async def execute() -> dict[str, Any]:
+        async with Hive(tmp_path / state, quick_config()) as hive:
+            return await TeamRunner(hive).run(made, run_id="r", folder=tmp_path / place)
+
+    assert list(asyncio.run(execute())["tasks"]["A"]["files"]) == ["mine"]
+
+
+def test_the_digest_of_a_folder_leaves_the_same_out_when_it_is_reached_by_a_link(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "work/out/state").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("work")
+    (tmp_path / "work/out/a").write_text("a")
+    apart = {str(tmp_path.resolve() / "work/out/state")}
+    before = folder_files.digest_of_folder(tmp_path / "link/out", apart)
+    (tmp_path / "work/out/state/journal.db").touch()
+    assert folder_files.digest_of_folder(tmp_path / "link/out", apart) == before
 
 
 @pytest.mark.parametrize("how", ["> run.log 2>&1", "2>&1 | tee run.log"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,13 @@ import pytest
 from faults.team_kills import is_alive
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.maestro.state.events import StepFailed
-from maestro_hive.team import runner
+from maestro_hive.team import personas, runner
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.inputs import task_input
 from maestro_hive.team.progress import as_checkpoint
 from maestro_hive.team.prompts import prompt_of
 from maestro_hive.team.restoring import restored_from
+from maestro_hive.team.results import check_schema
 from maestro_hive.team.state import Checkpoint, ExecutionState, TaskState
 from maestro_hive.testing import ManualClock
 from tests.python_processes import run_python
@@ -406,6 +408,29 @@ async def exits_later(task):
 def other(task):
     raise Verdict("no")
 """
+
+
+def test_personas_are_checked_in_a_thread_and_imported_in_that_of_the_loop(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many schemas take a while, and modules may need the main thread, as for signals."""
+    threads: list[threading.Thread] = []
+
+    def check(schema: dict[str, Any]) -> None:
+        threads.append(threading.current_thread())
+        check_schema(schema)
+
+    monkeypatch.setattr(personas, "check_schema", check)
+    name = "persona_of_the_main_thread"
+    (team.folder / f"{name}.py").write_text(
+        "import threading\n"
+        "assert threading.current_thread() is threading.main_thread()\n"
+        "def work(call): return 1\n"
+    )
+    made = graph(task("A", output_schema={"type": "integer"}), persona={"python": f"{name}:work"})
+    assert team.run(made)["tasks"]["A"]["value"] == 1
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_a_python_persona_that_exits_has_failed_and_other_tasks_go_on(

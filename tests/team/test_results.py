@@ -16,6 +16,8 @@ from tests.tables import for_each
 from tests.team.conftest import graph, task
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.team.conftest import Team
 
 SCHEMA = {
@@ -164,6 +166,21 @@ def test_a_pattern_that_takes_too_long_stops_nothing_but_its_check(
     schema = {"properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
     with pytest.raises(ResultRefusedError, match="pattern of its output_schema takes too long"):
         check_result({"a": "a" * 60 + "!"}, schema)
+
+
+def test_modules_of_the_current_folder_are_not_those_of_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("resource", "re", "jsonschema"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('of the project')\n")
+    monkeypatch.chdir(tmp_path)
+    check_result("abc", {"pattern": "^[a-z]+$"})
+
+
+def test_a_check_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "_CHECKING", "raise RuntimeError('no memory')")
+    with pytest.raises(ResultRefusedError, match=r"ended with 1:\n(?s:.*)RuntimeError: no memory"):
+        check_result("abc", {"pattern": "^[a-z]+$"})
 
 
 def test_patterns_are_checked() -> None:

@@ -162,11 +162,10 @@ def test_a_call_that_was_cancelled_ends_the_run_with_an_error_that_names_it(canc
     plan = plan_of(graph(*tasks, levels=level).to_document())
     called = []
 
-    async def call(name: str) -> bool:
+    async def call(name: str) -> None:
         called.append(name)
         if name == cancelled:
             raise asyncio.CancelledError
-        return True
 
     async def main() -> None:
         execution = Execution(
@@ -423,6 +422,38 @@ def test_tasks_behind_an_open_breaker_wait_and_spend_no_attempt(team: Team) -> N
 
     asyncio.run(main())
     assert team.lines() == ["ONE", "OTHER", "TWO", "AFTER"]
+
+
+def test_a_task_that_waits_for_its_next_round_has_not_failed(team: Team) -> None:
+    wait = "while ! test -f go; do sleep 0.02; done"
+    made = graph(
+        task("ONE", f"echo ONE >> log; {wait}; test -f fixed", persona="flaky"),
+        personas={"flaky": SHELL},
+        retry={"max_attempts": 2, "rounds": 2},
+    )
+
+    def shown() -> str:
+        with closing(open_reader(team.hive.config.state.state_dir)) as reader:
+            (view,) = team_view(reader, "r").tasks
+        return view.status
+
+    async def main() -> None:
+        running = asyncio.create_task(team.hive_runner().run(made, run_id="r", folder=team.folder))
+        await until(lambda: team.lines() == ["ONE"])
+        with open_store_of(team) as store:
+            open_breaker(store, "flaky", 3600, create=True)
+            (team.folder / "go").touch()
+            await until(lambda: shown() == "parked")
+            await until(lambda: statuses(team)["ONE"] == "blocked")
+            running.cancel()
+            await asyncio.wait({running})
+            assert shown() == "stopped"
+            reset_breaker(store, "flaky")
+        (team.folder / "fixed").touch()
+
+    asyncio.run(main())
+    team.run(made)
+    assert team.lines() == ["ONE", "ONE"]
 
 
 async def until(condition: Callable[[], bool]) -> None:

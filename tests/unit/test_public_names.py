@@ -88,8 +88,21 @@ def test_no_module_with_public_names_is_forgotten() -> None:
         "maestro_hive.core.self_reflection.failure_detector",
         "maestro_hive.maestro.state.checkpoint",
         "maestro_hive.kernel.errors",
+        "maestro_hive.team.runner",
+        "maestro_hive.team.personas",
+        "maestro_hive.team.progress",
+        "maestro_hive.team.graph",
+        "maestro_hive.team.graph_files",
         "maestro_hive.testing",
     ]
+
+
+def test_what_programs_need_for_task_graphs_is_documented() -> None:
+    found = {name for module in documented() if ".team" in module for name in documented()[module]}
+    assert {"TeamRunner", "Assignment", "ContextFull", "check_graph", "load_file"} <= found
+    section = PAGE.partition("\n### `TeamRunner`\n")[2].partition("\n### ")[0]
+    assert "\nasync run(" in section
+    assert "\nchoose(" not in section  # for the command
 
 
 def test_the_commands_are_the_documented_ones() -> None:

@@ -53,6 +53,8 @@ COMPLETE, FAILED, PENDING, BLOCKED = "complete", "failed", "pending", "blocked"
 #: The statuses of a step that is complete: also by a repair.
 _DONE_STATUSES = ("success", "recovered")
 WAITING, STOPPED, BANKRUPT, PARKED = "waiting", "stopped", "bankrupt", "parked"
+#: It has failed, and will be attempted again.
+RETRYING = "retrying"
 #: Of a gate that has failed and is not required: its run goes on, and succeeds.
 NOT_PASSED = "not_passed"
 #: For how many seconds the end of a process is waited for that was asked to stop.
@@ -327,9 +329,16 @@ def _result_of(recorded: RecordedRun, step: StepView) -> Json:
 
 
 def _as_task(recorded: RecordedRun, step: StepView) -> StepView:
-    """Return a step with the status of its task: one that has asked for something is not complete."""
-    has_asked = asks(_result_of(recorded, step))
-    return replace(step, status=PENDING) if has_asked else step
+    """Return a step with the status of its task.
+
+    One that has asked for something is not complete, and one that has further rounds has not failed.
+    """
+    if asks(_result_of(recorded, step)):
+        return replace(step, status=PENDING)
+    identity, state = recorded.state.steps[step.step].identity, recorded.state
+    if step.status == FAILED and identity not in state.outcomes and state.ended is None:
+        return replace(step, status=RETRYING if recorded.lease is not None else STOPPED)
+    return step
 
 
 def _has_input(
@@ -514,7 +523,8 @@ def _with_parked(
         passed = {each.level for each in gates} - open_gates
         ready = set(Frontier(plan, states, passed).ready())
     for each in views:
-        is_parked = each.id in ready and each.status == PENDING and each.persona in opened
+        is_waiting = each.id in ready and each.status in (PENDING, RETRYING)
+        is_parked = is_waiting and each.persona in opened
         yield replace(each, status=PARKED) if is_parked else each
 
 

@@ -91,11 +91,15 @@ def answer_command(
     lists these. The answer is a text, which is feedback for further attempts; or the result of the
     step itself; or that nobody can help.
 
+    A task of a task graph asks under its id: NAME is the task, and the answer is a text, with which it
+    is executed again.
+
     Examples:
         maestro answer checkout-42 approve yes          a yes or no
         maestro answer checkout-42 approve              asks for the answer
         maestro answer checkout-42 plan '{"size": 3}'   JSON, where an object is expected
         maestro answer checkout-42 note "ship it" --early   before the run asks
+        maestro answer shop CART "in euros"             to a task of a task graph
         maestro answer esc-1f0c2a99d3 "use the mirror"      feedback: the step is attempted again
         maestro answer esc-1f0c2a99d3 --result 7            the result of the step
         maestro answer esc-1f0c2a99d3 --give-up             the workflow gets the error
@@ -211,13 +215,15 @@ def retry_command(call: Call, run: str, step: str | None) -> None:
 
     Failed, interrupted and cancelled runs stay as they are until a retry is requested. Completed
     steps stay completed; the others get new attempts. The run is resumed when its program is
-    started again, or by a worker if it was started for workers. STEP is a step's number, its name, or name#2 for the second step of that name:
-    then only this step gets new attempts, and what depends on it runs as usual.
+    started again, or by a worker if it was started for workers. STEP is a step's number, its name, or
+    name#2 for the second step of that name: then only this step gets new attempts, and what depends on
+    it runs as usual. Of a run of a task graph, STEP is a task, and 'maestro resume RUN' goes on then.
 
     Examples:
         maestro retry checkout-42                what failed in it, and in its children
         maestro retry checkout-42 implement      one step that failed or was interrupted
         maestro retry checkout-42 implement#2    the second step of that name
+        maestro retry shop CART                  one task of a task graph
         maestro retry checkout-42 7              step number 7, as 'maestro show' lists it
     """
     with call.writing() as store:

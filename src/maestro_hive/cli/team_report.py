@@ -41,7 +41,7 @@ def print_report(call: Call, view: TeamView, happened: Happened) -> None:
         call.print_json(run=to_dict(view), **members)
         return
     output.heading(
-        f"{view.feature}: {len(complete):,} of {output.many(len(tasks), 'task')} complete"
+        f"{output.in_one_line(view.feature)}: {len(complete):,} of {output.many(len(tasks), 'task')} complete"
         f" ({len(complete) - reused:,} executed, {reused:,} reused)"
     )
     _print_names("retried", happened.retried)

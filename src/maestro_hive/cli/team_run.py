@@ -410,7 +410,7 @@ class TeamCall:
                 run_id=view.run_id,
                 feature=view.feature,
                 status=view.status,
-                message=f"{view.feature}: {view.status}, {complete} of"
+                message=f"{output.in_one_line(view.feature)}: {view.status}, {complete} of"
                 f" {output.many(len(tasks), 'task')} complete{trouble}",
                 command=self._command_to_go_on(view),
                 complete=complete,

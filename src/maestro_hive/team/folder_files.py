@@ -30,10 +30,10 @@ _STARTS_LEFT_OUT = (".aider", ".nfs", ".fuse_hidden")
 def snapshot(folder: Path, apart: Collection[str] = ()) -> Snapshot | None:
     """Return the files of a folder, by their relative path; None if there are too many.
 
-    ``apart`` are folders that are left out, by their absolute paths.
+    ``apart`` are folders that are left out, by their real paths.
     """
     found: Snapshot = {}
-    left = [("", str(folder))]
+    left = [("", os.path.realpath(folder))]
     while left:
         inside, path = left.pop()
         try:

@@ -123,10 +123,21 @@ def missing_files(graph: Graph, folder: Path, results: Mapping[str, Json]) -> di
     return found
 
 
+def files_not_made(graph: Graph, folder: Path, results: Mapping[str, Json]) -> dict[str, list[str]]:
+    """Return the files that complete tasks were to create, and that nobody has made, by task."""
+    found: dict[str, list[str]] = {}
+    for task in graph.tasks:
+        made = results[task.id]["files"] if task.id in results else task.files.create
+        for path in task.files.create:
+            if path not in made and not os.path.lexists(folder / owned_folder(path)[0]):
+                found.setdefault(task.id, []).append(path)
+    return found
+
+
 def digests(folder: Path, paths: Iterable[str], apart: Collection[str] = ()) -> dict[str, str]:
     """Return the SHA-256 of the files of a task that exist, and of its folders with all that is in them.
 
-    ``apart`` are folders that are nobody's, by their absolute paths.
+    ``apart`` are folders that are nobody's, by their real paths.
     """
     found = {}
     for each in paths:

@@ -110,7 +110,10 @@ class Ownership:
         apart: Collection[str] = (),
         stop: Callable[[Exception], BaseException] | None = None,
     ) -> None:
-        """Watch a folder, but for those ``apart``; ``stop`` stops the run, and returns what to raise."""
+        """Watch a folder, but for those ``apart``, by their real paths.
+
+        ``stop`` stops the run, and returns what to raise.
+        """
         self._folder = folder
         self._owned = {
             task.id: _Owned(task, folder)

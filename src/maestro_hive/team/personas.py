@@ -7,6 +7,7 @@ failed verification is in its error, which is the feedback for the next attempt.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from maestro_hive.engine.prices import Prices
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.agents import Command
-    from maestro_hive.team.graph import Graph, Persona
+    from maestro_hive.team.graph import Graph, Task
     from maestro_hive.team.graph.records import Origin
     from maestro_hive.team.ownership import Ownership
     from maestro_hive.team.restoring import CheckpointFiles
@@ -123,7 +124,7 @@ class Workplace:
     #: The files of worker checkpoints, and those that the run was restored with.
     checkpoints: CheckpointFiles | None = None
     restored: Mapping[str, Json] = field(default_factory=dict)
-    #: Folders that are no task's, such as the state folder, wherever they are.
+    #: Folders that are no task's, such as the state folder, by their real paths.
     apart: frozenset[str] = frozenset()
     #: What checks that tasks write their own files only; None if no task declares any.
     ownership: Ownership | None = None
@@ -468,15 +469,40 @@ def functions_of(
         )
     functions: dict[str, Callable[[Assignment], Any]] = {}
     wrong: dict[str, list[str]] = {}
+    known: dict[
+        object, str | None
+    ] = {}  # many tasks may have the same schema, and the same persona
+
+    def reason(key: object, check: Callable[[], object]) -> str | None:
+        if key not in known:
+            known[key] = _refusal(check)
+        return known[key]
+
     for task in graph.tasks:
-        persona = graph.persona_of(task)
-        try:
-            if task.output_schema is not None:
-                check_schema(task.output_schema)
-            _check_persona(persona, folder, graph.origin, functions)
-        except ConfigurationError as error:
-            wrong.setdefault(str(error), []).append(task.id)
+        schema = task.output_schema
+        found = None
+        if schema is not None:
+            found = reason(("schema", json.dumps(schema)), partial(check_schema, schema))
+        if found is None:
+            work = partial(_check_persona_of, task, graph, folder, functions)
+            found = reason(("persona", _who(task)), work)
+        if found is not None:
+            wrong.setdefault(found, []).append(task.id)
     return functions, tuple(Refused(reason, tuple(ids)) for reason, ids in wrong.items())
+
+
+def _who(task: Task) -> str | int | None:
+    """Return what tells the persona of a task from others: its name, if it has one."""
+    chosen = task.persona
+    return chosen if isinstance(chosen, str | None) else id(chosen)
+
+
+def _refusal(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except ConfigurationError as error:
+        return str(error)
+    return None
 
 
 def _no_persona(origin: Origin | None) -> str:
@@ -485,14 +511,12 @@ def _no_persona(origin: Origin | None) -> str:
     return f"no persona; give the graph one, as {shown}, or use --persona"
 
 
-def _check_persona(
-    persona: Persona | None,
-    folder: Path,
-    origin: Origin | None,
-    functions: dict[str, Callable[[Assignment], Any]],
+def _check_persona_of(
+    task: Task, graph: Graph, folder: Path, functions: dict[str, Callable[[Assignment], Any]]
 ) -> None:
+    persona = graph.persona_of(task)
     if persona is None:
-        raise ConfigurationError(_no_persona(origin))
+        raise ConfigurationError(_no_persona(graph.origin))
     if persona.agent is not None:
         try:
             check_installed([persona.agent], shutil.which)
@@ -505,7 +529,7 @@ def _check_persona(
         if persona.python not in functions:
             functions[persona.python] = load_function(persona.python, folder)
     else:
-        _check_program((persona.command or ("",))[0], folder, origin)
+        _check_program((persona.command or ("",))[0], folder, graph.origin)
 
 
 def _check_program(program: str, folder: Path, origin: Origin | None) -> None:
@@ -530,6 +554,17 @@ def _not_there(program: str, folder: Path, origin: Origin | None) -> str:
         if (graph_folder / program).is_file():
             said += f"; it is in {graph_folder}: run the graph from there"
     return said
+
+
+def import_functions(graph: Graph, folder: Path) -> None:
+    """Import the modules of Python personas in this thread, which some need to be the main one.
+
+    ``check_personas``, which may be called in another one, says what is wrong with them.
+    """
+    one_of_each = {_who(task): task for task in graph.tasks}
+    for persona in map(graph.persona_of, one_of_each.values()):
+        if persona is not None and persona.python is not None:
+            _refusal(partial(load_function, persona.python, folder))
 
 
 def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:

@@ -50,7 +50,7 @@ class Restored(NamedTuple):
         """Return what is recorded of it: the argument of a run.
 
         A result that the state does not have is made of the files as they are now, but for those in
-        the folders ``apart``.
+        the folders ``apart``, which are given by their real paths.
         """
         owned = {task.id: list(task.files.owned) for task in graph.tasks}
         tasks = {
@@ -177,8 +177,8 @@ class CheckpointFiles:
         wanted = set(current)
         with _explained(self._folder):
             left = list(tasks) if self._folder.is_dir() else []
-            kept = [each for each in left if each in wanted and self._path(each).is_file()]
-        self._names = dict.fromkeys(kept)
+            found = [each for each in left if each in wanted and self._path(each).is_file()]
+        self._names: dict[str, None] = dict.fromkeys(found)
         for each in left:
             if each not in self._names:
                 self._remove(each)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.errors import ConfigurationError, DocumentCorruptError
@@ -14,7 +15,6 @@ from maestro_hive.team.errors import ResultRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from jsonschema import SchemaError, ValidationError
 
@@ -27,14 +27,17 @@ _NAMED, _SHOWN = 10, 300
 #: What has regular expressions in a schema.
 _PATTERNS = frozenset({"pattern", "patternProperties"})
 #: For how many seconds a result may be checked against them, and the program that does. It ends by
-#: itself if its parent was killed meanwhile.
+#: itself if its parent was killed meanwhile. It gets the folder of this package, which may be in none
+#: of its own: modules of the current folder are not for it.
 _CHECKING_SECONDS = 10.0
 _CHECKING = f"""
 import json, resource, sys
+sys.path.append(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_CPU, ({_CHECKING_SECONDS * 2:.0f}, {_CHECKING_SECONDS * 2:.0f}))
 from maestro_hive.team.results import wrong_places
 print(json.dumps(wrong_places(*json.load(sys.stdin))))
 """
+_PACKAGES = str(Path(__file__).resolve().parents[2])
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
@@ -148,7 +151,7 @@ def _wrong_places_apart(plain: Json, schema: dict[str, Json]) -> list[str]:
     """Do so in a process of its own: a regular expression can take for ever, and let no thread go on."""
     try:
         ended = subprocess.run(  # noqa: S603 - no text of others is in it
-            [sys.executable, "-c", _CHECKING],
+            [sys.executable, "-P", "-c", _CHECKING, _PACKAGES],
             input=json.dumps([plain, schema]),
             capture_output=True,
             text=True,
@@ -160,8 +163,14 @@ def _wrong_places_apart(plain: Json, schema: dict[str, Json]) -> list[str]:
             f"the result could not be checked in {_CHECKING_SECONDS:g} seconds: a pattern of its"
             " output_schema takes too long for it"
         ) from None
-    except (OSError, subprocess.CalledProcessError) as error:
+    except OSError as error:
         raise ResultRefusedError(f"the result could not be checked: {error}") from error
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip()[-_SHOWN:] or "it printed nothing"
+        raise ResultRefusedError(
+            f"the result could not be checked: the program that does ended with {error.returncode}:"
+            f"\n{said}"
+        ) from error
     found: list[str] = json.loads(ended.stdout)
     return found
 

@@ -26,10 +26,12 @@ from maestro_hive.team.choosing import (
     choose_run,
     restorable,
 )
+from maestro_hive.team.errors import GraphFailedError
 from maestro_hive.team.folder_lock import held_for
 from maestro_hive.team.graph import Retry, make_plan
 from maestro_hive.team.inputs import (
     digest_of,
+    files_not_made,
     gate_input,
     missing_files,
     task_input,
@@ -43,6 +45,7 @@ from maestro_hive.team.personas import (
     Limits,
     Workplace,
     check_personas,
+    import_functions,
 )
 from maestro_hive.team.plans import (
     WORKFLOW,
@@ -63,13 +66,14 @@ from maestro_hive.team.scheduler import Execution, WorkerSlots, urgency_of
 from maestro_hive.team.state_file import StateFile, StatePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from maestro_hive.engine.options import Amount
     from maestro_hive.hive.functions import WorkflowFunction
     from maestro_hive.hive.hive import Hive
     from maestro_hive.maestro.state.strict_json import Json
     from maestro_hive.team.graph import Budget, Gate, Graph, Level, Persona, Plan, Task
+    from maestro_hive.team.personas import Assignment
 
 __all__ = ["WORKFLOW", "ChosenRun", "TeamRunner", "plan_of"]
 
@@ -147,7 +151,7 @@ class TeamRunner:
             )
         self._state_folder = Path(folders.state)
         own = (self._state_folder, Path(folders.checkpoints))
-        self._own_folders = frozenset(str(each.absolute()) for each in own)
+        self._own_folders = frozenset(str(each.resolve()) for each in own)
         self.workflow: WorkflowFunction[..., dict[str, Json]] = hive.workflow(name=WORKFLOW)(
             self._defined()
         )
@@ -166,7 +170,7 @@ class TeamRunner:
         spend, instead of what the graph says.
         """
         place = (folder or Path.cwd()).absolute()
-        check_personas(graph, place)
+        await _checked_functions(graph, place)
         if graph.is_as_read:
             self._checked[run_id] = graph
         try:
@@ -181,17 +185,17 @@ class TeamRunner:
                 )
         finally:
             self._checked.pop(run_id, None)
-        await _warn_of_missing(graph, place, result)
+        await _warn_of_files(graph, place, result["tasks"])
         return result
 
     async def resume(self, run_id: str) -> dict[str, Json]:
         """Resume a team run as it was started."""
         document, folder = self.arguments(run_id)
         graph = plan_of(document).graph
-        check_personas(graph, folder)
+        await _checked_functions(graph, folder)
         with held_for(folder, run_id, self._state_folder.absolute()):
             result: dict[str, Json] = await self._hive.resume(run_id)
-        await _warn_of_missing(graph, folder, result)
+        await _warn_of_files(graph, folder, result["tasks"])
         return result
 
     def arguments(self, run_id: str) -> tuple[dict[str, Json], Path]:
@@ -319,7 +323,7 @@ class TeamRunner:
             progress_folder=own / "progress",
             calls_folder=(own / "calls").absolute(),
             worker_of=slots.worker_of,
-            functions=check_personas(plan.graph, folder),
+            functions=await _checked_functions(plan.graph, folder),
             prices=self._hive.prices,
             checkpoints=checkpoints,
             restored=offered,
@@ -346,6 +350,9 @@ class TeamRunner:
         file.write()
         try:
             await execution.run()
+        except GraphFailedError:
+            await _warn_of_files(plan.graph, folder, execution.results)
+            raise
         finally:
             file.write()
         return {
@@ -492,19 +499,32 @@ class _Steps:
         self._slots.on_change()
 
 
-async def _warn_of_missing(graph: Graph, folder: Path, result: dict[str, Json]) -> None:
+async def _checked_functions(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment], Any]]:
+    """Return the functions of Python personas; raise if a task could not be executed."""
+    import_functions(graph, folder)
+    return await in_thread(partial(check_personas, graph, folder))
+
+
+async def _warn_of_files(graph: Graph, folder: Path, results: Mapping[str, Json]) -> None:
     """Say which files of complete tasks are not there: the tasks are not executed again for that."""
-    found = await in_thread(partial(missing_files, graph, folder, result["tasks"]))
-    if found:
-        files = [f"{path} ({name})" for name, paths in found.items() for path in paths]
-        more = f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else ""
+    not_made = await in_thread(partial(files_not_made, graph, folder, results))
+    if not_made:
+        _LOG.warning("declared, and not made: %s", _named_files(not_made))
+    missing = await in_thread(partial(missing_files, graph, folder, results))
+    if missing:
         _LOG.warning(
-            "files that complete tasks have made are not there: %s%s; to make them again:"
+            "files that complete tasks have made are not there: %s; to make them again:"
             " maestro run GRAPH --force --only %s",
-            ", ".join(files[:_NAMED]),
-            more,
-            " --only ".join(list(found)[:_NAMED]),
+            _named_files(missing),
+            " --only ".join(list(missing)[:_NAMED]),
         )
+
+
+def _named_files(found: dict[str, list[str]]) -> str:
+    """Return files, each with its task; of many, how many more there are."""
+    files = [f"{path} ({name})" for name, paths in found.items() for path in paths]
+    more = f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else ""
+    return f"{', '.join(files[:_NAMED])}{more}"
 
 
 def _retry(task: Task, persona: Persona, graph: Graph) -> Retry:

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maestro_hive.team.graph import check_graph, simulate
-from maestro_hive.team.graph.documents import MAX_BYTES, MAX_TOML_BYTES
+from maestro_hive.team.graph.documents import MAX_BYTES, MAX_TOML_BYTES, MOST_LINES
 from maestro_hive.team.graph.drawing import draw
 from maestro_hive.team.graph.problems import MOST
 from maestro_hive.team.graph.reading import MAX_TASKS
-from tests.timing import cpu_seconds
+from maestro_hive.team.graph_files import check_file
+from tests.timing import cpu_seconds, is_within
 from tests.unit.team.graphs import document, good, task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 #: What a hostile graph may take in CPU time; most take a hundredth of it.
 _SECONDS = 10.0
@@ -60,6 +62,7 @@ def test_ten_thousand_tasks_are_read_checked_and_planned_in_two_seconds() -> Non
 
 
 MANY = 2_000
+LONG = "bcdefghijklmnopqrstuvwxyz-abcdefghijklmnopqrstuvwxyz"
 
 
 def ids(prefix: str = "T") -> list[str]:
@@ -99,6 +102,14 @@ HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
         )
     ),
     "unknown dependencies": lambda: document(task("A", *(["x"] * 50_000))),
+    "dependencies of another name": lambda: document(
+        task("A", *(f"{each}-z{LONG}" for each in ids()[:1_100])),
+        *(task(f"{each}-a{LONG}") for each in ids()[:499]),
+    ),
+    "dependencies within a level": lambda: document(
+        *(task(f"T{at}", level=1) for at in range(15_000)),
+        *(task(f"H{at}", *(f"T{each}" for each in range(15_000)), level=1) for at in range(20)),
+    ),
     "wrong values": lambda: document(task("A", files=[0] * 100_000)),
     "unknown keys": lambda: document(task("A") | {f"dependencie{at}": 0 for at in range(5_000)}),
     "deep paths": lambda: document(
@@ -172,3 +183,40 @@ def test_what_stands_in_titles_and_names_is_only_a_text_in_the_picture() -> None
     picture = draw(plan)
     assert "<script" not in picture
     assert not {"\x1b", "\0"} & set(picture)
+
+
+def test_similar_names_are_suggested_for_the_first_unknown_dependencies_of_a_large_graph() -> None:
+    ids_that_exist = [f"TASK-{number}" for number in range(100, 600)]
+    unknown = [each.replace("TASK", "TSK") for each in ids_that_exist]
+    tasks = [task("A", *unknown), *map(task, ids_that_exist)]
+    found = check_graph(json.dumps(document(*tasks)).encode())
+    likes = ["TASK-" in each.advice for each in found.errors]
+    first = likes.index(False)
+    assert 10 < first < 50
+    assert not any(likes[first:])
+
+
+def test_the_lines_of_the_first_errors_are_looked_for_whatever_the_form_is(tmp_path: Path) -> None:
+    wrong = [f'[[tasks]]\nid = "{at}"\ntitle = "t"\noutput_schema = {{type = 7}}\n' for at in ids()]
+    path = tmp_path / "g.toml"
+    path.write_text('feature = "f"\n' + "".join(wrong))
+    lines = [each.line for each in check_file(path).errors]
+    assert lines[:MOST_LINES] == [5 + 4 * at for at in range(MOST_LINES)]
+    assert lines[MOST_LINES:] == [None] * (MOST - MOST_LINES)
+
+
+def test_many_errors_in_toml_cost_no_more_than_its_parser_takes(tmp_path: Path) -> None:
+    """Most of the lines are empty, which the parser skips fast: each error had all of them split."""
+    table = '[[tasks]]\nid = "T{}"\ntitle = "t"\noutput_schema = {{type = "x{}"}}\n' + "\n" * 50
+    tables = [table.format(each, at) for at, each in enumerate(ids())]
+    path = tmp_path / "g.toml"
+
+    def check(count: int) -> Callable[[], object]:
+        def work() -> None:
+            path.write_text('feature = "f"\n' + "".join(tables[:count]))
+            assert len(check_file(path).errors) == count
+
+        return work
+
+    # Five times the document has five times the errors: that costs no more than ten times the time.
+    assert is_within(10, check(1_000), check(200))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: How many ids a message names.
 _NAMED = 12
 #: With more ids, multiplied by what was found so far, an unknown id is not compared: it takes long.
-_COMPARED = 100_000
+_COMPARED = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,9 @@ class GraphError(MaestroError, ValueError):
 def check_graph(data: bytes, form: Form | None = None, *, strict: bool = False) -> Checked:
     """Return the graph of a document, or everything that is wrong with it.
 
-    ``strict`` makes errors of tasks that own the same file. The published schema, to which the command
-    line holds a strict graph as well, is checked by ``team.graph_files``.
+    ``strict`` makes errors of tasks that own the same file. ``team.graph_files`` checks what needs more
+    than the document: the published schema, to which it holds a strict graph as well, the schemas of
+    results, and whether the shell can read verifications and gates.
     """
     try:
         document = parse_document(data, form)
@@ -367,11 +368,11 @@ def _check_levels(
     gated = [level.number for level in parts.levels if any(gate.required for gate in level.gates)]
     for at in sorted(order):  # without those in circles, whose levels mean nothing
         task, level = parts.tasks[at], levels[at]
-        for each in dependencies[at]:
-            if levels[each] < level:
-                continue
+        late = [each for each in dependencies[at] if levels[each] >= level]
+        places = {name: place for place, name in enumerate(task.dependencies)} if late else {}
+        for each in late:
             other = parts.tasks[each].id
-            place: Path = (*task.at, "dependencies", task.dependencies.index(other))
+            place: Path = (*task.at, "dependencies", places[other])
             gate = bisect_left(gated, level)
             if levels[each] == level:
                 problems.warning(

@@ -8,7 +8,6 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from maestro_hive.maestro.state import strict_json
@@ -28,6 +27,8 @@ MAX_BYTES = 10_000_000
 MAX_TOML_BYTES = 1_000_000
 #: Deeper nesting than this is refused.
 MAX_DEPTH = 50
+#: Of how many parts of a document the line is looked for.
+MOST_LINES = 200
 
 #: The TOML parser's time grows with the square of the parts of one name.
 _LONG_TOML_NAME = re.compile(
@@ -61,10 +62,19 @@ class Document:
     file: str | None = None
     _positions: dict[int, dict[str | int, int]] = field(default_factory=dict)
     _counted: tuple[int, int] = (0, 1)
+    _toml: _TomlLines | None = None
+    _lines_left: int = MOST_LINES
 
     def line(self, path: Path) -> int | None:
-        """Return the line of a part, or of what encloses it if it is missing."""
-        return self._json_line(path) if self.form == "json" else _toml_line(self.text, path)
+        """Return the line of a part, or of what encloses it if it is missing; None for a lot of parts."""
+        if self._lines_left == 0:
+            return None
+        self._lines_left -= 1
+        if self.form == "json":
+            return self._json_line(path)
+        if self._toml is None:
+            self._toml = _TomlLines(self.text)
+        return self._toml.line(path)
 
     def _json_line(self, path: Path) -> int:
         at = _after_space(self.text, 0)
@@ -223,35 +233,52 @@ def _members(text: str, at: int) -> dict[str | int, int]:
     return found
 
 
-def _toml_line(text: str, path: Path) -> int | None:
-    """Return the line of a task or of one of its members, where tables are written in the usual way.
+class _TomlLines:
+    """The lines of tasks and of their members, where tables are written in the usual way.
 
     The parser tells no places. Headers in the middle of a long text could be mistaken for ones.
     """
-    lines = text.split("\n")
-    if len(path) < 2:
-        return _line_of(lines, 0, len(lines), path[0]) if path else None
-    table = path[0]
-    if isinstance(path[1], int):
-        wanted = re.compile(rf"\s*\[\[\s*{re.escape(str(table))}\s*\]\]")
-        starts = [number for number, line in enumerate(lines) if wanted.match(line)]
-        bounds = [*pairwise([*starts, len(lines)])]
-        if path[1] >= len(bounds):
-            return None
-        start, end = bounds[path[1]]
-    else:
-        name = re.escape(path[1])
-        header = re.compile(
-            rf"""\s*\[+\s*{re.escape(str(table))}\s*\.\s*["']?{name}["']?\s*[\].]"""
-        )
-        start = next((number for number, line in enumerate(lines) if header.match(line)), -1)
-        if start < 0:
-            return None
-        end = len(lines)
-    member = _line_of(lines, start + 1, end, path[2]) if len(path) > 2 else None
-    return member or start + 1
 
+    def __init__(self, text: str) -> None:
+        self._lines = text.split("\n")
+        headers = enumerate(self._lines)
+        self._headers = [number for number, line in headers if line.lstrip().startswith("[")]
+        #: Where the tables of a list start, by its name, and where the last one ends.
+        self._tables: dict[str | int, list[int]] = {}
 
-def _line_of(lines: list[str], start: int, end: int, key: str | int) -> int | None:
-    wanted = re.compile(rf"""\s*\[*\s*(?:[\w.-]+\.)?["']?{re.escape(str(key))}["']?\s*[=\].]""")
-    return next((number + 1 for number in range(start, end) if wanted.match(lines[number])), None)
+    def line(self, path: Path) -> int | None:
+        """Return the line of a part; None if it is not found."""
+        if len(path) < 2:
+            return self._line_of(0, len(self._lines), path[0]) if path else None
+        bounds = self._bounds(path[0], path[1])
+        if bounds is None:
+            return None
+        start, end = bounds
+        member = self._line_of(start + 1, end, path[2]) if len(path) > 2 else None
+        return member or start + 1
+
+    def _bounds(self, table: str | int, key: str | int) -> tuple[int, int] | None:
+        """Return where a table starts, by its position in a list or by its name, and where it ends."""
+        name = re.escape(str(table))
+        if isinstance(key, int):
+            if table not in self._tables:
+                starts = self._headers_like(rf"\s*\[\[\s*{name}\s*\]\]")
+                self._tables[table] = [*starts, len(self._lines)]
+            starts = self._tables[table]
+            return (starts[key], starts[key + 1]) if key + 1 < len(starts) else None
+        quoted = rf"""["']?{re.escape(key)}["']?"""
+        starts = self._headers_like(rf"\s*\[+\s*{name}\s*\.\s*{quoted}\s*[\].]")
+        return (starts[0], len(self._lines)) if starts else None
+
+    def _headers_like(self, pattern: str) -> list[int]:
+        wanted = re.compile(pattern)
+        return [number for number in self._headers if wanted.match(self._lines[number])]
+
+    def _line_of(self, start: int, end: int, key: str | int) -> int | None:
+        name = str(key)
+        wanted = re.compile(rf"""\s*\[*\s*(?:[\w.-]+\.)?["']?{re.escape(name)}["']?\s*[=\].]""")
+        for number in range(start, end):
+            line = self._lines[number]
+            if name in line and wanted.match(line):
+                return number + 1
+        return None

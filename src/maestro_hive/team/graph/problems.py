@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 #: How many errors, and how many warnings, are reported; the rest is counted.
 MOST = 1000
-#: Of how many the line is looked for.
-_MOST_LINES = 200
 #: How much of a value a message shows.
 _SHOWN = 60
 
@@ -108,14 +106,11 @@ class Problems:
         )
 
     def _problem(self, code: str, at: Path, message: str, advice: str, task: str | None) -> Problem:
-        line = None
-        if self._document is not None and len(self.errors) + len(self.warnings) < _MOST_LINES:
-            line = self._document.line(at)
         return Problem(
             code=code,
             message=message,
             advice=advice,
             path=json_path(at),
             task=task or self.task,
-            line=line,
+            line=None if self._document is None else self._document.line(at),
         )
