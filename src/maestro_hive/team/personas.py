@@ -34,7 +34,7 @@ from maestro_hive.team.errors import (
     VerificationFailedError,
 )
 from maestro_hive.team.inputs import agent_persona, digests
-from maestro_hive.team.processes import SHELL, Ended, Survivors, execute
+from maestro_hive.team.processes import SHELL, Ended, LimitedLog, Survivors, execute
 from maestro_hive.team.progress import (
     CHECKPOINT,
     ContextFull,
@@ -187,8 +187,9 @@ class Workplace:
         """Execute a persona's command; its exit code is its word. Return what it asks for, if anything."""
         progress = self._progress_of(given)
         progress.offer(current().progress.get(CHECKPOINT))
+        log = LimitedLog(current().write)
         while True:
-            work = self._run_command(given, progress)
+            work = self._run_command(given, progress, log)
             try:
                 ended = await _in_time(work, limits.seconds, "the persona")
             except BaseException:
@@ -286,7 +287,7 @@ class Workplace:
 
     async def _verify(self, task: str, check: dict[str, Json]) -> None:
         seconds = check.get("timeout_seconds") or CHECK_SECONDS
-        sought = _Sought(check.get("expected") or "", current().write)
+        sought = _Sought(check.get("expected") or "", LimitedLog(current().write).write)
         try:
             work = self._shell(check["command"], task, sought.write)
             ended = await _in_time(work, seconds, "the verification")
@@ -301,7 +302,7 @@ class Workplace:
     async def _shell(
         self, command: str, name: str, write: Callable[[str], None] | None = None
     ) -> Ended:
-        write = write or current().write
+        write = write or LimitedLog(current().write).write
         write(f"$ {command}\n")
         return await execute(
             [SHELL, "-c", command],
@@ -311,7 +312,9 @@ class Workplace:
             write=write,
         )
 
-    async def _run_command(self, given: dict[str, Json], progress: ProgressFile) -> Ended:
+    async def _run_command(
+        self, given: dict[str, Json], progress: ProgressFile, log: LimitedLog
+    ) -> Ended:
         context = current()
         prompt = with_feedback(prompt_of(given), context.feedback).replace("\0", "")
         arguments = [each.replace("{prompt}", prompt) for each in given["persona"]["command"]]
@@ -331,7 +334,7 @@ class Workplace:
             },
             survivors=self.survivors,
             text=prompt,
-            write=context.write,
+            write=log.write,
         )
 
     async def _call(self, given: dict[str, Json], results: dict[str, Json]) -> Any:
