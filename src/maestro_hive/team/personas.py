@@ -26,7 +26,7 @@ from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.kernel.redaction import cut, redact_text
 from maestro_hive.team.agent_calls import AgentTask
-from maestro_hive.team.agents import AgentNotInstalledError, check_installed
+from maestro_hive.team.agents import adapter
 from maestro_hive.team.errors import (
     CommandFailedError,
     GateFailedError,
@@ -520,13 +520,11 @@ def _check_persona_of(
     if persona is None:
         raise ConfigurationError(_no_persona(graph.origin))
     if persona.agent is not None:
-        try:
-            check_installed([persona.agent], shutil.which)
-        except AgentNotInstalledError as error:
-            how = error.missing[persona.agent]
+        if shutil.which(persona.agent) is None:
+            how = adapter(persona.agent).install
             raise ConfigurationError(
                 f"the agent {persona.agent!r} is not installed, or not on PATH; install it: {how}"
-            ) from error
+            )
     elif persona.python is not None:
         if persona.python not in functions:
             functions[persona.python] = load_function(persona.python, folder)
