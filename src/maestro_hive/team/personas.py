@@ -471,9 +471,8 @@ def functions_of(
         )
     functions: dict[str, Callable[[Assignment], Any]] = {}
     wrong: dict[str, list[str]] = {}
-    known: dict[
-        object, str | None
-    ] = {}  # many tasks may have the same schema, and the same persona
+    # Many tasks may have the same schema, and the same persona.
+    known: dict[object, str | None] = {}
 
     def reason(key: object, check: Callable[[], object]) -> str | None:
         if key not in known:
