@@ -15,7 +15,7 @@ import pytest
 from faults.team_kills import is_alive
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.maestro.state.events import StepFailed
-from maestro_hive.team import personas, runner
+from maestro_hive.team import personas, processes, runner
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.inputs import task_input
 from maestro_hive.team.progress import as_checkpoint
@@ -104,6 +104,28 @@ def test_the_output_of_a_command_is_the_log_of_its_attempt_line_by_line(team: Te
         return [str(each.data) async for each in team.hive.stream("r", "A", follow=False)]
 
     assert asyncio.run(read())[-3:] == ["one\n", "two\n", "café"]
+
+
+def test_an_output_without_end_is_stored_up_to_a_limit_and_the_command_goes_on(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "MAX_LOG_BYTES", 1024**2)
+    says = "yes some words | head -c 3300000; printf 'the end'"
+    does = f'printf "%s" "$MAESTRO_FEEDBACK" > told; {says}; exit $((2 - MAESTRO_ATTEMPT))'
+    team.run(graph(task("A", does), retry=2))
+    assert (team.folder / "told").read_text().endswith("some words\nthe end")
+    log = streamed(team, "A")
+    assert log.endswith("some words\n… the rest is left out: a log has at most 1 MiB of output\n")
+    assert 200_000 < len(log) < 1024**2
+
+
+def test_what_is_expected_may_be_behind_the_limit_of_a_log(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "MAX_LOG_BYTES", 100)
+    check = {"command": "seq 1000; echo passed", "expected": "passed"}
+    team.run(graph(task("A", verification=check), retry=1))
+    assert "passed\n" not in streamed(team, "A").partition("\n")[2]
 
 
 def test_a_persona_that_takes_too_long_is_ended_with_its_group(team: Team) -> None:

@@ -2,7 +2,6 @@
 
 MaestroError
 ├── ConfigurationError           a setting that cannot be used, named
-│   └── AgentNotInstalledError   (``team.agents``) agents of a graph that are not installed
 ├── InvalidIdentifierError       a name that is not safe as a file name
 ├── FolderError                  a folder that cannot hold state (read-only, network, not a folder)
 ├── StorageError                 a read or write did not happen

@@ -26,7 +26,7 @@ from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.kernel.redaction import cut, redact_text
 from maestro_hive.team.agent_calls import AgentTask
-from maestro_hive.team.agents import AgentNotInstalledError, check_installed
+from maestro_hive.team.agents import adapter
 from maestro_hive.team.errors import (
     CommandFailedError,
     GateFailedError,
@@ -34,7 +34,7 @@ from maestro_hive.team.errors import (
     VerificationFailedError,
 )
 from maestro_hive.team.inputs import agent_persona, digests
-from maestro_hive.team.processes import SHELL, Ended, Survivors, execute
+from maestro_hive.team.processes import SHELL, Ended, LimitedLog, Survivors, execute
 from maestro_hive.team.progress import (
     CHECKPOINT,
     ContextFull,
@@ -188,8 +188,9 @@ class Workplace:
         """Execute a persona's command; its exit code is its word. Return what it asks for, if anything."""
         progress = self._progress_of(given)
         progress.offer(current().progress.get(CHECKPOINT))
+        log = LimitedLog(current().write)
         while True:
-            work = self._run_command(given, progress)
+            work = self._run_command(given, progress, log)
             try:
                 ended = await _in_time(work, limits.seconds, "the persona")
             except BaseException:
@@ -287,7 +288,7 @@ class Workplace:
 
     async def _verify(self, task: str, check: dict[str, Json]) -> None:
         seconds = check.get("timeout_seconds") or CHECK_SECONDS
-        sought = _Sought(check.get("expected") or "", current().write)
+        sought = _Sought(check.get("expected") or "", LimitedLog(current().write).write)
         try:
             work = self._shell(check["command"], task, sought.write)
             ended = await _in_time(work, seconds, "the verification")
@@ -302,7 +303,7 @@ class Workplace:
     async def _shell(
         self, command: str, name: str, write: Callable[[str], None] | None = None
     ) -> Ended:
-        write = write or current().write
+        write = write or LimitedLog(current().write).write
         write(f"$ {command}\n")
         return await execute(
             [SHELL, "-c", command],
@@ -312,7 +313,9 @@ class Workplace:
             write=write,
         )
 
-    async def _run_command(self, given: dict[str, Json], progress: ProgressFile) -> Ended:
+    async def _run_command(
+        self, given: dict[str, Json], progress: ProgressFile, log: LimitedLog
+    ) -> Ended:
         context = current()
         prompt = with_feedback(prompt_of(given), context.feedback).replace("\0", "")
         arguments = [each.replace("{prompt}", prompt) for each in given["persona"]["command"]]
@@ -332,7 +335,7 @@ class Workplace:
             },
             survivors=self.survivors,
             text=prompt,
-            write=context.write,
+            write=log.write,
         )
 
     async def _call(self, given: dict[str, Json], results: dict[str, Json]) -> Any:
@@ -469,9 +472,8 @@ def functions_of(
         )
     functions: dict[str, Callable[[Assignment], Any]] = {}
     wrong: dict[str, list[str]] = {}
-    known: dict[
-        object, str | None
-    ] = {}  # many tasks may have the same schema, and the same persona
+    # Many tasks may have the same schema, and the same persona.
+    known: dict[object, str | None] = {}
 
     def reason(key: object, check: Callable[[], object]) -> str | None:
         if key not in known:
@@ -518,13 +520,11 @@ def _check_persona_of(
     if persona is None:
         raise ConfigurationError(_no_persona(graph.origin))
     if persona.agent is not None:
-        try:
-            check_installed([persona.agent], shutil.which)
-        except AgentNotInstalledError as error:
-            how = error.missing[persona.agent]
+        if shutil.which(persona.agent) is None:
+            how = adapter(persona.agent).install
             raise ConfigurationError(
                 f"the agent {persona.agent!r} is not installed, or not on PATH; install it: {how}"
-            ) from error
+            )
     elif persona.python is not None:
         if persona.python not in functions:
             functions[persona.python] = load_function(persona.python, folder)

@@ -58,6 +58,9 @@ _CHUNK_CHARACTERS = 8_000
 _OUTPUT_SECONDS = 2.0
 _LOOK_MILLISECONDS = 200
 _READ_BYTES = 1 << 16
+#: How much of the output of commands is stored for one attempt, each line with what it takes besides.
+MAX_LOG_BYTES = 16 * 1024 * 1024
+_LINE_BYTES = 24
 #: For how many seconds the end of survivors is waited for after SIGKILL.
 _SURVIVOR_SECONDS = 10.0
 _PROC = Path("/proc")
@@ -341,6 +344,25 @@ class _Output:
         """Raise if something could not be passed on."""
         if self._error is not None:
             raise self._error
+
+
+class LimitedLog:
+    """Passes an output on up to a limit, and then a line that says so; the rest is left out."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._left = MAX_LOG_BYTES
+
+    def write(self, piece: str) -> None:
+        """Pass a piece on, if it is below the limit."""
+        if self._left <= 0:
+            return
+        self._left -= len(piece.encode("utf-8", "replace")) + _LINE_BYTES
+        self._write(piece)
+        if self._left <= 0:
+            start = "" if piece.endswith("\n") else "\n"
+            limit = f"{MAX_LOG_BYTES // 1024**2} MiB"
+            self._write(f"{start}… the rest is left out: a log has at most {limit} of output\n")
 
 
 def _bytes_in(pipe: int) -> int:

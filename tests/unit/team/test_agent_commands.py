@@ -12,14 +12,12 @@ import pytest
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.team.agents import (
     ADAPTERS,
-    AgentNotInstalledError,
     Call,
     Permissions,
     Session,
     Totals,
     adapter,
     call_for,
-    check_installed,
 )
 from maestro_hive.team.graph import AGENTS, Persona, check_document
 from maestro_hive.team.graph.documents import parse_document
@@ -293,17 +291,6 @@ def test_a_schema_that_is_too_long_for_an_argument_is_refused() -> None:
 
 
 # --- programs -------------------------------------------------------------------------------------
-
-
-def test_agents_that_are_not_installed_are_named_at_once_with_the_way_to_install_them() -> None:
-    with pytest.raises(AgentNotInstalledError) as caught:
-        check_installed(["claude", "codex", "aider"], {"codex": "/bin/codex"}.get)
-    assert str(caught.value) == (
-        "nothing was started: agents are not installed; install them:\n"
-        "  claude: npm install -g @anthropic-ai/claude-code\n"
-        "  aider: python -m pip install aider-chat"
-    )
-    check_installed(AGENTS, lambda name: f"/bin/{name}")
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,11 @@ from maestro_hive.team.agents.events import (
 )
 from maestro_hive.team.agents.failures import (
     AgentFailedError,
-    AgentNotInstalledError,
     AgentRefusedError,
     Failure,
     FailureKind,
 )
-from maestro_hive.team.agents.known import ADAPTERS, adapter, call_for, check_installed
+from maestro_hive.team.agents.known import ADAPTERS, adapter, call_for
 from maestro_hive.team.agents.reading import Reader
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "Acted",
     "Adapter",
     "AgentFailedError",
-    "AgentNotInstalledError",
     "AgentRefusedError",
     "Call",
     "Command",
@@ -52,5 +50,4 @@ __all__ = [
     "Waiting",
     "adapter",
     "call_for",
-    "check_installed",
 ]

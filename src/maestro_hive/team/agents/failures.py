@@ -5,14 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from maestro_hive.engine.config import ErrorCategory
 from maestro_hive.engine.errors import RecoverableError, UnrecoverableError
-from maestro_hive.kernel.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: More of what an agent says about a failure is not quoted.
 _SHOWN = 2_000
@@ -76,16 +71,6 @@ class AgentFailedError(RecoverableError):
 
 class AgentRefusedError(UnrecoverableError):
     """An agent cannot work before a person has done something: the message says what."""
-
-
-class AgentNotInstalledError(ConfigurationError):
-    """Agents that a graph names are not installed; nothing was started."""
-
-    def __init__(self, missing: Mapping[str, str]) -> None:
-        lines = "\n".join(f"  {name}: {how}" for name, how in missing.items())
-        super().__init__(f"nothing was started: agents are not installed; install them:\n{lines}")
-        #: How each is installed, by name.
-        self.missing = dict(missing)
 
 
 _CATEGORIES = {

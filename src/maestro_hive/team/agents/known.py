@@ -9,14 +9,11 @@ from maestro_hive.team.agents.aider import Aider
 from maestro_hive.team.agents.calls import Call, Permissions
 from maestro_hive.team.agents.claude import Claude
 from maestro_hive.team.agents.codex import Codex
-from maestro_hive.team.agents.failures import AgentNotInstalledError
 from maestro_hive.team.agents.gemini import Gemini
 from maestro_hive.team.agents.opencode import Opencode
 from maestro_hive.team.agents.qwen import Qwen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from maestro_hive.team.agents.adapter import Adapter
     from maestro_hive.team.graph import Persona
 
@@ -31,17 +28,6 @@ def adapter(name: str) -> Adapter:
     if found is None:
         raise ConfigurationError(f"{name!r} is no agent; use one of {', '.join(ADAPTERS)}")
     return found
-
-
-def check_installed(names: Iterable[str], find: Callable[[str], str | None]) -> None:
-    """Raise ``AgentNotInstalledError``, which says how to install those that are not found.
-
-    ``find`` looks for a program, as ``shutil.which`` does.
-    """
-    wanted = {name: adapter(name) for name in names}
-    missing = {name: each.install for name, each in wanted.items() if find(each.name) is None}
-    if missing:
-        raise AgentNotInstalledError(missing)
 
 
 def call_for(persona: Persona, *, prompt: str, folder: str, **more: Any) -> Call:
