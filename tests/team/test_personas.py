@@ -25,6 +25,7 @@ from tests.python_processes import run_python
 from tests.team.conftest import graph, statuses, task
 
 if TYPE_CHECKING:
+    from maestro_hive.team.graph import Graph
     from tests.team.conftest import Team
 
 
@@ -423,6 +424,45 @@ def test_a_python_persona_that_exits_has_failed_and_other_tasks_go_on(
         "OTHER": "the persona raised Verdict: no",
     }
     assert statuses(team)["SERVICE"] == "complete"
+
+
+_CANCELS_ITSELF = """
+import asyncio
+async def work(task):
+    asyncio.current_task().cancel()
+    await asyncio.sleep(600)
+"""
+
+
+def test_a_python_persona_that_cancels_its_task_has_failed_and_other_tasks_go_on(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (team.folder / "cancels_itself.py").write_text(_CANCELS_ITSELF)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "cancels_itself", raising=False)
+    made = graph(
+        task("A", persona={"python": "cancels_itself:work"}),
+        task("AFTER", after="A"),
+        task("B"),
+        retry={"max_attempts": 2, "rounds": 1},
+    )
+    for _ in range(2):  # the second time, as it was recorded
+        with pytest.raises(RunFailedError, match="failed: A; 1 of 3 tasks were not started"):
+            run_in_time(team, made)
+        assert failures(team) == {"A": "'A' waited for something that was cancelled"}
+        assert statuses(team) == {"A": "failed", "AFTER": "blocked", "B": "complete"}
+    team.hive.retry("r")
+    with pytest.raises(RunFailedError):
+        run_in_time(team, made)
+    assert statuses(team) == {"A": "failed", "AFTER": "blocked", "B": "complete"}
+
+
+def run_in_time(team: Team, made: Graph) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(30):
+            await team.hive_runner().run(made, run_id="r", folder=team.folder)
+
+    asyncio.run(run())
 
 
 def test_a_check_that_takes_too_long_is_no_timeout_of_the_persona(team: Team) -> None:

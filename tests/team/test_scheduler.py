@@ -20,9 +20,10 @@ from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.stores import open_reader
 from maestro_hive.team import scheduler
-from maestro_hive.team.errors import GraphFailedError
+from maestro_hive.team.errors import GraphFailedError, TaskCancelledError
+from maestro_hive.team.plans import gate_name, plan_of
 from maestro_hive.team.runner import ChosenRun
-from maestro_hive.team.scheduler import Slot, WorkerSlots
+from maestro_hive.team.scheduler import Execution, Slot, WorkerSlots
 from maestro_hive.team.state import ExecutionState
 from maestro_hive.team.state_file import PATH
 from tests.team.conftest import SHELL, graph, statuses, task
@@ -152,6 +153,38 @@ def gated(first: str, command: str, *, required: bool = True) -> Any:
         task("TWO", SAY, level=2),
         levels={"1": {"name": "one", "tasks": ["ONE"], "gates": [gate]}},
     )
+
+
+@pytest.mark.parametrize("cancelled", ["A", "gate:1:G"])
+def test_a_call_that_was_cancelled_ends_the_run_with_an_error_that_names_it(cancelled: str) -> None:
+    level = {"1": {"name": "one", "gates": [{"name": "G", "command": "true", "required": True}]}}
+    tasks = task("A", level=1), task("B", level=1), task("C", after="A", level=2)
+    plan = plan_of(graph(*tasks, levels=level).to_document())
+    called = []
+
+    async def call(name: str) -> bool:
+        called.append(name)
+        if name == cancelled:
+            raise asyncio.CancelledError
+        return True
+
+    async def main() -> None:
+        execution = Execution(
+            plan,
+            lambda name, _: call(name),
+            lambda level, gate, _: call(gate_name(level, gate)),
+            WorkerSlots(2, {}),
+        )
+        async with asyncio.timeout(30):
+            with pytest.raises(GraphFailedError, match=f"failed: {cancelled}") as failed:
+                await execution.run()
+        group = failed.value.__cause__
+        assert isinstance(group, ExceptionGroup)
+        assert [type(each) for each in group.exceptions] == [TaskCancelledError]
+
+    asyncio.run(main())
+    assert "B" in called
+    assert "C" not in called
 
 
 def test_nothing_after_a_required_gate_starts_before_it_has_passed(team: Team) -> None:

@@ -7,6 +7,7 @@ ExecutionException               (``engine.errors``)
 │   ├── FilesNotOwnedError       a task has changed files that it does not own
 │   └── ResultRefusedError       the result of a task is not what its schema asks for
 ├── OwnerUnknownError            files were changed that no task owns which was executed; it stops a run
+├── TaskCancelledError           the call of a task or a gate was cancelled, and the run was not
 ├── GateFailedError              a required gate of a level failed; nothing after it starts
 └── GraphFailedError             a team run failed: tasks or gates of it did
 
@@ -38,6 +39,10 @@ class ResultRefusedError(RecoverableError):
 
 class OwnerUnknownError(ExecutionException):
     """Files were changed that none of the tasks owns which were executed; the message names all of them."""
+
+
+class TaskCancelledError(ExecutionException):
+    """The call of a task or a gate was cancelled, and the run was not: what it did is no outcome."""
 
 
 class GateFailedError(ExecutionException):

@@ -212,8 +212,10 @@ class Workplace:
         """Call a Python persona, and again as often as its context is full."""
         while True:
             before = dict(current().progress)
+            # A task of its own: one that cancels the task that executes it has failed, and not the run.
+            work = asyncio.Task(self._call(given, results))
             try:
-                return await _in_time(self._call(given, results), limits.seconds, "the persona")
+                return await _in_time(work, limits.seconds, "the persona")
             except ContextFull as full:
                 if not full.fields and before == current().progress:
                     raise CommandFailedError(

@@ -13,10 +13,11 @@ import asyncio
 import heapq
 from collections import Counter
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maestro_hive.engine.recorded_errors import failure_of
-from maestro_hive.team.errors import GraphFailedError
+from maestro_hive.team.errors import GraphFailedError, TaskCancelledError
 from maestro_hive.team.graph import Frontier, TaskState
 from maestro_hive.team.plans import gate_name
 
@@ -222,6 +223,8 @@ class Execution:
         self.parked: set[str] = set()
         self._active = 0
         self._calls: dict[int, asyncio.Task[None]] = {}
+        #: The task that executes this; its group ignores calls that were cancelled.
+        self._workflow: asyncio.Task[Any] | None = None
         self._gating: set[int] = set()
         #: What has ended, and how that is noted.
         self._ended: list[tuple[str, Callable[[], None]]] = []
@@ -233,6 +236,7 @@ class Execution:
 
     async def run(self) -> None:
         """Execute all that can be; raise ``GraphFailedError`` if something failed."""
+        self._workflow = asyncio.current_task()
         async with asyncio.TaskGroup() as group:
             try:
                 await self._execute_all(group)
@@ -268,14 +272,24 @@ class Execution:
         # In a context of its own: it is no timer of the workflow's.
         loop.call_later(_CLEAN_UP_SECONDS, cancel, context=Context())
 
-    def _call(self, group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+    def _call(self, group: asyncio.TaskGroup, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._active += 1
         call = group.create_task(work)
         self._calls[id(call)] = call
-        call.add_done_callback(self._drop)
+        call.add_done_callback(partial(self._drop, name))
 
-    def _drop(self, call: asyncio.Task[None]) -> None:
+    def _drop(self, name: str, call: asyncio.Task[None]) -> None:
         del self._calls[id(call)]
+        assert self._workflow is not None
+        if call.cancelled() and not self._workflow.cancelling():
+            self._end(name, partial(self._note_cancelled, name))
+
+    def _note_cancelled(self, name: str) -> None:
+        """Have the run fail at its end. No outcome was recorded, so nothing starts or is blocked by it."""
+        self.failures[name] = TaskCancelledError(
+            f"the call of {name} was cancelled, and the run was not: its persona, or what it uses,"
+            " cancels the task that executes it"
+        )
 
     def _start(self, group: asyncio.TaskGroup) -> list[str]:
         """Call what may start, and return it; gates first, since others may wait for them."""
@@ -283,10 +297,10 @@ class Execution:
         for level in self._frontier.gates_due():
             if level.number not in self._gating:
                 self._gating.add(level.number)
-                self._call(group, self._check(level))
+                self._call(group, gate_name(level, level.gates[0]), self._check(level))
                 started.append(gate_name(level, level.gates[0]))
         while (task := self._frontier.take()) is not None:
-            self._call(group, self._execute(task))
+            self._call(group, task, self._execute(task))
             started.append(task)
         return started
 
