@@ -13,7 +13,7 @@ import pytest
 
 from faults.team_kills import is_alive
 from maestro_hive.hive.errors import RunFailedError
-from maestro_hive.maestro.state.events import StepFailed
+from maestro_hive.maestro.state.events import RunEvent, StepFailed, StepStarted
 from maestro_hive.team import runner
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.progress import as_checkpoint
@@ -426,6 +426,61 @@ def test_a_python_persona_that_exits_has_failed_and_other_tasks_go_on(
     assert statuses(team)["SERVICE"] == "complete"
 
 
+_TAKES_TOO_LONG = """
+import time
+
+def note(task):
+    with open(task.folder / "log", "a") as log:
+        log.write(task.id + "\\n")
+
+def wait_for(path):
+    until = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+def late(task):
+    wait_for(task.folder / "go")
+    (task.folder / "late.txt").touch()
+    note(task)
+
+def other(task):
+    wait_for(task.folder / "late.txt")
+    note(task)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_that_goes_on_after_its_time_is_a_writer_and_has_a_worker_until_its_end(
+    team: Team, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    (team.folder / "takes_too_long.py").write_text(_TAKES_TOO_LONG)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    late = {"python": "takes_too_long:late"}
+    made = graph(
+        task("LATE", persona=late, files=["late.txt", "log"], timeout_seconds=0.1),
+        task("OTHER", persona={"python": "takes_too_long:other"}, files=["go", "log"]),
+        retry={"max_attempts": 1, "rounds": 1},
+    )
+
+    async def main() -> None:
+        runner = team.hive_runner(workers)
+        running = asyncio.create_task(runner.run(made, run_id="r", folder=team.folder))
+        async with asyncio.timeout(30):
+            while not await asyncio.to_thread(has_failed, team):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            if workers == 1:
+                await asyncio.sleep(0.2)  # a worker that is free rests for a shorter time
+                assert "OTHER" not in {each.name for each in await asyncio.to_thread(begun, team)}
+            (team.folder / "go").touch()
+            with pytest.raises(RunFailedError, match="failed: LATE"):
+                await running
+
+    asyncio.run(main())
+    assert team.lines() == ["LATE", "OTHER"]
+    assert statuses(team) == {"LATE": "failed", "OTHER": "complete"}
+    assert "goes on in a thread" in failures(team)["LATE"]
+
+
 _CANCELS_ITSELF = """
 import asyncio
 async def work(task):
@@ -487,9 +542,20 @@ def failures(team: Team) -> dict[str, str]:
 
 
 def failed(team: Team) -> list[StepFailed]:
-    async def read() -> list[StepFailed]:
-        found = team.hive.events("r", follow=False)
-        return [each async for each in found if isinstance(each, StepFailed)]
+    return [each for each in events(team) if isinstance(each, StepFailed)]
+
+
+def has_failed(team: Team) -> bool:
+    return any(each.run_id == "r" for each in team.hive.runs()) and bool(failed(team))
+
+
+def begun(team: Team) -> list[StepStarted]:
+    return [each for each in events(team) if isinstance(each, StepStarted)]
+
+
+def events(team: Team) -> list[RunEvent]:
+    async def read() -> list[RunEvent]:
+        return [each async for each in team.hive.events("r", follow=False)]
 
     return asyncio.run(read())
 

@@ -13,9 +13,11 @@ import asyncio
 import contextlib
 import os
 import subprocess
+from collections import Counter
+from contextvars import Context
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.engine.context import current
 from maestro_hive.engine.values import in_thread
@@ -26,6 +28,7 @@ from maestro_hive.team.graph import owned_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable, Sequence
+    from concurrent.futures import Future
 
     from maestro_hive.team.folder_files import Snapshot, Stamp
     from maestro_hive.team.graph import Graph, Task
@@ -123,9 +126,10 @@ class Ownership:
         self._contents = _Contents(folder)
         self._lock = asyncio.Lock()
         self._events: list[_Event] = []
-        #: Who may have written since the last look, and who of these has ended since.
-        self._writers: set[str] = set()
-        self._ended: set[str] = set()
+        #: Who may have written since the last look, and who of these has ended since. An attempt whose
+        #: function goes on in its thread counts beside those that are made meanwhile.
+        self._writers: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
         #: How many that may write all files may have written since then, and how many of these have ended.
         self._unchecked = 0
         self._unchecked_ended = 0
@@ -145,11 +149,12 @@ class Ownership:
                 yield
             return
         try:
-            await self._settle(partial(self._writers.add, task))
+            await self._settle(partial(self._writers.update, [task]))
             yield
-            await self._settle(partial(self._writers.discard, task))
+            await self._settle(partial(self._leave, task))
         except BaseException:
-            self._ended.add(task)  # what it has changed is its own until the next look
+            # What it has changed is its own until the next look.
+            _when_ended(current().thread, partial(self._ended.update, [task]))
             raise
         await self._judge(task)
 
@@ -163,9 +168,15 @@ class Ownership:
             yield
         finally:
             # Also if it failed or was cancelled, what it has changed is its own until the next look.
-            self._unchecked_ended += 1
+            _when_ended(current().thread, self._end_unchecked)
             if self._writers:
                 await self._settle(lambda: None)
+
+    def _leave(self, task: str) -> None:
+        self._writers -= Counter([task])
+
+    def _end_unchecked(self) -> None:
+        self._unchecked_ended += 1
 
     # --- looking ---
 
@@ -184,7 +195,7 @@ class Ownership:
     async def _look(self) -> None:
         served = list(self._events)
         # Who ends during the look may have changed what that has passed, and counts until the next one.
-        ended, unchecked_ended = set(self._ended), self._unchecked_ended
+        ended, unchecked_ended = Counter(self._ended), self._unchecked_ended
         found = await in_thread(self._differences)
         if found is None:
             _LOG.warning(
@@ -314,6 +325,20 @@ class Ownership:
         if self._stop is not None:
             raise self._stop(OwnerUnknownError(f"{message}. --strict stops the run for that"))
         _LOG.warning("%s", message)
+
+
+def _when_ended(thread: Future[Any] | None, note: Callable[[], object]) -> None:
+    """Call ``note`` in this loop: at once, or if a function goes on in its thread, when that has ended."""
+    loop = asyncio.get_running_loop()
+
+    def note_here(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(note, context=Context())
+
+    if thread is None or thread.done():
+        note()
+    else:
+        thread.add_done_callback(note_here)
 
 
 class _Event:

@@ -345,7 +345,7 @@ class Workplace:
         try:
             if is_async(function):
                 return await function(call)
-            return await call_in_thread(function, (call,), {})
+            return await call_in_thread(function, (call,), {}, current())
         except (Exception, *_NOT_FAILURES):
             raise
         except BaseException as error:
@@ -398,7 +398,13 @@ async def _in_time(work: Any, seconds: float, who: str) -> Any:
     except TimeoutError:
         if not limit.expired():
             raise  # its own
-        raise TimeoutError(f"{who} took longer than {seconds:g} s, and was ended") from None
+        took, thread = f"{who} took longer than {seconds:g} s", current().thread
+        if thread is not None and not thread.done():
+            raise TimeoutError(
+                f"{took}; its function goes on in a thread, which nothing can end: its worker is busy"
+                " until then, and what it returns is not used"
+            ) from None
+        raise TimeoutError(f"{took}, and was ended") from None
 
 
 def _not_verified(check: dict[str, Json], what: str, output: str = "") -> VerificationFailedError:

@@ -328,6 +328,7 @@ class TeamRunner:
         try:
             await execution.run()
         finally:
+            slots.on_change = _nothing  # a thread that goes on leaves its worker later
             file.write()
         return {
             "feature": plan.graph.feature,
@@ -463,6 +464,10 @@ class _Steps:
         if self.observer is not None:
             self.observer.parked(name, is_parked=is_parked)
         self._slots.on_change()
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 async def _warn_of_missing(graph: Graph, folder: Path, result: dict[str, Json]) -> None:
