@@ -260,7 +260,7 @@ class Ownership:
             for path, (change, tasks) in list(self._shared.items())
             if task in tasks and self._stays(change)
         }
-        earlier: dict[str, Mark] = current().progress.get(NOT_OWNED) or {}
+        earlier = self._paths_of(current().progress.get(NOT_OWNED) or {}, changed)
         marks = {path: change.mark for path, (change, _) in shared.items()} | mine | earlier
         undone = await in_thread(partial(self._put_back, marks, by_size=earlier))
         left = {path: mark for path, mark in (mine | earlier).items() if path not in undone}
@@ -270,11 +270,18 @@ class Ownership:
             left = {path: mark for path, mark in left.items() if path not in ignored}
             shared = {path: each for path, each in shared.items() if path not in ignored}
         if left != earlier:
-            current().save_progress(**{NOT_OWNED: left})
+            current().save_progress(**{NOT_OWNED: {_shown(path): left[path] for path in left}})
         if left:
             raise FilesNotOwnedError(self._described(left))
         if shared:
             self._report(shared)
+
+    def _paths_of(self, recorded: dict[str, Mark], changed: Iterable[str]) -> dict[str, Mark]:
+        """Return the marks of files by their paths, which were recorded as they are shown."""
+        if not recorded:
+            return {}
+        paths = {_shown(path): path for path in (*(self._seen or ()), *changed)}
+        return {paths.get(name, name): mark for name, mark in recorded.items()}
 
     def _stays(self, change: Change) -> bool:
         """Return whether a file is still another one: a temporary file may have been renamed."""
@@ -304,7 +311,7 @@ class Ownership:
         words = []
         for path, mark in list(left.items())[:_NAMED]:
             did = "created" if mark is None else "changed"
-            words.append(f"{'deleted' if self._size(path) is None else did} {path}")
+            words.append(f"{'deleted' if self._size(path) is None else did} {_shown(path)}")
         more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
         return (
             f"the task does not own files that it has changed: {', '.join(words)}{more}. Put them back as"
@@ -316,7 +323,7 @@ class Ownership:
         """Name the tasks that can have changed files which none of them owns."""
         lines = []
         for path, (_, tasks) in list(shared.items())[:_NAMED]:
-            lines.append(f"{path} (by {' or '.join(sorted(tasks))})")
+            lines.append(f"{_shown(path)} (by {' or '.join(sorted(tasks))})")
         more = f" and {len(shared) - _NAMED} more" if len(shared) > _NAMED else ""
         message = (
             f"files were changed that no task owns which was executed: {', '.join(lines)}{more}"
@@ -325,6 +332,11 @@ class Ownership:
         if self._stop is not None:
             raise self._stop(OwnerUnknownError(f"{message}. --strict stops the run for that"))
         _LOG.warning("%s", message)
+
+
+def _shown(path: str) -> str:
+    r"""Return a path as a text that can be stored: bytes that are no UTF-8 are escaped, as ``\xff``."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _when_ended(thread: Future[Any] | None, note: Callable[[], object]) -> None:
