@@ -13,6 +13,7 @@ import pytest
 
 from faults.team_kills import is_alive
 from maestro_hive.hive.errors import RunFailedError
+from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.events import RunEvent, StepFailed, StepStarted
 from maestro_hive.team import runner
 from maestro_hive.team.graph import check_graph
@@ -426,6 +427,34 @@ def test_a_python_persona_that_exits_has_failed_and_other_tasks_go_on(
     assert statuses(team)["SERVICE"] == "complete"
 
 
+@pytest.mark.parametrize("file", ["same_name.py", "same_name/__init__.py", "same_name/work.py"])
+def test_a_module_of_another_folder_is_not_executed_in_its_place(team: Team, file: str) -> None:
+    name = "same_name.work" if file == "same_name/work.py" else "same_name"
+    made = graph(task("A", persona={"python": f"{name}:work"}))
+    folders = team.folder, team.folder.parent / "other"
+    for folder in folders:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(f"def work(task): return {folder.name!r}\n")
+    assert team.run(made)["tasks"]["A"]["value"] == "work"
+    runner = team.hive_runner()
+    with pytest.raises(ConfigurationError, match="execute the run in a process of its own") as no:
+        asyncio.run(runner.run(made, run_id="other", folder=folders[1]))
+    assert all(str(each / file) in str(no.value) for each in folders)
+    assert team.run(made, "again")["tasks"]["A"]["value"] == "work"
+
+
+def test_a_module_that_is_installed_is_used_from_every_folder(team: Team) -> None:
+    made = graph(task("A", persona={"python": "inspect:isclass"}))
+    other = team.folder.parent / "other"
+    other.mkdir()
+    for folder in (team.folder, other):
+        result = asyncio.run(team.hive_runner().run(made, run_id=folder.name, folder=folder))
+        assert result["tasks"]["A"]["value"] is False
+    (other / "inspect.py").write_text("def isclass(task): return 1\n")
+    with pytest.raises(ConfigurationError, match="rename it"):
+        asyncio.run(team.hive_runner().run(made, run_id="again", folder=other))
+
+
 _TAKES_TOO_LONG = """
 import time
 
@@ -451,10 +480,9 @@ def other(task):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_function_that_goes_on_after_its_time_is_a_writer_and_has_a_worker_until_its_end(
-    team: Team, monkeypatch: pytest.MonkeyPatch, workers: int
+    team: Team, workers: int
 ) -> None:
     (team.folder / "takes_too_long.py").write_text(_TAKES_TOO_LONG)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     late = {"python": "takes_too_long:late"}
     made = graph(
         task("LATE", persona=late, files=["late.txt", "log"], timeout_seconds=0.1),
@@ -490,11 +518,9 @@ async def work(task):
 
 
 def test_a_python_persona_that_cancels_its_task_has_failed_and_other_tasks_go_on(
-    team: Team, monkeypatch: pytest.MonkeyPatch
+    team: Team,
 ) -> None:
     (team.folder / "cancels_itself.py").write_text(_CANCELS_ITSELF)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "cancels_itself", raising=False)
     made = graph(
         task("A", persona={"python": "cancels_itself:work"}),
         task("AFTER", after="A"),

@@ -495,10 +495,13 @@ def _check_program(program: str, folder: Path) -> None:
 
 
 def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:
-    """Return a function by ``package.module:name``; also of modules in the folder of the run."""
+    """Return a function by ``package.module:name``; modules in the folder of the run come first."""
     module_name, _, path = name.partition(":")
-    if str(folder) not in sys.path:
+    if sys.path[:1] != [str(folder)]:
+        with suppress(ValueError):
+            sys.path.remove(str(folder))
         sys.path.insert(0, str(folder))
+    _check_imported(module_name, folder)
     try:
         found: Any = import_module(module_name)
         for part in path.split("."):
@@ -509,7 +512,28 @@ def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:
         raise ConfigurationError(
             f"the module of {name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+    _check_imported(module_name, folder)  # a package of another folder may have had it
     if not callable(found):
         raise ConfigurationError(f"{name} is a {type(found).__name__}, and no function")
     function: Callable[[Assignment], Any] = found
     return function
+
+
+def _check_imported(name: str, folder: Path) -> None:
+    """Raise if the folder has a module by a name under which this process has imported another one."""
+    package = ""
+    for part in name.split("."):
+        package = f"{package}.{part}".lstrip(".")
+        imported = sys.modules.get(package)
+        place = folder.joinpath(*package.split("."))
+        files = (place / "__init__.py", place.with_suffix(".py"))
+        own = next((each for each in files if each.is_file()), None)
+        if imported is None or own is None:
+            continue
+        file = getattr(imported, "__file__", None)
+        if file is None or os.path.realpath(file) != os.path.realpath(own):
+            where = "has no file" if file is None else f"was imported from {file}"
+            raise ConfigurationError(
+                f"the module {package!r} of this process {where}, so that {own} cannot be imported;"
+                " rename it, or execute the run in a process of its own"
+            )
