@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -147,6 +148,35 @@ def test_an_answer_in_the_same_process_arrives_at_once(hive: Hive) -> None:
 
     assert least(lambda: asyncio.run(seconds(next(names))), 0.15) < 0.15
     assert status(hive, "a") == "success"
+
+
+def test_an_answer_arrives_although_another_thread_takes_a_question_into_account(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listens = ActiveRun.listens
+    others: list[bytes] = []
+
+    def listens_later(run: ActiveRun, identity: bytes) -> bool:
+        questions = run.run.state.questions
+        if others:
+            questions.pop(others[0], None)
+            return listens(run, identity)
+        others.append(identity[::-1])
+        taking = threading.Thread(target=questions.setdefault, args=(*others, questions[identity]))
+        taking.start()
+        taking.join()
+        return False  # as if the question was being settled
+
+    monkeypatch.setattr(ActiveRun, "listens", listens_later)
+
+    async def main() -> None:
+        running = asyncio.create_task(hive.run(ask(hive), run_id="r"))
+        await until(lambda: status(hive) == "waiting")
+        hive.answer("r", "approve", "yes")
+        async with asyncio.timeout(30):
+            assert await running == "yes"
+
+    asyncio.run(main())
 
 
 def test_a_waiting_run_can_be_left_and_answered_while_no_process_runs_it(folder: Path) -> None:

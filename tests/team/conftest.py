@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,9 +88,13 @@ def statuses(team: Team) -> dict[str, str]:
 
 
 @pytest.fixture
-def team(tmp_path: Path) -> Iterator[Team]:
+def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
     folder = tmp_path / "work"
     folder.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path])
     made = Team(Hive(tmp_path / "state", quick_config()), folder)
     yield made
     made.close()
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]  # another test has another one by this name

@@ -126,7 +126,8 @@ def test_a_task_makes_few_calls_besides_those_of_its_step(
     team(1)()  # what is imported and made once
     steps(1)()
     task, step = calls_for_each(team, FEW, MANY), calls_for_each(steps, FEW, MANY)
-    assert task - step <= 250
+    # Some 30 of them: the persona is a task of its own, whose end is waited for once.
+    assert task - step <= 280
 
 
 def test_a_schema_and_a_persona_that_many_tasks_have_are_checked_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,38 @@ def test_a_task_that_puts_everything_back_succeeds(team: Team) -> None:
     does = "touch mine; if [ -f other ]; then rm other; printf 12345 > kept; else touch other; rm kept; fi"
     team.run(graph(task("A", does, files=["mine"]), retry=2))
     assert sorted(each.name for each in team.folder.iterdir()) == [".mahabharatha", "kept", "mine"]
+
+
+def test_files_whose_names_are_no_utf8_are_named_and_can_be_put_back(team: Team) -> None:
+    kept = team.folder / os.fsdecode(b"kept\xff")
+    kept.write_text("12345")
+    does = r"""
+        touch mine; new=$(printf 'new\377'); kept=$(printf 'kept\377'); %s;
+        case $MAESTRO_ATTEMPT in
+        1) touch "$new"; rm "$kept" ;;
+        2) rm "$new"; printf 54321 > "$kept" ;;
+        3) printf 12345 > "$kept" ;;
+        esac
+    """
+    team.run(graph(task("A", " ".join((does % FEEDBACK).split("\n")), files=["mine"]), retry=3))
+    told = (team.folder / "../feedback").read_text()
+    assert r"created new\xff" in told
+    assert r"deleted kept\xff" in told
+    assert r"changed kept\xff" in told
+    assert kept.read_text() == "12345"
+
+
+def test_a_change_to_a_name_that_is_no_utf8_can_be_of_two_tasks(
+    team: Team, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = graph(
+        task("A", f"{MEET}; {AFTER}; touch a", files=["a", "nobodys"]),
+        task("B", f"{MEET}; touch b \"$(printf 'x\\377')\" nobodys", files=["b"]),
+        retry=1,
+    )
+    with caplog.at_level(logging.WARNING, "maestro_hive"):
+        team.run(made)
+    assert r"x\xff (by A or B)" in caplog.text
 
 
 def test_other_contents_of_the_same_size_are_not_put_back(team: Team) -> None:

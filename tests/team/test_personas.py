@@ -14,7 +14,8 @@ import pytest
 
 from faults.team_kills import is_alive
 from maestro_hive.hive.errors import RunFailedError
-from maestro_hive.maestro.state.events import StepFailed
+from maestro_hive.kernel.errors import ConfigurationError
+from maestro_hive.maestro.state.events import RunEvent, StepFailed, StepStarted
 from maestro_hive.team import personas, processes, runner
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.inputs import task_input
@@ -475,6 +476,88 @@ def test_a_python_persona_that_exits_has_failed_and_other_tasks_go_on(
     assert statuses(team)["SERVICE"] == "complete"
 
 
+@pytest.mark.parametrize("file", ["same_name.py", "same_name/__init__.py", "same_name/work.py"])
+def test_a_module_of_another_folder_is_not_executed_in_its_place(team: Team, file: str) -> None:
+    name = "same_name.work" if file == "same_name/work.py" else "same_name"
+    made = graph(task("A", persona={"python": f"{name}:work"}))
+    folders = team.folder, team.folder.parent / "other"
+    for folder in folders:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(f"def work(task): return {folder.name!r}\n")
+    assert team.run(made)["tasks"]["A"]["value"] == "work"
+    runner = team.hive_runner()
+    with pytest.raises(ConfigurationError, match="execute the run in a process of its own") as no:
+        asyncio.run(runner.run(made, run_id="other", folder=folders[1]))
+    assert all(str(each / file) in str(no.value) for each in folders)
+    assert team.run(made, "again")["tasks"]["A"]["value"] == "work"
+
+
+def test_a_module_that_is_installed_is_used_from_every_folder(team: Team) -> None:
+    made = graph(task("A", persona={"python": "inspect:isclass"}))
+    other = team.folder.parent / "other"
+    other.mkdir()
+    for folder in (team.folder, other):
+        result = asyncio.run(team.hive_runner().run(made, run_id=folder.name, folder=folder))
+        assert result["tasks"]["A"]["value"] is False
+    (other / "inspect.py").write_text("def isclass(task): return 1\n")
+    with pytest.raises(ConfigurationError, match="rename it"):
+        asyncio.run(team.hive_runner().run(made, run_id="again", folder=other))
+
+
+_TAKES_TOO_LONG = """
+import time
+
+def note(task):
+    with open(task.folder / "log", "a") as log:
+        log.write(task.id + "\\n")
+
+def wait_for(path):
+    until = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+def late(task):
+    wait_for(task.folder / "go")
+    (task.folder / "late.txt").touch()
+    note(task)
+
+def other(task):
+    wait_for(task.folder / "late.txt")
+    note(task)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_that_goes_on_after_its_time_is_a_writer_and_has_a_worker_until_its_end(
+    team: Team, workers: int
+) -> None:
+    (team.folder / "takes_too_long.py").write_text(_TAKES_TOO_LONG)
+    late = {"python": "takes_too_long:late"}
+    made = graph(
+        task("LATE", persona=late, files=["late.txt", "log"], timeout_seconds=0.1),
+        task("OTHER", persona={"python": "takes_too_long:other"}, files=["go", "log"]),
+        retry={"max_attempts": 1, "rounds": 1},
+    )
+
+    async def main() -> None:
+        runner = team.hive_runner(workers)
+        running = asyncio.create_task(runner.run(made, run_id="r", folder=team.folder))
+        async with asyncio.timeout(30):
+            while not await asyncio.to_thread(has_failed, team):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            if workers == 1:
+                await asyncio.sleep(0.2)  # a worker that is free rests for a shorter time
+                assert "OTHER" not in {each.name for each in await asyncio.to_thread(begun, team)}
+            (team.folder / "go").touch()
+            with pytest.raises(RunFailedError, match="failed: LATE"):
+                await running
+
+    asyncio.run(main())
+    assert team.lines() == ["LATE", "OTHER"]
+    assert statuses(team) == {"LATE": "failed", "OTHER": "complete"}
+    assert "goes on in a thread" in failures(team)["LATE"]
+
+
 _CANCELS_ITSELF = """
 import asyncio
 async def work(task):
@@ -484,11 +567,9 @@ async def work(task):
 
 
 def test_a_python_persona_that_cancels_its_task_has_failed_and_other_tasks_go_on(
-    team: Team, monkeypatch: pytest.MonkeyPatch
+    team: Team,
 ) -> None:
     (team.folder / "cancels_itself.py").write_text(_CANCELS_ITSELF)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "cancels_itself", raising=False)
     made = graph(
         task("A", persona={"python": "cancels_itself:work"}),
         task("AFTER", after="A"),
@@ -536,9 +617,20 @@ def failures(team: Team) -> dict[str, str]:
 
 
 def failed(team: Team) -> list[StepFailed]:
-    async def read() -> list[StepFailed]:
-        found = team.hive.events("r", follow=False)
-        return [each async for each in found if isinstance(each, StepFailed)]
+    return [each for each in events(team) if isinstance(each, StepFailed)]
+
+
+def has_failed(team: Team) -> bool:
+    return any(each.run_id == "r" for each in team.hive.runs()) and bool(failed(team))
+
+
+def begun(team: Team) -> list[StepStarted]:
+    return [each for each in events(team) if isinstance(each, StepStarted)]
+
+
+def events(team: Team) -> list[RunEvent]:
+    async def read() -> list[RunEvent]:
+        return [each async for each in team.hive.events("r", follow=False)]
 
     return asyncio.run(read())
 

@@ -11,19 +11,21 @@ import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from faults.team_kills import guards_of, is_alive
 from maestro_hive.kernel.clock import SystemClock
+from maestro_hive.kernel.process import DaemonThreads, PerProcess
 from maestro_hive.team import processes
 from maestro_hive.team.errors import CommandFailedError
-from maestro_hive.team.processes import SHELL, Ended, Survivors, execute
+from maestro_hive.team.processes import SHELL, Ended, Survivors, _Group, _Guard, execute
 from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
 
 _SECONDS = 60.0
 #: More than the number of any process.
@@ -267,6 +269,52 @@ def test_a_command_has_its_grace_although_its_caller_is_cancelled_again_and_agai
     asyncio.run(main())
     assert (tmp_path / "saved").exists()
     assert not list((tmp_path / "processes").iterdir())
+
+
+@pytest.mark.parametrize("refused", ["the guard", 0, 1, 2])
+def test_a_command_that_cannot_be_attended_is_not_started_and_nobody_kills_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str | int
+) -> None:
+    started: list[_Group] = []
+
+    class Remembered(_Group):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            started.append(self)
+
+    monkeypatch.setattr(processes, "_Group", Remembered)
+    if refused == "the guard":
+        monkeypatch.setattr(processes, "_guard", PerProcess(NoGuard))
+    else:
+        monkeypatch.setattr(processes, "threads", FewThreads(int(refused)))
+    with pytest.raises((OSError, RuntimeError), match="no more"):
+        called(tmp_path, "touch", str(tmp_path / "executed"))
+    (group,) = started
+    assert group.pid not in processes._guard()._groups
+    assert not is_alive(group.pid)
+    assert not list((tmp_path / "processes").iterdir())
+    assert not (tmp_path / "executed").exists()
+
+
+class NoGuard(_Guard):
+    """A guard that the system has no process for."""
+
+    def _started(self) -> int:
+        raise OSError("no more processes")
+
+
+class FewThreads(DaemonThreads):
+    """So many threads, and no more."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._left = count
+
+    def run(self, function: Callable[[], Any]) -> Future[Any]:
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("no more threads")
+        return super().run(function)
 
 
 def test_a_guard_that_cannot_be_started_again_leaves_other_files_alone(

@@ -193,7 +193,7 @@ class Shown:
         if self._run is None:
             return
         self._note = "stopping"
-        tasks = output.many(len(self._run.slots.busy()), "task")
+        tasks = output.many(len(set(self._run.slots.busy().values())), "task")
         if seconds is None:
             output.note(f"stopping: {tasks} will be ended; Ctrl+C again stops at once")
             return

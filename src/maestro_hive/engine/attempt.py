@@ -70,7 +70,7 @@ class Attempt:
 
     __slots__ = (
         *("_admissions", "_before", "_caller", "_closed", "_context", "_own", "_seconds"),
-        *("thread", "was_called"),
+        "was_called",
     )
 
     def __init__(
@@ -79,8 +79,6 @@ class Attempt:
         self._context = context
         self._seconds = seconds
         self._admissions = admissions
-        #: What is done when the task's thread has ended; None if it needs none.
-        self.thread: Future[Any] | None = None
         #: Whether its body was called, or is about to be; not while it waits to be admitted again.
         self.was_called = True
         self._caller = asyncio.current_task()
@@ -90,6 +88,11 @@ class Attempt:
         self._own = 0
         #: Whether its coroutine was closed while it was waiting.
         self._closed = False
+
+    @property
+    def thread(self) -> Future[Any] | None:
+        """What is done when the task's thread has ended; None if it needs none."""
+        return self._context.thread
 
     async def run(
         self,
@@ -141,7 +144,9 @@ class Attempt:
         is_async: bool,
     ) -> Awaitable[Any]:
         """Call the task, and return what is awaited for its result."""
-        work = task(*args, **kwargs) if is_async else call_in_thread(task, args, kwargs, self)
+        work = (
+            task(*args, **kwargs) if is_async else call_in_thread(task, args, kwargs, self._context)
+        )
         return self._drive(work) if type(work) is CoroutineType else self._in_time(work)
 
     async def _call_when_admitted(
@@ -268,15 +273,15 @@ async def call_in_thread(
     task: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    attempt: Attempt | None = None,
+    context: StepContext | None = None,
 ) -> Any:
     """Call a function that may block, with this context; await what it returns, if that can be.
 
-    ``attempt`` is told about the thread.
+    The step whose ``context`` is given knows of the thread.
     """
     thread = threads.run(partial(copy_context().run, task, *args, **kwargs))
-    if attempt is not None:
-        attempt.thread = thread
+    if context is not None:
+        context.thread = thread
     result = await asyncio.wrap_future(thread)
     return await result if inspect.isawaitable(result) else result
 

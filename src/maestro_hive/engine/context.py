@@ -30,6 +30,7 @@ from maestro_hive.maestro.state import codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
     from contextlib import AbstractContextManager
 
     from maestro_hive.engine.budget import Budget
@@ -85,6 +86,7 @@ class StepContext:
         "persona_id",
         "run_id",
         "task_name",
+        "thread",
     )
 
     def __init__(
@@ -119,6 +121,8 @@ class StepContext:
         self._deadline: asyncio.Timeout | None = None
         self._timeout: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        # What is done when the thread has ended that it is executed in; None if it needs none.
+        self.thread: Future[Any] | None = None
 
     @property
     def effect_key(self) -> str:

@@ -441,7 +441,8 @@ async def _record_answer(run: ActiveRun, inbox: Inbox, identity: bytes, answer: 
 
 def _question_of(run: ActiveRun, answer: Answer) -> bytes | None:
     """Return the identity of the open question that a message answers."""
-    for identity, question in run.run.state.questions.items():
+    # A copy: a thread that records something of the run takes questions of other threads into account.
+    for identity, question in list(run.run.state.questions.items()):
         matches = answer.question in (None, identity.hex())
         if matches and facts_of(question).get("name") == answer.name and run.listens(identity):
             return identity

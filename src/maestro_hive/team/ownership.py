@@ -13,9 +13,11 @@ import asyncio
 import contextlib
 import os
 import subprocess
+from collections import Counter
+from contextvars import Context
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.engine.context import current
 from maestro_hive.engine.values import in_thread
@@ -26,6 +28,7 @@ from maestro_hive.team.graph import owned_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Container, Iterable, Sequence
+    from concurrent.futures import Future
 
     from maestro_hive.team.folder_files import Snapshot, Stamp
     from maestro_hive.team.graph import Graph, Task
@@ -126,9 +129,10 @@ class Ownership:
         self._contents = _Contents(folder)
         self._lock = asyncio.Lock()
         self._events: list[_Event] = []
-        #: Who may have written since the last look, and who of these has ended since.
-        self._writers: set[str] = set()
-        self._ended: set[str] = set()
+        #: Who may have written since the last look, and who of these has ended since. An attempt whose
+        #: function goes on in its thread counts beside those that are made meanwhile.
+        self._writers: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
         #: How many that may write all files may have written since then, and how many of these have ended.
         self._unchecked = 0
         self._unchecked_ended = 0
@@ -148,11 +152,12 @@ class Ownership:
                 yield
             return
         try:
-            await self._settle(partial(self._writers.add, task))
+            await self._settle(partial(self._writers.update, [task]))
             yield
-            await self._settle(partial(self._writers.discard, task))
+            await self._settle(partial(self._leave, task))
         except BaseException:
-            self._ended.add(task)  # what it has changed is its own until the next look
+            # What it has changed is its own until the next look.
+            _when_ended(current().thread, partial(self._ended.update, [task]))
             raise
         await self._judge(task)
 
@@ -166,9 +171,15 @@ class Ownership:
             yield
         finally:
             # Also if it failed or was cancelled, what it has changed is its own until the next look.
-            self._unchecked_ended += 1
+            _when_ended(current().thread, self._end_unchecked)
             if self._writers:
                 await self._settle(lambda: None)
+
+    def _leave(self, task: str) -> None:
+        self._writers -= Counter([task])
+
+    def _end_unchecked(self) -> None:
+        self._unchecked_ended += 1
 
     # --- looking ---
 
@@ -187,7 +198,7 @@ class Ownership:
     async def _look(self) -> None:
         served = list(self._events)
         # Who ends during the look may have changed what that has passed, and counts until the next one.
-        ended, unchecked_ended = set(self._ended), self._unchecked_ended
+        ended, unchecked_ended = Counter(self._ended), self._unchecked_ended
         found = await in_thread(self._differences)
         if found is None:
             _LOG.warning(
@@ -252,7 +263,7 @@ class Ownership:
             for path, (change, tasks) in list(self._shared.items())
             if task in tasks and self._stays(change)
         }
-        earlier: dict[str, Mark] = current().progress.get(NOT_OWNED) or {}
+        earlier = self._paths_of(current().progress.get(NOT_OWNED) or {}, changed)
         marks = {path: change.mark for path, (change, _) in shared.items()} | mine | earlier
         undone = await in_thread(partial(self._put_back, marks, by_size=earlier))
         left = {path: mark for path, mark in (mine | earlier).items() if path not in undone}
@@ -262,11 +273,18 @@ class Ownership:
             left = {path: mark for path, mark in left.items() if path not in ignored}
             shared = {path: each for path, each in shared.items() if path not in ignored}
         if left != earlier:
-            current().save_progress(**{NOT_OWNED: left})
+            current().save_progress(**{NOT_OWNED: {_shown(path): left[path] for path in left}})
         if left:
             raise FilesNotOwnedError(self._described(left))
         if shared:
             self._report(shared)
+
+    def _paths_of(self, recorded: dict[str, Mark], changed: Iterable[str]) -> dict[str, Mark]:
+        """Return the marks of files by their paths, which were recorded as they are shown."""
+        if not recorded:
+            return {}
+        paths = {_shown(path): path for path in (*(self._seen or ()), *changed)}
+        return {paths.get(name, name): mark for name, mark in recorded.items()}
 
     def _stays(self, change: Change) -> bool:
         """Return whether a file is still another one: a temporary file may have been renamed."""
@@ -296,7 +314,7 @@ class Ownership:
         words = []
         for path, mark in list(left.items())[:_NAMED]:
             did = "created" if mark is None else "changed"
-            words.append(f"{'deleted' if self._size(path) is None else did} {path}")
+            words.append(f"{'deleted' if self._size(path) is None else did} {_shown(path)}")
         more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
         return (
             f"the task does not own files that it has changed: {', '.join(words)}{more}. Put them back as"
@@ -308,7 +326,7 @@ class Ownership:
         """Name the tasks that can have changed files which none of them owns."""
         lines = []
         for path, (_, tasks) in list(shared.items())[:_NAMED]:
-            lines.append(f"{path} (by {' or '.join(sorted(tasks))})")
+            lines.append(f"{_shown(path)} (by {' or '.join(sorted(tasks))})")
         more = f" and {len(shared) - _NAMED} more" if len(shared) > _NAMED else ""
         message = (
             f"files were changed that no task owns which was executed: {', '.join(lines)}{more}"
@@ -317,6 +335,25 @@ class Ownership:
         if self._stop is not None:
             raise self._stop(OwnerUnknownError(f"{message}. --strict stops the run for that"))
         _LOG.warning("%s", message)
+
+
+def _shown(path: str) -> str:
+    r"""Return a path as a text that can be stored: bytes that are no UTF-8 are escaped, as ``\xff``."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _when_ended(thread: Future[Any] | None, note: Callable[[], object]) -> None:
+    """Call ``note`` in this loop: at once, or if a function goes on in its thread, when that has ended."""
+    loop = asyncio.get_running_loop()
+
+    def note_here(_: Future[Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(note, context=Context())
+
+    if thread is None or thread.done():
+        note()
+    else:
+        thread.add_done_callback(note_here)
 
 
 class _Event:

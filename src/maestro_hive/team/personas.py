@@ -219,8 +219,10 @@ class Workplace:
         """Call a Python persona, and again as often as its context is full."""
         while True:
             before = dict(current().progress)
+            # A task of its own: one that cancels the task that executes it has failed, and not the run.
+            work = asyncio.Task(self._call(given, results))
             try:
-                return await _in_time(self._call(given, results), limits.seconds, "the persona")
+                return await _in_time(work, limits.seconds, "the persona")
             except ContextFull as full:
                 if not full.fields and before == current().progress:
                     raise CommandFailedError(
@@ -348,8 +350,19 @@ class Workplace:
             results={each: result.get("value") for each, result in results.items()},
             folder=self.folder,
         )
-        # In a task of its own: one that cancels the task that executes it has failed, and not the run.
-        return await asyncio.create_task(_called(self.functions[given["persona"]["python"]], call))
+        function = self.functions[given["persona"]["python"]]
+        try:
+            if is_async(function):
+                return await function(call)
+            return await call_in_thread(function, (call,), {}, current())
+        except (Exception, *_NOT_FAILURES):
+            raise
+        except BaseException as error:
+            if is_from_a_signal(error):
+                raise
+            # As of ``sys.exit``: it is this task that failed, and not the process.
+            said = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise CommandFailedError(f"the persona raised {said}") from error
 
     def _environment(self, name: str) -> dict[str, str]:
         """Return what a command finds in its environment."""
@@ -366,22 +379,6 @@ class Workplace:
             "MAESTRO_EFFECT_KEY": context.effect_key,
             "MAESTRO_FEEDBACK": feedback,
         }
-
-
-async def _called(function: Callable[[Assignment], Any], call: Assignment) -> Any:
-    """Call a Python persona; what it raises is a failure of its task, and not of the process."""
-    try:
-        if is_async(function):
-            return await function(call)
-        return await call_in_thread(function, (call,), {})
-    except (Exception, *_NOT_FAILURES):
-        raise
-    except BaseException as error:
-        if is_from_a_signal(error):
-            raise
-        # As of ``sys.exit``: it is this task that failed, and not the process.
-        said = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise CommandFailedError(f"the persona raised {said}") from error
 
 
 class _Sought:
@@ -410,7 +407,13 @@ async def _in_time(work: Any, seconds: float, who: str) -> Any:
     except TimeoutError:
         if not limit.expired():
             raise  # its own
-        raise TimeoutError(f"{who} took longer than {seconds:g} s, and was ended") from None
+        took, thread = f"{who} took longer than {seconds:g} s", current().thread
+        if thread is not None and not thread.done():
+            raise TimeoutError(
+                f"{took}; its function goes on in a thread, which nothing can end: its worker is busy"
+                " until then, and what it returns is not used"
+            ) from None
+        raise TimeoutError(f"{took}, and was ended") from None
 
 
 def _not_verified(check: dict[str, Json], what: str, output: str = "") -> VerificationFailedError:
@@ -568,10 +571,13 @@ def import_functions(graph: Graph, folder: Path) -> None:
 
 
 def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:
-    """Return a function by ``package.module:name``; also of modules in the folder of the run."""
+    """Return a function by ``package.module:name``; modules in the folder of the run come first."""
     module_name, _, path = name.partition(":")
-    if str(folder) not in sys.path:
+    if sys.path[:1] != [str(folder)]:
+        with suppress(ValueError):
+            sys.path.remove(str(folder))
         sys.path.insert(0, str(folder))
+    _check_imported(module_name, folder)
     try:
         found: Any = import_module(module_name)
         for part in path.split("."):
@@ -582,7 +588,28 @@ def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:
         raise ConfigurationError(
             f"the module of {name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+    _check_imported(module_name, folder)  # a package of another folder may have had it
     if not callable(found):
         raise ConfigurationError(f"{name} is a {type(found).__name__}, and no function")
     function: Callable[[Assignment], Any] = found
     return function
+
+
+def _check_imported(name: str, folder: Path) -> None:
+    """Raise if the folder has a module by a name under which this process has imported another one."""
+    package = ""
+    for part in name.split("."):
+        package = f"{package}.{part}".lstrip(".")
+        imported = sys.modules.get(package)
+        place = folder.joinpath(*package.split("."))
+        files = (place / "__init__.py", place.with_suffix(".py"))
+        own = next((each for each in files if each.is_file()), None)
+        if imported is None or own is None:
+            continue
+        file = getattr(imported, "__file__", None)
+        if file is None or os.path.realpath(file) != os.path.realpath(own):
+            where = "has no file" if file is None else f"was imported from {file}"
+            raise ConfigurationError(
+                f"the module {package!r} of this process {where}, so that {own} cannot be imported;"
+                " rename it, or execute the run in a process of its own"
+            )

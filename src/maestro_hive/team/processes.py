@@ -28,10 +28,11 @@ import time
 from array import array
 from codecs import getincrementaldecoder
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.errors import StorageError
@@ -100,12 +101,10 @@ async def execute(
     try:
         survivors.add(group.pid)
         _guard().add(group.pid)
+        attended = asyncio.wrap_future(group.start(text, survivors))
     except BaseException:
-        group.never_release()
-        survivors.remove(group.pid)
+        group.never_start(survivors)
         raise
-    attended = asyncio.wrap_future(threads.run(partial(group.attend, survivors)))
-    group.release(text)
     try:
         return await asyncio.shield(attended)
     except asyncio.CancelledError:
@@ -154,6 +153,7 @@ def start_guarded(
     except BaseException:
         with process:
             process.kill()
+            _guard().remove(process.pid)
         raise
     return process
 
@@ -200,15 +200,37 @@ class _Group:
         self._lock = threading.Lock()
         self._is_reaped = False
 
-    def release(self, text: str) -> None:
-        """Let it become the command, and give it the text, in a thread."""
-        threads.run(partial(self._give, text))
+    def start(self, text: str, survivors: Survivors) -> Future[Ended]:
+        """Let it become the command, and give it the text; return what will be how it ended.
 
-    def never_release(self) -> None:
+        That takes three threads, and none of them does anything before all of them were started.
+        """
+        have_started: Future[bool] = Future()
+
+        def when_started(work: Callable[[], Any]) -> Any:
+            return work() if have_started.result() else None
+
+        try:
+            threads.run(partial(when_started, self._read))
+            attended = threads.run(partial(when_started, partial(self._attend, survivors)))
+            threads.run(partial(when_started, partial(self._give, text)))
+        except BaseException:
+            have_started.set_result(False)
+            raise
+        have_started.set_result(True)
+        return attended
+
+    def never_start(self, survivors: Survivors) -> None:
         """End it before it becomes the command."""
         self.signal(signal.SIGKILL)
+        _guard().remove(self.pid)  # as long as its number cannot be another's
         with self._process:
             pass
+        survivors.remove(self.pid)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.output.read(self._process.stdout)
 
     def _give(self, text: str) -> None:
         stdin = self._process.stdin
@@ -226,11 +248,8 @@ class _Group:
             if not self._is_reaped:
                 os.killpg(self.pid, number)
 
-    def attend(self, survivors: Survivors) -> Ended:
-        """Read the output to its end, end what is left of the group, and return how it ended."""
-        stdout = self._process.stdout
-        assert stdout is not None
-        threads.run(partial(self.output.read, stdout))
+    def _attend(self, survivors: Survivors) -> Ended:
+        """Let the output be read to its end, end what is left of the group; return how it ended."""
         # Without reaping it: until then no other group can get its number.
         is_known = True
         try:
@@ -405,14 +424,20 @@ class _Guard:
         """Have a group killed, if this process dies before ``remove``."""
         with self._lock:
             self._groups.add(pid)
-            self._say(f"+ {pid}\n")
+            try:
+                self._say(f"+ {pid}\n")
+            except BaseException:
+                self._groups.remove(pid)
+                raise
 
     def remove(self, pid: int) -> None:
         """Note that a group has ended."""
         with self._lock:
             if pid in self._groups:
                 self._groups.remove(pid)
-                self._say(f"- {pid}\n")
+                # One that was killed and cannot be started now is started with the next group.
+                with contextlib.suppress(OSError, subprocess.SubprocessError):
+                    self._say(f"- {pid}\n")
 
     def close_inherited(self) -> None:
         """Close the pipe in a forked child: it must close when the parent dies."""

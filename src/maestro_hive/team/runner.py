@@ -354,6 +354,7 @@ class TeamRunner:
             await _warn_of_files(plan.graph, folder, execution.results)
             raise
         finally:
+            slots.on_change = _nothing  # a thread that goes on leaves its worker later
             file.write()
         return {
             "feature": plan.graph.feature,
@@ -497,6 +498,10 @@ class _Steps:
         if self.observer is not None:
             self.observer.parked(name, is_parked=is_parked)
         self._slots.on_change()
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 async def _checked_functions(graph: Graph, folder: Path) -> dict[str, Callable[[Assignment], Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,11 +48,11 @@ _GATE_URGENCY = (float("-inf"), 0)
 class Slot:
     """One worker that executes an attempt: what an attempt was let in with."""
 
-    __slots__ = ("_slots", "_task", "number")
+    __slots__ = ("_loop", "_slots", "number")
 
-    def __init__(self, slots: WorkerSlots, task: str, number: int) -> None:
+    def __init__(self, slots: WorkerSlots, number: int) -> None:
         self._slots = slots
-        self._task = task
+        self._loop = asyncio.get_running_loop()
         self.number = number
 
     def is_current(self) -> bool:
@@ -62,15 +63,19 @@ class Slot:
         """Return at once."""
 
     def leave(self) -> None:
-        """Let the worker execute another task."""
-        self._slots.leave(self._task, self.number)
+        """Let the worker execute another task; in the thread of a function that took too long, too."""
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - the public one raises
+            self._slots.leave(self.number)
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._slots.leave, self.number, context=Context())
 
     async def withdraw(self) -> None:
         """Let the worker execute another task."""
         self.leave()
 
     def outlive(self) -> None:
-        """Hold nothing: the bodies of tasks are coroutines, which end with their attempts."""
+        """Have nothing recorded: workers are those of this process."""
 
 
 class WorkerSlots:
@@ -88,7 +93,7 @@ class WorkerSlots:
         self._free = list(self.numbers)
         self._waiting: list[tuple[tuple[float, int], int, asyncio.Future[int]]] = []
         self._count = 0
-        self._busy: dict[str, int] = {}
+        self._busy: dict[int, str] = {}
         self._last: dict[str, int] = {}
         #: By their numbers: a task may leave one after the other.
         self._resting: dict[int, _Resting] = {}
@@ -105,14 +110,16 @@ class WorkerSlots:
     async def enter(self, step: StepExecution) -> Slot:
         """Return when a worker is free for this attempt."""
         number = await self._acquire(step.name)
-        self._busy[step.name] = self._last[step.name] = number
+        self._busy[number] = step.name
+        self._last[step.name] = number
         self._is_idle.clear()
         self.on_change()
-        return Slot(self, step.name, number)
+        return Slot(self, number)
 
     def worker_of(self, task: str) -> int:
         """Return the number of the worker that executes a task, from 1; 0 if none does."""
-        return self._busy.get(task, 0)
+        number = self._last.get(task, 0)
+        return number if self._busy.get(number) == task else 0
 
     def last_worker_of(self, task: str) -> int:
         """Return the number of the worker that executed a task last; 0 if none did, here."""
@@ -120,15 +127,15 @@ class WorkerSlots:
 
     def busy(self) -> dict[int, str]:
         """Return what workers execute, by their numbers."""
-        return {number: task for task, number in self._busy.items()}
+        return dict(self._busy)
 
     def completed_by(self, tasks: Iterable[str]) -> Counter[int]:
         """Return how many of these tasks each worker has executed here."""
         return Counter(self._last[each] for each in tasks if each in self._last)
 
-    def leave(self, task: str, number: int) -> None:
+    def leave(self, number: int) -> None:
         """Note that a worker has ended an attempt. Another task gets it after a moment."""
-        self._busy.pop(task, None)
+        task = self._busy.pop(number)
         if not self._busy:
             self._is_idle.set()
         self.on_change()
