@@ -430,6 +430,10 @@ async def exits_later(task):
     sys.exit(3)
 def other(task):
     raise Verdict("no")
+def closes(task):
+    raise GeneratorExit
+def interrupts(task):
+    raise KeyboardInterrupt
 """
 
 
@@ -463,7 +467,7 @@ def test_a_python_persona_that_exits_has_failed_and_other_tasks_go_on(
     monkeypatch.setattr(sys, "path", [*sys.path])
     odd = {
         name: task(name.upper(), persona={"python": f"odd_personas:{name}"})
-        for name in ("service", "exits", "exits_later", "other")
+        for name in ("service", "exits", "exits_later", "other", "closes", "interrupts")
     }
     with pytest.raises(RunFailedError):
         team.run(graph(*odd.values(), retry=1))
@@ -472,6 +476,8 @@ def test_a_python_persona_that_exits_has_failed_and_other_tasks_go_on(
         "EXITS": "the persona raised SystemExit: enough",
         "EXITS_LATER": "the persona raised SystemExit: 3",
         "OTHER": "the persona raised Verdict: no",
+        "CLOSES": "the persona raised GeneratorExit",
+        "INTERRUPTS": "the persona raised KeyboardInterrupt",
     }
     assert statuses(team)["SERVICE"] == "complete"
 

@@ -354,15 +354,13 @@ class Workplace:
         try:
             if is_async(function):
                 return await function(call)
-            return await call_in_thread(function, (call,), {}, current())
+            return await call_in_thread(partial(_called, function), (call,), {}, current())
         except (Exception, *_NOT_FAILURES):
             raise
         except BaseException as error:
             if is_from_a_signal(error):
                 raise
-            # As of ``sys.exit``: it is this task that failed, and not the process.
-            said = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise CommandFailedError(f"the persona raised {said}") from error
+            raise _failed(error) from error
 
     def _environment(self, name: str) -> dict[str, str]:
         """Return what a command finds in its environment."""
@@ -379,6 +377,22 @@ class Workplace:
             "MAESTRO_EFFECT_KEY": context.effect_key,
             "MAESTRO_FEEDBACK": feedback,
         }
+
+
+def _called(function: Callable[[Assignment], Any], call: Assignment) -> Any:
+    """Call a function in a thread of its own, which nobody stops: what it raises is its failure."""
+    try:
+        return function(call)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _failed(error) from error
+
+
+def _failed(error: BaseException) -> CommandFailedError:
+    """Return the failure that an error is, as of ``sys.exit``: the task failed, and not the process."""
+    said = f"{type(error).__name__}: {error}".rstrip(": ")
+    return CommandFailedError(f"the persona raised {said}")
 
 
 class _Sought:
