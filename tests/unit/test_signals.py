@@ -312,6 +312,40 @@ def test_with_grace_the_task_is_cancelled_when_that_is_over(heard: list[int]) ->
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_steps_end_without_an_outcome_between_a_signal_and_the_cancellation(
+    number: signal.Signals, heard: list[int]
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with stop_politely():
+            send(number)
+            assert loop in signals.interrupted
+            assert await cancelled_while_sleeping()
+        assert loop not in signals.interrupted
+        async with stop_politely(steps_go_on=True):
+            send(number)
+            assert loop not in signals.interrupted
+            assert await cancelled_while_sleeping()
+
+    asyncio.run(main())
+    assert heard == []
+
+
+def test_what_is_done_at_a_stop_comes_before_the_cancellation(heard: list[int]) -> None:
+    done: list[str] = []
+
+    async def work() -> None:
+        send(signal.SIGTERM)
+        if await cancelled_while_sleeping():
+            done.append("cancelled")
+            raise asyncio.CancelledError
+
+    with pytest.raises(SystemExit):
+        asyncio.run(until_signal(work(), "stopped", on_stop=lambda: done.append("noted")))
+    assert done == ["noted", "cancelled"]
+
+
 def test_work_that_ends_within_the_grace_has_its_result() -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
