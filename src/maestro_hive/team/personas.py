@@ -588,9 +588,7 @@ def load_function(name: str, folder: Path) -> Callable[[Assignment], Any]:
     """Return a function by ``package.module:name``; modules in the folder of the run come first."""
     module_name, _, path = name.partition(":")
     if sys.path[:1] != [str(folder)]:
-        with suppress(ValueError):
-            sys.path.remove(str(folder))
-        sys.path.insert(0, str(folder))
+        sys.path[:] = [str(folder), *(each for each in sys.path if each != str(folder))]
     _check_imported(module_name, folder)
     try:
         found: Any = import_module(module_name)
