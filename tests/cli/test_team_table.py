@@ -248,6 +248,28 @@ def test_an_attempt_that_asks_is_no_completed_task() -> None:
     assert feed.progress.happened.executed == {"A": None}
 
 
+def test_what_asked_is_no_completed_task_although_the_events_are_read_late() -> None:
+    feed = Feed(plan_of(task("A")))
+    feed.progress.ask("A", "which?")
+    feed.progress.complete("A")
+    asked = {"what": "answer", "escalation": None, "until": None}
+    ended = {"resolved": False, "by": None}
+    lines = [
+        *feed.note(events.StepStarted, "A", 0),
+        *feed.note(events.StepCompleted, "A", 1, **ended),
+        *feed.note(events.WaitStarted, "A", 1, **asked),
+        *feed.note(events.WaitEnded, "A", 2, how="answered", by=None),
+        *feed.note(events.StepStarted, "A", 2),
+        *feed.note(events.StepCompleted, "A", 3, **ended),
+    ]
+    assert [each.partition(" ")[2].split(" for")[0].split(" in")[0] for each in lines] == [
+        "started",
+        "waits",
+        "started",
+        "complete",
+    ]
+
+
 @for_each("colours", [False, True])
 @for_each("lines", [1, 4, 10, 24])
 @for_each("columns", [1, 2, 10, 20, 33, 80, 300])

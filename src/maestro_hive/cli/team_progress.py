@@ -75,6 +75,9 @@ class Row:
     took: float | None = None
     has_failed: bool = False
     tokens: int = 0
+    #: How often a step of it was completed, by the events, and how often it asked, by the workflow.
+    times_ended: int = 0
+    times_asked: int = 0
 
     def elapsed(self, now: float) -> float | None:
         """Return how long its attempt takes, or has taken."""
@@ -88,8 +91,9 @@ class _Line(NamedTuple):
 
     time: str
     text: str
-    #: What has ended, of which the line is: how is not known at once.
+    #: What has ended, of which the line is, and how often it had by then: how is not known at once.
     ended: Row | None
+    times: int = 0
 
 
 @dataclass(slots=True)
@@ -261,18 +265,21 @@ class Progress:
     def ask(self, name: str, question: str) -> None:
         """Note what a task asks; the line of it is printed when its wait is recorded."""
         self._questions[name] = question
+        self._rows[name].times_asked += 1
 
     def note(self, event: RunEvent) -> list[str]:
         """Note an event; return the lines that are to be printed of it."""
         name = getattr(event, "name", None)
         row = self._rows.get(name) if isinstance(name, str) else None
         self._measure(event, row)
+        if row is not None and isinstance(event, events.StepCompleted):
+            row.times_ended += 1
         if event.seq <= self._last_event or row is None:
             return []
         for text in self._noted(event, row):
             # What the result of a step means is known when the workflow has noted it: it may ask.
             ended = row if isinstance(event, events.StepCompleted) else None
-            self._lines.append(_Line(_time_of(event), text, ended))
+            self._lines.append(_Line(_time_of(event), text, ended, row.times_ended))
         return self._released()
 
     def _released(self) -> list[str]:
@@ -280,9 +287,12 @@ class Progress:
         found: list[str] = []
         while self._lines:
             line = self._lines[0]
-            if line.ended is not None and line.ended.id not in self._complete:
-                break
-            found.append(f"{line.time}{self._how_ended(line.ended) if line.ended else line.text}")
+            if line.ended is None:
+                found.append(f"{line.time}{line.text}")
+            elif line.times > line.ended.times_asked:  # or it asked, and its wait is a line
+                if line.ended.id not in self._complete:
+                    break
+                found.append(f"{line.time}{self._how_ended(line.ended)}")
             self._lines.popleft()
         return found
 
