@@ -15,7 +15,7 @@ from maestro_hive import Hive
 from maestro_hive.maestro.state.sqlite.store import SqliteStore
 from maestro_hive.team import state_file
 from maestro_hive.team.graph import Frontier, Graph, check_graph
-from maestro_hive.team.personas import check_personas
+from maestro_hive.team.persona_checks import check_personas
 from maestro_hive.team.runner import TeamRunner
 from tests.calls import calls_for_each, calls_of
 from tests.hive.conftest import quick_config

@@ -16,7 +16,7 @@ from faults.team_kills import is_alive
 from maestro_hive.hive.errors import RunFailedError
 from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.events import RunEvent, StepFailed, StepStarted
-from maestro_hive.team import personas, processes, runner
+from maestro_hive.team import persona_checks, processes, runner
 from maestro_hive.team.graph import check_graph
 from maestro_hive.team.inputs import task_input
 from maestro_hive.team.progress import as_checkpoint
@@ -447,7 +447,7 @@ def test_personas_are_checked_in_a_thread_and_imported_in_that_of_the_loop(
         threads.append(threading.current_thread())
         check_schema(schema)
 
-    monkeypatch.setattr(personas, "check_schema", check)
+    monkeypatch.setattr(persona_checks, "check_schema", check)
     name = "persona_of_the_main_thread"
     (team.folder / f"{name}.py").write_text(
         "import threading\n"

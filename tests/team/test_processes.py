@@ -20,7 +20,8 @@ from maestro_hive.kernel.clock import SystemClock
 from maestro_hive.kernel.process import DaemonThreads, PerProcess
 from maestro_hive.team import processes
 from maestro_hive.team.errors import CommandFailedError
-from maestro_hive.team.processes import SHELL, Ended, Survivors, _Group, _Guard, execute
+from maestro_hive.team.processes import SHELL, Ended, _Group, _Guard, execute
+from maestro_hive.team.survivors import Survivors
 from tests.python_processes import PythonProcess
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ _NO_PROCESS = 2**22 + 1
 _ENGINE = textwrap.dedent("""
     import asyncio, os, sys
     from pathlib import Path
-    from maestro_hive.team.processes import SHELL, Survivors, execute
+    from maestro_hive.team.processes import SHELL, execute
+    from maestro_hive.team.survivors import Survivors
 
     folder = Path(sys.argv[1])
 

@@ -539,7 +539,7 @@ def kill_run(reader: Reader, run_id: str) -> bool:
 
 
 def _end_run(reader: Reader, run_id: str, number: signal.Signals) -> bool:
-    from maestro_hive.team.processes import is_suspended
+    from maestro_hive.team.survivors import is_suspended
 
     record = _team_run(reader, run_id)
     lease = reader.run_leases().get(record.name)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from maestro_hive.cli.command import Call
     from maestro_hive.team.graph import Checked, Graph, Level, Plan, Problem, Schedule
     from maestro_hive.team.graph_files import MissingProgram
-    from maestro_hive.team.personas import Refused
+    from maestro_hive.team.persona_checks import Refused
 
 DEFAULT_WORKERS = 4
 _MOST_WORKERS = 1000
@@ -146,7 +146,7 @@ def show_dry_run(
 
     No task is executed; but whether a function is there is only known when its module is imported.
     """
-    from maestro_hive.team.personas import functions_of
+    from maestro_hive.team.persona_checks import functions_of
 
     checked = graph_files.check_file(path, strict=strict)
     plan = _selected(checked, path, only)

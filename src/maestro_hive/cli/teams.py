@@ -27,7 +27,7 @@ from maestro_hive.engine.config import ExecutionConfig
 from maestro_hive.hive.errors import RunMismatchError
 from maestro_hive.hive.hive import Hive
 from maestro_hive.kernel.errors import ConfigurationError, RunLeasedError
-from maestro_hive.team.personas import check_personas
+from maestro_hive.team.persona_checks import check_personas
 from maestro_hive.team.plans import plan_of
 from maestro_hive.team.restoring import recorded_graph
 from maestro_hive.team.runner import WORKFLOW, TeamRunner

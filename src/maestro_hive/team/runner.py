@@ -38,14 +38,13 @@ from maestro_hive.team.inputs import (
     with_answer,
 )
 from maestro_hive.team.ownership import Ownership
+from maestro_hive.team.persona_checks import check_personas, import_functions
 from maestro_hive.team.personas import (
     CHECK_SECONDS,
     MAX_HANDOVERS,
     TASK_SECONDS,
     Limits,
     Workplace,
-    check_personas,
-    import_functions,
 )
 from maestro_hive.team.plans import (
     WORKFLOW,
@@ -55,7 +54,6 @@ from maestro_hive.team.plans import (
     replaced_steps,
     why_not_passed,
 )
-from maestro_hive.team.processes import PROCESSES, Survivors, runs_with_processes
 from maestro_hive.team.restoring import (
     CheckpointFiles,
     Restored,
@@ -64,6 +62,7 @@ from maestro_hive.team.restoring import (
 )
 from maestro_hive.team.scheduler import Execution, WorkerSlots, urgency_of
 from maestro_hive.team.state_file import StateFile, StatePlace
+from maestro_hive.team.survivors import PROCESSES, Survivors, runs_with_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
