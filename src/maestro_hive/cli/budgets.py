@@ -36,9 +36,9 @@ _PARTS = " ▏▎▍▌▋▊▉"
 def budget_command(call: Call, *, every: bool) -> None:
     """Show what was spent and the limits; set, raise or release one.
 
-    Listed are personas, runs, queues and days. A run is shown with what its children spent. Reserved is what calls that are being made may
-    spend; what a process that died had reserved counts as spent for a day, or until it is released.
-    Of runs and days the latest are shown.
+    Listed are personas, runs, queues and days. A run is shown with what its children spent.
+    Reserved is what calls that are being made may spend; what a process that died had reserved
+    counts as spent for a day, or until it is released. Of runs and days the latest are shown.
 
     Examples:
         maestro budget                                      what was spent, and the limits

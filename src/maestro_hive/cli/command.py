@@ -221,7 +221,8 @@ def verb(
 ) -> Callable[[Body], Helpful]:
     """Make a function that takes a ``Call`` first into a verb; one that reads has ``--json``.
 
-    One that imports a module has the state folder of the module's Hive. The docstring is its help, with the examples at its end. It returns the exit code, None for 0.
+    One that imports a module has the state folder of the module's Hive. The docstring is its help,
+    with the examples at its end. It returns the exit code, None for 0.
     """
 
     def decorated(body: Body) -> Helpful:

@@ -295,7 +295,8 @@ def _show_plan(plan: Plan, schedule: Schedule, workers: int) -> None:
     graph = plan.graph
     count, work = len(graph.tasks), sum(plan.minutes)
     output.heading(
-        f"{output.in_one_line(graph.feature)}: {output.many(count, 'task')} in {output.many(len(graph.levels), 'level')},"
+        f"{output.in_one_line(graph.feature)}: {output.many(count, 'task')} in"
+        f" {output.many(len(graph.levels), 'level')},"
         f" {_minutes(work)} of work"
     )
     tasks = {task.id: at for at, task in enumerate(graph.tasks)}

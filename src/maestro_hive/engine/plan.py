@@ -204,8 +204,9 @@ class Planner:
     ) -> Plan:
         """Return the plan of a call; ``encode`` may be the one for large values, in a thread.
 
-        An empty ``key`` stands for the input. ``place`` makes an identity of its content, where the position of a call counts. ``hidden``
-        says which arguments are not stored; they count for the identity all the same.
+        An empty ``key`` stands for the input. ``place`` makes an identity of its content, where the
+        position of a call counts. ``hidden`` says which arguments are not stored; they count for
+        the identity all the same.
         """
         digest = self._start.copy()
         encoded: Encoded | None = None

@@ -1,7 +1,7 @@
 """Which run executes a graph in a folder: an earlier one, a fork of it, one from a state file, or a new one.
 
-It is decided from what a state folder has, so that a dry run, which opens it only to read, says the same
-as the run.
+It is decided from what a state folder has, so that a dry run, which opens it only to read, says the
+same as the run.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ def choose_run(
 ) -> ChosenRun:
     """Return the run that executes a graph in a folder: the one with ``run_id``, if that is given.
 
-    Else that is the last run of its feature there. If the graph has changed since, or the folder was
-    moved, it is a new run that has what that one completed, as far as its input is the same. With ``force`` it is a new one; of
-    a graph that is a part of another one it has what that one completed of the rest.
+    Else that is the last run of its feature there. If the graph has changed since, or the folder
+    was moved, it is a new run that has what that one completed, as far as its input is the same.
+    With ``force`` it is a new one; of a graph that is a part of another one it has what that one
+    completed of the rest.
     """
     if run_id is not None:
         return _named(runs, run_id, force=force)

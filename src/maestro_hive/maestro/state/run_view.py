@@ -61,7 +61,8 @@ class HolderView:
 class WaitView:
     """A question of a run: what it is about, since when, until when, and the shape of its answer.
 
-    ``id`` tells it from others of its name. ``answered`` says that an answer is in the inbox, which the run takes when it is resumed.
+    ``id`` tells it from others of its name. ``answered`` says that an answer is in the inbox, which
+    the run takes when it is resumed.
     """
 
     id: str
