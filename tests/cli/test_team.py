@@ -550,6 +550,45 @@ def test_gates_above_the_first_level_are_those_of_the_changed_graph(folder: Path
     assert "not yet" in failed.stdout
 
 
+@pytest.mark.parametrize("how", ["run id", "resumed", "purged", "other store"])
+def test_what_another_run_has_replaced_is_executed_again(folder: Path, how: str) -> None:
+    """Which run was executed last is what the folder says, and not the number of a run."""
+    other = str(folder.parent / "other")
+
+    def run(text: str, *more: str, does: str = ":") -> str:
+        a = task("A", f"echo {text} > a; {does}", files=["a"])
+        graph = write(folder, a, task("B", "echo B >> ../b"), retry=1)
+        done = called(folder, "run", graph, *more)
+        return done.stdout + done.stderr
+
+    run("one", does="test -f go" if how == "resumed" else ":")
+    match how:
+        case "run id":
+            run("two", "--run-id", "mine")
+            refused = run("one", "--run-id", "my-shop")
+            assert "run mine has executed A with another input in this folder" in refused
+        case "resumed":
+            run("two")
+            (folder / "go").touch()
+            called(folder, "retry", "my-shop")
+            called(folder, "resume", "my-shop")
+            assert (folder / "a").read_text() == "one\n"
+        case "purged":
+            run("two")
+            called(folder, "purge", "my-shop-2", "--yes")
+        case _:
+            run("two", "--store", other, "--force")
+    last = "two" if how == "resumed" else "one"
+    said = run(last)
+    assert "has executed A with another input after run my-shop" in said
+    assert "2 of 2 tasks complete (1 executed, 1 reused)" in said
+    assert (folder / "a").read_text() == f"{last}\n"
+    assert "(0 executed, 2 reused)" in run(last)
+    assert f"already done, by {'my-shop-3' if how == 'resumed' else 'my-shop-2'}: 2 of 2" in (
+        called(folder, "run", "graph.json", "--dry-run").stdout
+    )
+
+
 def test_a_part_that_is_executed_again_leaves_the_rest_complete(folder: Path) -> None:
     say = 'echo "$MAESTRO_TASK_ID" >> ../log; '
     tasks = [
@@ -685,6 +724,32 @@ def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
     wait_until(lambda: not is_alive(pid))
     (folder / "go").touch()
     assert called(folder, "resume").returncode == 0
+
+
+_GOES_ON = """
+import asyncio, pathlib
+async def work(task):
+    pathlib.Path("started").touch()
+    while True:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            pathlib.Path("cancelled").touch()
+"""
+
+
+def test_a_second_ctrl_c_ends_a_function_that_catches_its_cancellation(folder: Path) -> None:
+    (folder / "goes_on.py").write_text(_GOES_ON)
+    graph = write(folder, task("A", persona={"python": "goes_on:work"}))
+    with started(folder, "run", graph) as engine:
+        for seen in ("started", "cancelled"):
+            wait_until((folder / seen).exists)
+            engine.send_signal(signal.SIGINT)
+        _, err = engine.communicate(_SECONDS)
+    assert engine.returncode == 130
+    assert "run 'my-shop' was stopped" in err
+    (shown,) = answer(called(folder, "status", "--json"))["run"]["tasks"]
+    assert (shown["status"], shown["failures"]) == ("stopped", 0)
 
 
 def test_stop_stops_the_process_that_executes_a_run(folder: Path) -> None:

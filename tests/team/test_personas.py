@@ -432,6 +432,8 @@ def other(task):
     raise Verdict("no")
 def closes(task):
     raise GeneratorExit
+async def closes_later(task):
+    raise GeneratorExit
 def interrupts(task):
     raise KeyboardInterrupt
 """
@@ -467,7 +469,15 @@ def test_a_python_persona_that_exits_has_failed_and_other_tasks_go_on(
     monkeypatch.setattr(sys, "path", [*sys.path])
     odd = {
         name: task(name.upper(), persona={"python": f"odd_personas:{name}"})
-        for name in ("service", "exits", "exits_later", "other", "closes", "interrupts")
+        for name in (
+            "service",
+            "exits",
+            "exits_later",
+            "other",
+            "closes",
+            "closes_later",
+            "interrupts",
+        )
     }
     with pytest.raises(RunFailedError):
         team.run(graph(*odd.values(), retry=1))
@@ -477,6 +487,7 @@ def test_a_python_persona_that_exits_has_failed_and_other_tasks_go_on(
         "EXITS_LATER": "the persona raised SystemExit: 3",
         "OTHER": "the persona raised Verdict: no",
         "CLOSES": "the persona raised GeneratorExit",
+        "CLOSES_LATER": "the persona raised GeneratorExit",
         "INTERRUPTS": "the persona raised KeyboardInterrupt",
     }
     assert statuses(team)["SERVICE"] == "complete"

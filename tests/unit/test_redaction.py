@@ -130,6 +130,12 @@ def test_the_environment_is_read_again_when_it_changes(monkeypatch: pytest.Monke
     assert redact_text(text) == text
 
 
+def test_the_folder_of_the_shell_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PWD", "OLDPWD"):
+        monkeypatch.setenv(name, "/home/ada/My Project")
+    assert redact_text("in /home/ada/My Project") == "in /home/ada/My Project"
+
+
 @pytest.mark.parametrize(
     "name",
     "API_KEY KEY SECRET_KEY_BASE GH_TOKEN TOKEN DB_PASSWORD PGPASSWORD MYSQL_PWD X_PASSWD GCP_CREDENTIALS"

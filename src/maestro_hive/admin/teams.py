@@ -40,7 +40,7 @@ from maestro_hive.team.progress import handovers
 from maestro_hive.team.restoring import read_state, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from maestro_hive.maestro.state.projections import StepState
     from maestro_hive.maestro.state.records import RunRecord
@@ -187,7 +187,7 @@ def reused_by(
         return None
     source = chosen.run_id if chosen.exists else chosen.forked_from
     if source is not None and reader is not None:
-        tasks = _reused_of(reader, read_run(reader, source), plan)
+        tasks = _reused_of(reader, read_run(reader, source), plan, chosen.again)
         return Reused(source=source, tasks=tasks)
     found = restorable(runs, plan.graph, folder)
     if found is None:
@@ -202,7 +202,9 @@ def _started_with(reader: Reader | None, run_id: str) -> tuple[dict[str, Json], 
     return given["graph"], Path(given["folder"])
 
 
-def _reused_of(reader: Reader, recorded: RecordedRun, plan: Plan) -> tuple[str, ...]:
+def _reused_of(
+    reader: Reader, recorded: RecordedRun, plan: Plan, again: Collection[str]
+) -> tuple[str, ...]:
     """Return what is complete in a run, and would be in a fork of it."""
     replaced = replaced_steps(recorded.state, recorded.load)
     left = [each for each in _view_of(reader, recorded).steps if each.step not in replaced]
@@ -213,7 +215,8 @@ def _reused_of(reader: Reader, recorded: RecordedRun, plan: Plan) -> tuple[str, 
     complete: dict[str, None] = {}
     for at in plan.order:
         task = plan.graph.tasks[at]
-        if task.id in results and all(each in complete for each in task.dependencies):
+        is_reused = task.id in results and task.id not in again
+        if is_reused and all(each in complete for each in task.dependencies):
             complete[task.id] = None
     return tuple(complete)
 

@@ -25,7 +25,7 @@ from maestro_hive.kernel.errors import ConfigurationError
 from maestro_hive.maestro.state.plain import to_dict
 from maestro_hive.maestro.state.projections import facts_of, find_step
 from maestro_hive.maestro.state.views import OVER, question_id, value_of
-from maestro_hive.team.plans import WORKFLOW, asks
+from maestro_hive.team.plans import GATE_PREFIX, WORKFLOW, asks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,9 +259,13 @@ def _step_to_retry(
             f"task {found.name} of run {record.name} has not failed: it waits for an answer, or goes on"
             f" with it; to answer: {answer}"
         )
+    is_gate = found.name.startswith(GATE_PREFIX)
+    again = (
+        "maestro run GRAPH --force" if is_gate else f"maestro run GRAPH --only {found.name} --force"
+    )
     raise ConfigurationError(
-        f"{found.name} of run {record.name} is complete, so there is nothing to retry; to execute it"
-        f" again: maestro run GRAPH --only {found.name} --force"
+        f"{found.name} of run {record.name} has not failed, so there is nothing to retry; to execute"
+        f" {'all' if is_gate else 'it'} again: {again}"
     )
 
 

@@ -115,6 +115,12 @@ def _why_forked(runner: TeamRunner, chosen: ChosenRun, graph: Graph, *, is_part:
     """Return why a new run goes on from an earlier one, and what it executes."""
     earlier = chosen.forked_from
     assert earlier is not None
+    if chosen.replaced_by is not None:
+        names = output.listed(sorted(chosen.again), _NAMED)
+        return (
+            f"run {chosen.replaced_by} has executed {names} with another input after run {earlier}: run"
+            f" {chosen.run_id} executes that again, and goes on with what is unchanged"
+        )
     if chosen.again:
         names = output.listed([task.id for task in graph.tasks], _NAMED)
         return (
@@ -210,7 +216,7 @@ def resume_command(
     """Resume a run of a task graph.
 
     Completed tasks are not executed again, also if the process was killed. Without RUN it is the last
-    run of the current folder, if that is not complete: of each feature only its last run counts, as
+    run of the current folder that is not complete; of each feature only its last run counts, as
     those before it are of graphs that have changed since. The number of workers may be another one than
     before. A run that failed is resumed after 'maestro retry'. Runs of other workflows are resumed by
     'maestro run MODULE:WORKFLOW --run-id RUN'.

@@ -184,6 +184,10 @@ def _as_runtime_error(error: StopIteration) -> RuntimeError:
 threads = DaemonThreads()
 
 
+#: How long tasks that refuse to be cancelled hold a process that a second Ctrl+C ends.
+_END_SECONDS = 1.0
+
+
 def run_async(work: Coroutine[Any, Any, ValueT]) -> ValueT:
     """Do what ``asyncio.run`` does, but do not wait for calls of ``asyncio.to_thread`` that hang.
 
@@ -206,7 +210,23 @@ def run_async(work: Coroutine[Any, Any, ValueT]) -> ValueT:
             return runner.run(main())
         except KeyboardInterrupt:
             _interrupted.add(runner.get_loop())  # before what is left is cancelled
+            _end_tasks(runner.get_loop())
             raise
+
+
+def _end_tasks(loop: AbstractEventLoop) -> None:
+    """Cancel what is left on a loop, and wait no longer than a moment for what refuses that."""
+    import asyncio
+    from asyncio.tasks import _unregister_task
+
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=_END_SECONDS))
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+        _unregister_task(task)  # or closing the loop would wait for it
 
 
 _interrupted: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()

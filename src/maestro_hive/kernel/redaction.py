@@ -137,10 +137,14 @@ def _checked(value: object) -> str:
     )
 
 
+#: Where a shell is and was: their names have the word for a password.
+_FOLDERS = ("PWD", "OLDPWD")
+
+
 def _secrets_of_variable(name: str, value: str) -> Iterator[str]:
     """Yield what is secret in the value of an environment variable."""
     value = value.strip()
-    if len(value) < _SHORTEST:
+    if len(value) < _SHORTEST or name in _FOLDERS:
         return
     secret_name = is_secret_name(name, any_key=True)
     passwords = [match["url"] or match["setting"] for match in _password_in().finditer(value)]

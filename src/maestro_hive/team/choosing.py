@@ -6,6 +6,7 @@ same as the run.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from contextlib import closing
@@ -16,7 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.maestro.state.stores import open_reader
 from maestro_hive.team.plans import WORKFLOW, gate_name
-from maestro_hive.team.restoring import has_moved, is_other_graph, read_state
+from maestro_hive.team.restoring import (
+    INPUT,
+    has_moved,
+    input_digest,
+    is_other_graph,
+    read_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
 
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]+")
 _LONGEST_NAME = 80
+#: How many tasks an error names.
+_NAMED = 8
 
 
 class ChosenRun(NamedTuple):
@@ -40,6 +49,8 @@ class ChosenRun(NamedTuple):
     again: frozenset[str] = frozenset()
     #: Where the folder of that run is now, if it was moved.
     folder: Path | None = None
+    #: The other run that has executed tasks otherwise in the folder since.
+    replaced_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +85,7 @@ def choose_run(
     completed of the rest.
     """
     if run_id is not None:
-        return _named(runs, run_id, force=force)
+        return _named(runs, run_id, graph, folder, force=force)
     slug = _NOT_IN_IDS.sub("-", graph.feature).strip("-")[:_LONGEST_NAME] or "graph"
     numbered = re.compile(rf"{re.escape(slug)}(?:-(\d{{1,6}}))?")
     taken = {}
@@ -93,20 +104,60 @@ def choose_run(
         moved = folder if has_moved(place, folder, name) else None
         if document.get("feature") != graph.feature or folder not in (place, moved):
             continue
-        if moved is None and not force and document == graph.to_document():
+        other, again = _executed_otherwise(runs, graph, folder, name)
+        if moved is None and not (force or again) and document == graph.to_document():
             return ChosenRun(name, exists=True)
-        again = frozenset(_names(graph)) if force else frozenset[str]()
-        return ChosenRun(fresh, exists=False, forked_from=name, again=again, folder=moved)
+        if force:
+            other, again = None, frozenset(_names(graph))
+        return ChosenRun(fresh, False, name, again, moved, other)
     return ChosenRun(fresh, exists=False)
 
 
-def _named(runs: RecordedRuns, run_id: str, *, force: bool) -> ChosenRun:
+def _executed_otherwise(
+    runs: RecordedRuns, graph: Graph, folder: Path, run_id: str
+) -> tuple[str | None, frozenset[str]]:
+    """Return the tasks that another run has executed in a folder after this one, with another input.
+
+    What they made is in the folder. Its state file tells which run was executed there last, wherever the
+    journal of that is.
+    """
+    nothing = None, frozenset[str]()
+    try:
+        found = read_state(folder)
+    except MaestroError:  # then the journal is all that is known
+        return nothing
+    if found is None or found.run_id is None or found.feature != graph.feature:
+        return nothing
+    store = Path(found.store or "")
+    is_here = os.path.realpath(store) == os.path.realpath(runs.store) or not store.exists()
+    if found.run_id == run_id and is_here:
+        return nothing
+    again = set()
+    for task in graph.tasks:
+        if task.id in found.executed:
+            then = found.tasks.get(task.id, {}).get(INPUT)
+            if then is None or then != input_digest(graph, task):
+                again.add(task.id)
+    return (found.run_id, frozenset(again)) if again else nothing
+
+
+def _named(
+    runs: RecordedRuns, run_id: str, graph: Graph, folder: Path, *, force: bool
+) -> ChosenRun:
     exists = runs.has_team_run(run_id)
     if exists and force:
         raise ConfigurationError(
             f"run {run_id!r} exists, and --force starts a new one: give another --run-id, or none, or"
             f" delete it first: 'maestro purge {run_id}'"
         )
+    if exists and runs.arguments(run_id) == (graph.to_document(), folder):
+        other, again = _executed_otherwise(runs, graph, folder, run_id)
+        if again:
+            raise ConfigurationError(
+                f"run {other} has executed {', '.join(sorted(again)[:_NAMED])} with another input in this"
+                f" folder after run {run_id!r}. Leave --run-id out: a new run goes on with what is"
+                " unchanged; or give another id"
+            )
     return ChosenRun(run_id, exists=exists)
 
 

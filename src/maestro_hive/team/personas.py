@@ -70,7 +70,7 @@ _REASON_LENGTH = 2_000
 #: What the system takes as one argument or variable at most is 128 KiB, with its end.
 _MOST_ARGUMENT_BYTES = 128 * 1024 - 64
 #: What a Python persona raises that is meant for more than its task.
-_NOT_FAILURES = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, WorkflowStopped)
+_NOT_FAILURES = (asyncio.CancelledError, KeyboardInterrupt, WorkflowStopped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,11 +345,15 @@ class Workplace:
             results={each: result.get("value") for each, result in results.items()},
             folder=self.folder,
         )
-        function = self.functions[given["persona"]["python"]]
+        function, own_task = self.functions[given["persona"]["python"]], asyncio.current_task()
         try:
             if is_async(function):
                 return await function(call)
             return await call_in_thread(partial(_called, function), (call,), {}, current())
+        except GeneratorExit as error:
+            if own_task is not _current_task():
+                raise  # this call is being closed
+            raise _failed(error) from error
         except (Exception, *_NOT_FAILURES):
             raise
         except BaseException as error:
@@ -372,6 +376,13 @@ class Workplace:
             "MAESTRO_EFFECT_KEY": context.effect_key,
             "MAESTRO_FEEDBACK": feedback,
         }
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # the loop has ended
+        return None
 
 
 def _called(function: Callable[[Assignment], Any], call: Assignment) -> Any:

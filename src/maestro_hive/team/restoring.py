@@ -43,8 +43,9 @@ class Restored(NamedTuple):
     #: The run that wrote it, and the folder of its journal; None if that was another program.
     run_id: str | None = None
     store: str | None = None
-    #: All tasks that it has.
+    #: All tasks that it has, and those that were executed, whatever has become of that.
     ids: frozenset[str] = frozenset()
+    executed: frozenset[str] = frozenset()
 
     def arguments(self, graph: Graph, folder: Path, apart: Collection[str] = ()) -> dict[str, Json]:
         """Return what is recorded of it: the argument of a run.
@@ -99,6 +100,11 @@ def restored_from(state: ExecutionState, path: Path) -> Restored:
         run_id=run if isinstance(run, str) else None,
         store=store if isinstance(store, str) else None,
         ids=frozenset(state.tasks),
+        executed=frozenset(
+            name
+            for name, task in state.tasks.items()
+            if task.started_at is not None or task.status is TaskStatus.COMPLETE
+        ),
     )
 
 
