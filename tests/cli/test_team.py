@@ -557,7 +557,8 @@ def test_what_another_run_has_replaced_is_executed_again(folder: Path, how: str)
 
     def run(text: str, *more: str, does: str = ":") -> str:
         a = task("A", f"echo {text} > a; {does}", files=["a"])
-        graph = write(folder, a, task("B", "echo B >> ../b"), retry=1)
+        b, c = task("B", "cp a b", "A", files=["b"]), task("C")
+        graph = write(folder, a, b, c, retry=1)
         done = called(folder, "run", graph, *more)
         return done.stdout + done.stderr
 
@@ -566,7 +567,7 @@ def test_what_another_run_has_replaced_is_executed_again(folder: Path, how: str)
         case "run id":
             run("two", "--run-id", "mine")
             refused = run("one", "--run-id", "my-shop")
-            assert "run mine has executed A with another input in this folder" in refused
+            assert "run mine has executed A, B with another input in this folder" in refused
         case "resumed":
             run("two")
             (folder / "go").touch()
@@ -580,11 +581,11 @@ def test_what_another_run_has_replaced_is_executed_again(folder: Path, how: str)
             run("two", "--store", other, "--force")
     last = "two" if how == "resumed" else "one"
     said = run(last)
-    assert "has executed A with another input after run my-shop" in said
-    assert "2 of 2 tasks complete (1 executed, 1 reused)" in said
-    assert (folder / "a").read_text() == f"{last}\n"
-    assert "(0 executed, 2 reused)" in run(last)
-    assert f"already done, by {'my-shop-3' if how == 'resumed' else 'my-shop-2'}: 2 of 2" in (
+    assert "has executed A, B with another input after run my-shop" in said
+    assert "3 of 3 tasks complete (2 executed, 1 reused)" in said
+    assert (folder / "a").read_text() == (folder / "b").read_text() == f"{last}\n"
+    assert "(0 executed, 3 reused)" in run(last)
+    assert f"already done, by {'my-shop-3' if how == 'resumed' else 'my-shop-2'}: 3 of 3" in (
         called(folder, "run", "graph.json", "--dry-run").stdout
     )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from maestro_hive.kernel.errors import ConfigurationError, MaestroError
 from maestro_hive.maestro.state.stores import open_reader
+from maestro_hive.team.graph import make_plan
 from maestro_hive.team.plans import WORKFLOW, gate_name
 from maestro_hive.team.restoring import (
     INPUT,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from maestro_hive.maestro.state.strict_json import Json
-    from maestro_hive.team.graph import Graph
+    from maestro_hive.team.graph import Graph, Task
     from maestro_hive.team.restoring import Restored
 
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]+")
@@ -132,13 +133,22 @@ def _executed_otherwise(
     is_here = os.path.realpath(store) == os.path.realpath(runs.store) or not store.exists()
     if found.run_id == run_id and is_here:
         return nothing
-    again = set()
-    for task in graph.tasks:
-        if task.id in found.executed:
-            then = found.tasks.get(task.id, {}).get(INPUT)
-            if then is None or then != input_digest(graph, task):
-                again.add(task.id)
-    return (found.run_id, frozenset(again)) if again else nothing
+    tasks = [task for task in graph.tasks if task.id in found.executed]
+    if all(_is_complete_with(found, graph, task) for task in tasks):
+        return nothing
+    again: set[str] = set()
+    for task in (graph.tasks[at] for at in make_plan(graph).order):
+        # What the tasks before it have made is a part of its input.
+        is_after = not again.isdisjoint(task.dependencies)
+        if task.id in found.executed and (is_after or not _is_complete_with(found, graph, task)):
+            again.add(task.id)
+    return found.run_id, frozenset(again)
+
+
+def _is_complete_with(found: Restored, graph: Graph, task: Task) -> bool:
+    """Return whether a task is complete by a state, with what the graph says of it."""
+    then = found.tasks.get(task.id)
+    return then is not None and then.get(INPUT) == input_digest(graph, task)
 
 
 def _named(
