@@ -102,8 +102,9 @@ _ANYWHERE: tuple[Shape, ...] = (
         "-----BEGIN",
         # To its end; if that was cut off, as much as looks like it. In forms a space is a plus.
         r"[ +][A-Z0-9 +]{0,40}PRIVATE[ +]KEY(?:[ +]BLOCK)?-----"
-        r"(?:[^-]*+(?:-(?!----)[^-]*+)*+-----END[A-Z0-9 +]{0,50}-----"
-        r"|(?:(?:\s|\\+[nr])*+[A-Za-z0-9+/=]{16,}+)*+)",
+        # No possessive groups: they match wrongly in early versions of Python 3.11.
+        r"(?:(?s:(?!-----).)*-----END[A-Z0-9 +]{0,50}-----"
+        r"|(?:(?:\s|\\+[nr])*[A-Za-z0-9+/=]{16,})*)",
         edge="",
     ),
     *(
