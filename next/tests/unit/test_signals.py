@@ -317,9 +317,11 @@ def test_steps_end_without_an_outcome_between_a_signal_and_the_cancellation(
             assert loop in signals.interrupted
             assert await cancelled_while_sleeping()
         assert loop not in signals.interrupted
-        async with PoliteStop(steps_continue=True):
+        over = asyncio.Event()
+        async with PoliteStop(over.wait):
             send(number)
             assert loop not in signals.interrupted
+            over.set()
             assert await cancelled_while_sleeping()
 
     asyncio.run(main())
@@ -335,8 +337,11 @@ def test_what_is_done_at_a_stop_comes_before_the_cancellation(heard: list[int]) 
             done.append("cancelled")
             raise asyncio.CancelledError
 
+    async def grace() -> None:
+        done.append("noted")
+
     with pytest.raises(SystemExit):
-        asyncio.run(until_signal(work(), "stopped", on_stop=lambda: done.append("noted")))
+        asyncio.run(until_signal(work(), "stopped", grace))
     assert done == ["noted", "cancelled"]
 
 

@@ -399,26 +399,17 @@ def refuse_shared_folder(folder: Path, mountinfo: str | None = None) -> None:
     if kind in _NETWORK_TYPES:
         reason = f"is on a network file system ({kind}), where locks do not work"
         raise FolderError(folder, f"{reason}; choose a folder on a local disk")
-    for parent in _upwards(folder):
+    resolved = folder.resolve()
+    for parent in (resolved, *resolved.parents):
         program = _SYNC_PARENTS.get(parent.name) if "Library" in parent.parts else None
         for marker, name in _SYNC_MARKERS.items():
-            if _is_marked(f"{parent}/{marker}"):
+            # A folder named .dropbox has the settings of Dropbox, in the user's home.
+            exists = os.path.isfile if marker == ".dropbox" else os.path.exists
+            if exists(f"{parent}/{marker}"):  # Path's versions raise the error of the disk
                 program = name
         if program:
             reason = f"is synchronised by {program} (at {parent}), which would copy half a journal"
             raise FolderError(folder, f"{reason}; choose a folder outside it")
-
-
-def _is_marked(marker: str) -> bool:
-    if marker.endswith("/.dropbox"):  # a folder of this name holds the settings, in the user's home
-        return os.path.isfile(marker)  # noqa: PTH113 - Path's versions raise the error of the disk
-    return os.path.exists(marker)  # noqa: PTH110
-
-
-def _upwards(folder: Path) -> Iterator[Path]:
-    resolved = folder.resolve()
-    yield resolved
-    yield from resolved.parents
 
 
 def _file_system_type(folder: Path, mountinfo: str | None) -> str | None:

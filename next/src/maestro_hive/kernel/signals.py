@@ -36,23 +36,18 @@ _POLITE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 #: Awaited between the first signal and the cancellation: returns when the running work has ended.
 Grace: TypeAlias = "Callable[[], Coroutine[Any, Any, object]]"
-#: Called on the loop at the first signal, before anything else.
-OnStop: TypeAlias = "Callable[[], object]"
 
 
 async def until_signal(
-    work: Awaitable[ResultT],
-    message: str,
-    grace: Grace | None = None,
-    on_stop: OnStop = lambda: None,
+    work: Awaitable[ResultT], message: str, grace: Grace | None = None
 ) -> ResultT:
     """Return the result of ``work``; the first signal cancels it, and then ends the program.
 
     It ends as it would without this: by a KeyboardInterrupt, which has the message, or with the
     code of the signal. With ``grace``, which is awaited first, work that ends meanwhile is not
-    cancelled. ``on_stop`` is called before either.
+    cancelled.
     """
-    stop = PoliteStop(grace, on_stop)
+    stop = PoliteStop(grace)
     try:
         async with stop:
             return await work
@@ -67,11 +62,11 @@ async def until_signal(
 class PoliteStop:
     """Cancels the current task at the first SIGINT, SIGTERM or SIGHUP while the body runs.
 
-    With ``grace``, when that has been awaited. Without, and unless steps continue after the
-    cancellation, a step that ends between the signal and the cancellation has no outcome: the
-    processes that it started may have received the signal, too. The second signal does what it did
-    before, so that a program that is stuck can still be stopped. A signal that is ignored stays
-    ignored. In another thread than the main one, this does nothing.
+    With ``grace``, when that has been awaited. Without, a step that ends between the signal and
+    the cancellation has no outcome: the processes that it started may have received the signal,
+    too. The second signal does what it did before, so that a program that is stuck can still be
+    stopped. A signal that is ignored stays ignored. In another thread than the main one, this does
+    nothing.
 
         try:
             async with PoliteStop() as stop:
@@ -84,18 +79,10 @@ class PoliteStop:
     ``signal`` is the one that came, if any.
     """
 
-    def __init__(
-        self,
-        grace: Grace | None = None,
-        on_stop: OnStop = lambda: None,
-        *,
-        steps_continue: bool = False,
-    ) -> None:
+    def __init__(self, grace: Grace | None = None) -> None:
         self.signal: signal.Signals | None = None
         self._is_cancelled = False
-        self._steps_continue = steps_continue or grace is not None
         self._grace = grace
-        self._on_stop = on_stop
         self._waiting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -127,21 +114,16 @@ class PoliteStop:
         """Cancel the task, at the first signal."""
         if self.signal is None:
             self.signal = signal.Signals(number)
-            if not self._steps_continue:
+            if self._grace is None:
                 interrupted.add(self.loop)
             with suppress(RuntimeError):  # a closed loop runs no task
                 self.loop.call_soon_threadsafe(self._begin)  # it wakes the loop, too
 
     def _begin(self) -> None:
-        if self._is_cancelled:
-            return
-        try:
-            self._on_stop()
-        finally:
-            if self._grace is None:
-                self._cancel()
-            else:
-                self._waiting = self.loop.create_task(self._cancel_after(self._grace))
+        if self._grace is None:
+            self._cancel()
+        elif not self._is_cancelled:
+            self._waiting = self.loop.create_task(self._cancel_after(self._grace))
 
     async def _cancel_after(self, grace: Grace) -> None:
         try:
