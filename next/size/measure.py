@@ -8,8 +8,8 @@ numbers, strings and operators, as `tokenize` reads them, without docstrings; an
 token. Data are the lines of other files of the packages that are not blank.
 
 The rules: no figure is above the recorded one; no package and no sum is above its bound; the whole
-has at most so many tokens per line; modules are few and short. And a commit that raises a number
-of size.toml has a line `Size: why` in its body.
+keeps a limit of tokens per line; modules are few and short. And a commit that raises a number of
+size.toml has a line `Size: why` in its body.
 """
 
 from __future__ import annotations

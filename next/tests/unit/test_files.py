@@ -34,7 +34,7 @@ def mode(path: Path) -> int:
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """What stays the same for as long as nobody changes it; looking at a link changes its atime."""
+    """Return the facts that only a change alters; reading a link alters its atime."""
     facts = path.lstat()
     return facts.st_ino, facts.st_mode, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
@@ -298,7 +298,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("call, number", FAILURES)
-@pytest.mark.parametrize("old", [b"old", None], ids=["over an old file", "anew"])
+@pytest.mark.parametrize("old", [b"old", None], ids=["over an old file", "as a new file"])
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, old: bytes | None
 ) -> None:

@@ -16,7 +16,7 @@ LINE = re.compile(r"- `(?P<name>[^`]+)`: (?:comes over|will not: \S.*)")
 def things_of(root: Path) -> set[str]:
     """Return the names of a project's suites, pages, fault rows and benchmarks."""
     suites = [*root.glob("tests/**/test_*.py"), *root.glob(".mahabharatha/tests/test_*.py")]
-    # The README is not among them: it is written anew here.
+    # The README is not among them: this project has its own.
     pages = [*root.glob("docs/**/*.md"), *(root / f"{name}.md" for name in PAGES)]
     files = {str(path.relative_to(root)) for path in [*suites, *pages] if path.exists()}
     return files | fault_rows(root) | benchmarks(root)
@@ -46,11 +46,17 @@ def benchmarks(root: Path) -> set[str]:
 
 
 def listed() -> list[str]:
-    """Return the names in LEFT.md, in their order."""
-    lines = (NEW / "LEFT.md").read_text(encoding="utf-8").splitlines()
-    matches = [LINE.fullmatch(line) for line in lines if line.startswith("- ")]
-    assert all(matches), "each line says `comes over`, or `will not: ` and the reason"
-    return [match["name"] for match in matches if match]
+    """Return the names in LEFT.md, in their order; a heading names the folder of its lines."""
+    names, folder = [], ""
+    for line in (NEW / "LEFT.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            named = re.search(r"`(.+)`", line)
+            folder = f"{named[1]}/" if named else ""
+        elif line.startswith("- "):
+            match = LINE.fullmatch(line)
+            assert match, f"{line!r} says neither `comes over` nor `will not: ` and why"
+            names.append(folder + match["name"])
+    return names
 
 
 def test_the_old_house_has_suites_pages_fault_rows_and_benchmarks() -> None:

@@ -448,7 +448,7 @@ def test_bodies_at_the_same_time_are_all_stopped_and_end_in_any_order(heard: lis
         ends = [asyncio.Event(), asyncio.Event()]
         first, second = (asyncio.create_task(short(over)) for over in ends)
         bodies = [asyncio.create_task(body())]
-        await asyncio.sleep(0)  # all of them have begun
+        await asyncio.sleep(0)  # all of them have started
         ends[0].set()
         await first
         bodies.append(asyncio.create_task(body()))
