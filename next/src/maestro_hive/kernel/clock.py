@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import os
 import time
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -215,7 +215,7 @@ def _system_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return _mac_boot_id() or socket.gethostname()
+        return _mac_boot_id() or os.uname().nodename
 
 
 def _mac_boot_id() -> str | None:
