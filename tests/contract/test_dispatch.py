@@ -10,9 +10,16 @@ import pytest
 
 from maestro_hive.kernel.errors import FencedError, RunLeasedError
 from maestro_hive.maestro.state.codec import encode
-from maestro_hive.maestro.state.records import DispatchState, NewDispatch
-from maestro_hive.maestro.state.store import Append, DocumentChange, NewRun
+from maestro_hive.maestro.state.records import (
+    RESETS_DEATHS,
+    DispatchState,
+    EntryKind,
+    NewDispatch,
+    NewEntry,
+)
+from maestro_hive.maestro.state.store import Append, DocumentChange, DocumentGuard, NewRun
 from tests.contract.stores import add_tasks, numbers, task, tasks
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from maestro_hive.maestro.state.records import Dispatch
@@ -38,11 +45,8 @@ def claim(
     queue: str = "default",
     workflows: tuple[str, ...] = ("mail",),
     version: str | None = None,
-    suspects: bool = False,
 ) -> list[RunLease]:
-    return store.claim_runs(
-        queue=queue, workflows=workflows, version=version, limit=limit, suspects=suspects
-    )
+    return store.claim_runs(queue=queue, workflows=workflows, version=version, limit=limit)
 
 
 def names(leases: list[RunLease]) -> list[str]:
@@ -546,7 +550,7 @@ def test_a_refused_append_changes_no_row(store: Store, other: Store, clock: Manu
 # --- recovering -------------------------------------------------------------------------------
 
 
-def test_the_runs_of_a_dead_process_are_recovered_as_suspects(stores: Stores, store: Store) -> None:
+def test_the_runs_of_a_dead_process_are_taken_like_others(stores: Stores, store: Store) -> None:
     enqueue(store, "run-1", "run-2")
     process = stores.process_holding("run-1")
     assert store.recover_runs(nobody) == []
@@ -554,23 +558,63 @@ def test_the_runs_of_a_dead_process_are_recovered_as_suspects(stores: Stores, st
     assert store.recover_runs(nobody) == ["run-1"]
     assert (row(store, "run-1").state, row(store, "run-1").deaths) == (READY, 1)
     assert store.lease("run/run-1") is None
-    assert names(claim(store)) == ["run-2"]
-    assert claim(store, workflows=("other",), suspects=True) == []
-    assert claim(store, queue="other", suspects=True) == []
-    (lease,) = claim(store, suspects=True)
-    store.clear_deaths("run-1")
-    store.release_run(lease)
-    assert row(store, "run-1").deaths == 0
-    assert claim(store, suspects=True) == []
-    assert names(claim(store)) == ["run-1"]
+    assert claim(store, workflows=("other",)) == []
+    leases = claim(store)
+    assert names(leases) == ["run-1", "run-2"]
+    assert [lease.deaths for lease in leases] == [1, 0]
+
+
+def die(stores: Stores, store: Store, name: str) -> None:
+    stores.process_holding(name).kill()
+    assert store.recover_runs(nobody) == [name]
+
+
+def outcome(kind: EntryKind = EntryKind.WAIT_ENDED) -> NewEntry:
+    return NewEntry(kind, step=1, attempt=1, identity=b"1" * 32)
 
 
 def test_deaths_add_up(stores: Stores, store: Store) -> None:
     enqueue(store, "run-1")
     for deaths in (1, 2):
-        stores.process_holding("run-1").kill()
-        assert store.recover_runs(nobody) == ["run-1"]
+        die(stores, store, "run-1")
         assert row(store, "run-1").deaths == deaths
+    assert store.acquire_run("run-1").deaths == 2
+
+
+@for_each("kind", sorted(RESETS_DEATHS))
+def test_deaths_count_from_0_again_after_an_outcome(
+    stores: Stores, store: Store, kind: EntryKind
+) -> None:
+    name = kind.name.lower()
+    enqueue(store, name)
+    die(stores, store, name)
+    lease = store.acquire_run(name)
+    store.append([Append(lease, [task("a")])])
+    assert row(store, name).deaths == lease.deaths == 1
+    store.append([Append(lease, [outcome(kind)])])
+    assert row(store, name).deaths == lease.deaths == 0
+    store.release_run(lease)
+    die(stores, store, name)
+    assert row(store, name).deaths == 1
+
+
+def test_an_outcome_of_a_child_counts_for_the_run_that_workers_take(
+    stores: Stores, store: Store
+) -> None:
+    enqueue(store, "run-1")
+    die(stores, store, "run-1")
+    child = store.acquire_run("run-1.child", "mail", [task("start")], parent="run-1")
+    child.root = store.acquire_run("run-1")
+    store.append([Append(child, [outcome()])])
+    assert row(store, "run-1").deaths == child.root.deaths == 0
+
+
+def test_an_outcome_that_is_refused_leaves_the_deaths(stores: Stores, store: Store) -> None:
+    enqueue(store, "run-1")
+    die(stores, store, "run-1")
+    lease = store.acquire_run("run-1")
+    store.append([Append(lease, [outcome()], guard=DocumentGuard("inbox", "none", 1))])
+    assert row(store, "run-1").deaths == lease.deaths == 1
 
 
 def test_a_dead_caller_s_run_is_adopted_if_a_worker_wants_it(stores: Stores, store: Store) -> None:
@@ -628,7 +672,7 @@ def test_the_run_of_a_process_that_hangs_is_recovered_after_a_last_chance(
     assert sorted(other.recover_runs(nobody)) == ["run-1", "run-2"]
     assert (row(store, "run-1").state, row(store, "run-1").deaths) == (READY, 1)
     # It goes on, and is refused: what it releases is no longer its own.
-    assert len(claim(other, suspects=True)) == 2
+    assert len(claim(other)) == 2
     assert isinstance(store.append([Append(hold, [task("late")])])[0], FencedError)
     store.release_run(hold, None)
     assert row(store, "run-1").state is ACTIVE
@@ -664,7 +708,7 @@ def test_being_woken_is_not_lost_with_the_process(stores: Stores, store: Store) 
     store.wake_run("run-1")
     process.kill()
     store.recover_runs(nobody)
-    (lease,) = claim(store, suspects=True)
+    (lease,) = claim(store)
     store.release_run(lease, None)
     assert row(store, "run-1").state is HELD
 

@@ -1,4 +1,4 @@
-"""Which queues have something to take, and which runs are suspects."""
+"""Which queues have something to take."""
 
 from __future__ import annotations
 
@@ -34,19 +34,9 @@ def test_it_is_known_whether_there_is_a_run_to_claim(stores: Stores, store: Stor
 
     assert has_ready(version="2")
     assert not any([has_ready(), has_ready(version="1"), has_ready("other", version="2")])
-    assert not any([has_ready(queue="mail", version="2"), has_ready(version="2", suspects=True)])
-    stores.process_holding("run-1").kill()
-    store.recover_runs(nobody)
-    assert has_ready(version="2", suspects=True)
+    assert not has_ready(queue="mail", version="2")
+    process = stores.process_holding("run-1")
     assert not has_ready(version="2")
-
-
-def test_suspects_are_the_ready_runs_whose_process_died(stores: Stores, store: Store) -> None:
-    enqueue(store, "run-1", "run-2")
-    stores.process_holding("run-2").kill()
-    assert store.suspects("default") == []
+    process.kill()
     store.recover_runs(nobody)
-    assert [(each.run_id, each.deaths) for each in store.suspects("default")] == [("run-2", 1)]
-    assert store.suspects("mail") == []
-    claim(store, suspects=True)
-    assert store.suspects("default") == []
+    assert has_ready(version="2")

@@ -29,16 +29,15 @@ if TYPE_CHECKING:
 _MOST_POINTS = 3000
 _WORKFLOW = "mail"
 _START = NewEntry(EntryKind.TASK_COMPLETED, facts=encode({"task": "start"}).data)
+_RETRIED = NewEntry(EntryKind.RETRIED)
 
 
 def _new(name: str, due: float | None = 0.0) -> NewRun:
     return NewRun(name, _WORKFLOW, [_START], "pending", NewDispatch(due=due))
 
 
-def _claim(store: Store, limit: int, *, suspects: bool = False) -> dict[str, RunLease]:
-    leases = store.claim_runs(
-        queue="default", workflows={_WORKFLOW}, limit=limit, suspects=suspects
-    )
+def _claim(store: Store, limit: int) -> dict[str, RunLease]:
+    leases = store.claim_runs(queue="default", workflows={_WORKFLOW}, limit=limit)
     return {lease.name: lease for lease in leases}
 
 
@@ -69,7 +68,6 @@ def dispatching(folder: Path) -> Iterator[str]:
     yield "woken created"
     yield "later created"
     leases = _claim(store, 10)
-    leases |= _claim(store, 10, suspects=True)
     store.append([Append(leases["held"], [_START], "waiting")])
     store.release_run(leases["held"], None)
     store.update_document("inbox", "woken", lambda _: encode(1), "woken")
@@ -77,7 +75,7 @@ def dispatching(folder: Path) -> Iterator[str]:
     store.append([Append(leases["ends"], [_START], "success", release=True)])
     yield "ends ended"
     store.append([Append(leases["abandoned"], [_START], "stopped", release=True, due=60.0)])
-    store.clear_deaths("dead-caller")
+    store.append([Append(leases["dead-caller"], [_RETRIED])])
     store.release_run(leases["dead-caller"])
     store.acquire_run("started", _WORKFLOW, [_START], "running", dispatch=NewDispatch(), sync=True)
     yield "started created"
@@ -117,7 +115,7 @@ def _not_ended(store: Store, names: list[str]) -> Iterator[str]:
         yield f"{active} are active, and nobody executes them"
     for name in names:
         store.wake_run(name)
-    leases = _claim(store, 100) | _claim(store, 100, suspects=True)
+    leases = _claim(store, 100)
     if leases.keys() != set(names):
         yield f"of {names} only {list(leases)} were taken"
     for lease in leases.values():

@@ -34,6 +34,10 @@ PROGRAM = textwrap.dedent("""
         with log.open("a") as file:
             file.write(" ".join(map(str, words)) + "\\n")
 
+    def count_notes(*words):
+        lines = log.read_text().splitlines() if log.exists() else []
+        return sum(line.startswith(" ".join(map(str, words))) for line in lines)
+
     def kill():
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -59,8 +63,14 @@ PROGRAM = textwrap.dedent("""
     async def hangs(name):
         return await once_hanging(name)
 
+    async def let_beside_go_on(name):
+        before = count_notes("part beside")
+        while name != "alone" and count_notes("part beside") < min(before + 2, 12):
+            await asyncio.sleep(0.002)
+
     @hive.step
     async def poison(name):
+        await let_beside_go_on(name)
         note("poison", name)
         kill()
 
@@ -68,6 +78,35 @@ PROGRAM = textwrap.dedent("""
     async def poisoned(name):
         await part(name, 0)
         return await poison(name)
+
+    @hive.workflow
+    async def kills_outside(name):
+        first = await part(name, 0)
+        if not (folder.parent / "cured").exists():
+            await let_beside_go_on(name)
+            note("outside", name)
+            kill()
+        return [first, await part(name, 1)]
+
+    @hive.workflow
+    async def kills_inside_first(name):
+        if count_notes("poison", name):
+            note("outside", name)
+            kill()
+        await poison(name)
+
+    @hive.workflow
+    async def kills_after_each(name, parts):
+        for number in range(parts):
+            await part(name, number)
+            if not count_notes("after", name, number):
+                note("after", name, number)
+                kill()
+        return list(range(parts))
+
+    @hive.workflow
+    async def calls_one_that_kills(name, parts):
+        return await kills_after_each(name, parts)
 
     @hive.workflow
     async def asks(name):

@@ -29,7 +29,6 @@ class QueueView:
     active: int
     held: int
     #: Those of the ready ones whose process died; they are executed alone.
-    suspects: int
     #: When the first of the ready ones was enqueued.
     oldest: datetime | None
 
@@ -88,7 +87,6 @@ def _queue(
         scheduled=counts.get((name, DispatchState.SCHEDULED), 0),
         active=counts.get((name, DispatchState.ACTIVE), 0),
         held=counts.get((name, DispatchState.HELD), 0),
-        suspects=sum(each.deaths > 0 for each in own),
         oldest=min((each.enqueued_at for each in own), default=None),
     )
 

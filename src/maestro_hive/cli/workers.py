@@ -201,7 +201,7 @@ def queues_command(call: Call) -> None:
     """Show what waits in the queues, and the workers.
 
     Ready runs are taken as soon as a worker has room. Scheduled ones wait for a time, and held ones
-    for an answer or a decision. Suspects are ready runs whose process died: they are executed alone.
+    for an answer or a decision.
 
     Examples:
         maestro queues
@@ -217,7 +217,7 @@ def queues_command(call: Call) -> None:
         )
         return
     output.table(
-        ["queue", "ready", "oldest", "suspects", "active", "scheduled", "held"],
+        ["queue", "ready", "oldest", "active", "scheduled", "held"],
         [_queue_row(each) for each in found.queues],
         empty="no queue has unfinished runs",
     )
@@ -235,7 +235,6 @@ def _queue_row(queue: QueueView) -> list[output.Cell]:
         queue.name,
         queue.ready,
         queue.oldest,
-        queue.suspects or None,
         queue.active,
         queue.scheduled,
         queue.held,

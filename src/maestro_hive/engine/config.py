@@ -130,7 +130,8 @@ class Level1Config(Settings):
     The first wait is ``base_delay_seconds``, each further one ``backoff_multiplier`` times as
     long, and none longer than ``max_delay_seconds``; ``jitter`` adds up to that share of it, so
     that many callers do not retry at the same moment. ``max_interruptions`` is how many attempts of
-    a step may be cut off by the death of their process; ``max_elapsed_seconds`` limits the time
+    a step may be cut off by the death of their process, and how many workers in a row may die while
+    they execute a run's own code outside of any step; ``max_elapsed_seconds`` limits the time
     from a step's first attempt to the start of its last one. ``enable_syntax_validation`` is for
     executors: a text that they return, and that looks like Python source, must parse.
     ``disabled_healers`` are the names of healers that are not asked when an attempt fails.

@@ -92,6 +92,8 @@ class ActiveRun:
         #: Steps that cannot end, since a call inside of them was refused by a budget.
         self._blocked: set[StepKey] = set()
         run.refusal = None if parent is None else parent.run.refusal
+        if parent is not None:
+            run.lease.root = parent.run.lease.root or parent.run.lease
         run.record_here()
         #: The last entry of what was recorded before this process executes it.
         self.resumed_at = run.state.seq if run.state.seq > 1 else 0

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from maestro_hive.hive.active_run import ActiveRun
 
-#: What is due later than that is not due soon.
-_LONG_SECONDS = 60.0
-
 #: The records of a family of runs: as long as they are the same, nothing happened in it.
 _Marks = tuple[tuple[str, int], ...]
 
@@ -41,14 +38,6 @@ def waits_for_people(run: ActiveRun) -> bool:
         call.identity in each.run.state.questions for each in family_of(run) for call in each.waits
     )
     return asked and only_waits(run)
-
-
-def is_left_to_people(run: ActiveRun | None) -> bool:
-    """Return whether nothing happens in a run before a person answers, or for long."""
-    if run is None or not waits_for_people(run):
-        return False
-    due = seconds_to_due(run)
-    return due is None or due > _LONG_SECONDS
 
 
 def family_of(run: ActiveRun) -> Iterator[ActiveRun]:

@@ -83,6 +83,8 @@ class Runner:
         self._watchers: dict[asyncio.AbstractEventLoop, InboxWatcher] = {}
         #: How often runs of workers were suspended in a row by what says nothing about them.
         self.failures: dict[str, int] = {}
+        #: How many processes may die in a row that execute a run's own code.
+        self.max_interruptions = context.config.level1.max_interruptions
 
     @property
     def escalations(self) -> EscalationKeeper:

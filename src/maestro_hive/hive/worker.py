@@ -11,13 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from maestro_hive.engine import settings, values
+from maestro_hive.engine.errors import UnrecoverableError
 from maestro_hive.engine.open_run import Opening, append_entries
-from maestro_hive.engine.shared import all_shared
 from maestro_hive.hive import live_workers, queues, runs
-from maestro_hive.hive.active_run import ActiveTask, active_here
+from maestro_hive.hive.active_run import active_here
 from maestro_hive.hive.adopting import adopt_stopped, dispatch_of_dead_caller
 from maestro_hive.hive.branches import leave_branches
-from maestro_hive.hive.cancelling import end_cancelled
+from maestro_hive.hive.cancelling import end_cancelled, unfinished
 from maestro_hive.hive.definitions import DEFAULT_QUEUE
 from maestro_hive.hive.dispatching import (
     WorkerSignal,
@@ -26,15 +26,9 @@ from maestro_hive.hive.dispatching import (
     register_signal,
 )
 from maestro_hive.hive.inbox import Inbox
-from maestro_hive.hive.release import (
-    IdleRuns,
-    has_message,
-    is_left_to_people,
-    only_waits,
-    release,
-)
+from maestro_hive.hive.release import IdleRuns, has_message, only_waits, release
 from maestro_hive.hive.runner import HowStarted
-from maestro_hive.hive.suspects import Suspect, WaitingSuspects, has_outcome
+from maestro_hive.hive.runs import read_run
 from maestro_hive.kernel import files
 from maestro_hive.kernel.errors import (
     ConfigurationError,
@@ -59,7 +53,7 @@ if TYPE_CHECKING:
     from maestro_hive.hive.queues import QueueSettings
     from maestro_hive.hive.runner import Runner
     from maestro_hive.hive.runs import Input
-    from maestro_hive.maestro.state.records import Dispatch, Lease
+    from maestro_hive.maestro.state.records import Lease
     from maestro_hive.maestro.state.store import RunLease, Store
 
 logger = get_log(__name__)
@@ -73,8 +67,6 @@ _QUIET_POLL_SECONDS = 0.09
 _QUIET_SECONDS = 10.0
 #: How often at least, where what is ready is not for this worker.
 _FOREIGN_SECONDS = 0.25
-#: How often it is looked whether a suspect has proven itself.
-_SUSPECT_SECONDS = 0.01
 #: How often it is looked for runs that are left to others.
 _UNKNOWN_SECONDS = 10.0
 #: How often it is looked for processes that died.
@@ -137,7 +129,6 @@ class _Taken(NamedTuple):
     queue: str
     task: asyncio.Task[Any]
     entered: Entered | None
-    is_suspect: bool
 
 
 class Worker:
@@ -149,8 +140,6 @@ class Worker:
         #: Its id, as ``maestro queues`` lists it.
         self.id = secrets.token_hex(6)
         self._active: dict[str, _Taken] = {}
-        self._suspect: Suspect | None = None
-        self._waiting_suspects = WaitingSuspects()
         self._idle = IdleRuns(chosen.release_after)
         self._admissions: dict[str, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
@@ -288,9 +277,8 @@ class Worker:
         store = await self._open()
         if time.monotonic() >= self._recover_at:
             await self._recover(store)
-        self._check_suspect(store)
-        if self._suspect is not None or self._free < 1:
-            return _SUSPECT_SECONDS if self._suspect is not None else _RECOVER_SECONDS
+        if self._free < 1:
+            return _RECOVER_SECONDS
         seconds = store.seconds_to_next()
         if seconds is None or seconds > 0:
             self._misses = 0
@@ -332,10 +320,6 @@ class Worker:
         """Take what is ready, fairly; return whether there was something for this worker."""
         await self._claim(store, DEFAULT_QUEUE, 0)  # which makes ready what has become due
         names = self._queues(store)
-        if await self._take_suspect(store, names):
-            return True
-        if self._waiting_suspects.is_overdue and not self._is_empty(store):
-            return False
         found = False
         share = max(1, self._free // max(1, len(names)))
         for name in names:
@@ -352,22 +336,19 @@ class Worker:
                 self._execute(store, lease, name)
         return found
 
-    async def _claim(
-        self, store: Store, queue: str, limit: int, *, suspects: bool = False
-    ) -> list[RunLease]:
+    async def _claim(self, store: Store, queue: str, limit: int) -> list[RunLease]:
         claim = partial(
             store.claim_runs,
             queue=queue,
             workflows=tuple(self._host.workflows),
             version=self.settings.version,
             limit=limit,
-            suspects=suspects,
         )
         return await _in_store(store, claim, partial(_give_back, store))
 
     # --- queues with limits over all workers ---
 
-    def _admit_soon(self, store: Store, queue: QueueSettings, *, suspects: bool = False) -> None:
+    def _admit_soon(self, store: Store, queue: QueueSettings) -> None:
         """Have a run of a limited queue taken when that allows it; one at a time."""
         if queue.name in self._admissions:
             return
@@ -376,79 +357,27 @@ class Worker:
             queue=queue.name,
             workflows=tuple(self._host.workflows),
             version=self.settings.version,
-            suspects=suspects,
         ):
-            work = self._admit(store, queue, suspects=suspects)
-            task = self._admissions[queue.name] = asyncio.create_task(work)
+            task = self._admissions[queue.name] = asyncio.create_task(self._admit(store, queue))
             task.add_done_callback(partial(self._admitted, queue.name))
 
-    async def _admit(self, store: Store, queue: QueueSettings, *, suspects: bool) -> None:
+    async def _admit(self, store: Store, queue: QueueSettings) -> None:
         entered = await queues.enter(store, queue)
         leases: list[RunLease] = []
         try:
-            if self._suspect is None and self._free > 0:
-                is_alone = not suspects or self._is_empty(store)
-                if is_alone or self._waiting_suspects.is_taken_anyway:
-                    leases = await self._claim(store, queue.name, 1, suspects=suspects)
+            if self._free > 0:
+                leases = await self._claim(store, queue.name, 1)
         finally:
             if not leases and entered is not None:
                 entered.leave()
         for lease in leases:
-            self._execute(store, lease, queue.name, entered, is_suspect=suspects)
+            self._execute(store, lease, queue.name, entered)
 
     def _admitted(self, name: str, task: asyncio.Task[None]) -> None:
         del self._admissions[name]
         if not task.cancelled():
             self._admission_error = task.exception() or self._admission_error
         self._signal.set()
-
-    # --- suspects ---
-
-    def _is_empty(self, store: Store) -> bool:
-        """Return whether this process executes nothing, so that a suspect would be alone.
-
-        A run that waits for a person has nothing to lose by the death of its process.
-        """
-        mine = [active_here(store, name) for name in self._active]
-        others = [each for each in all_shared(store, ActiveTask) if not each.done.done()]
-        return all(each is not None and is_left_to_people(each.active) for each in [*mine, *others])
-
-    async def _take_suspect(self, store: Store, names: list[str]) -> bool:
-        """Take a run whose process died, if it is alone then, or has waited for long."""
-        waiting = self._waiting_suspects
-        is_empty = self._is_empty(store)
-        if not is_empty:
-            waiting.look(store, names, self._takes)
-            if not waiting.is_taken_anyway:
-                return False
-        for name in names:
-            queue = self._host.queues.get(name)
-            if queue is not None and queue.is_shared:
-                self._admit_soon(store, queue, suspects=True)
-                continue
-            for lease in await self._claim(store, name, 1, suspects=True):
-                self._execute(store, lease, name, is_suspect=True)
-                return True
-        if is_empty:
-            waiting.clear()  # those it saw were taken by others, or have ended
-        return False
-
-    def _takes(self, run: Dispatch) -> bool:
-        version = self.settings.version
-        return run.workflow in self._host.workflows and run.version in (None, version)
-
-    def _check_suspect(self, store: Store) -> None:
-        """Let others be executed beside a suspect once it has proven itself, or for long enough."""
-        suspect = self._suspect
-        if suspect is None:
-            return
-        task = active_here(store, suspect.run_id)
-        run = None if task is None else task.active
-        if run is not None and has_outcome(run):
-            store.clear_deaths(suspect.run_id)
-        elif suspect.run_id in self._active and suspect.is_alone() and not is_left_to_people(run):
-            return
-        self._suspect = None
 
     def _note_unknown(self, store: Store) -> None:
         """Say which runs are left to others, once for each workflow."""
@@ -469,33 +398,29 @@ class Worker:
         lease: RunLease,
         queue: str,
         entered: Entered | None = None,
-        *,
-        is_suspect: bool = False,
     ) -> None:
         """Execute a run that was taken; what it needs is left if that cannot be."""
         self._executed_at = time.monotonic()
         run_id, runner = lease.name, self._host.runner()
         try:
+            _check_deaths(store, lease, runner.max_interruptions)
             workflow, given = self._host.claimed(store, lease)
-            if is_suspect:
-                found = store.dispatch(run_id)
-                self._suspect = Suspect(run_id, 1 if found is None else found.deaths)
             how = HowStarted(Opening(lease=lease), entered=entered)
             task = runner.start(workflow, given, run_id, how=how)
         except MaestroError as error:
             failures = runner.failures[run_id] = runner.failures.get(run_id, 0) + 1
             due = due_after(error, failures - 1)
-            logger.warning("run %s is left for %s s: %s", run_id, due, error)
+            until = "a person retries it" if due is None else f"{due:g} s have passed"
+            logger.warning("run %s is left until %s: %s", run_id, until, error)
             with contextlib.suppress(MaestroError):  # it is left all the same
-                _record_left(store, lease, error)
+                _record_left(store, lease, error, runs.RUNNING if due is None else None)
             store.release_run(lease, due)
         else:
             if isinstance(task, asyncio.Task):
-                self._active[run_id] = _Taken(run_id, queue, task, entered, is_suspect)
+                self._active[run_id] = _Taken(run_id, queue, task, entered)
                 task.add_done_callback(partial(self._ended, run_id))
                 return
             store.release_run(lease)  # another task here executes it
-        self._suspect = None if is_suspect else self._suspect
         if entered is not None:
             entered.leave()
 
@@ -505,9 +430,6 @@ class Worker:
             taken.entered.leave()
         if not task.cancelled():
             task.exception()  # it is recorded, or says when the run is due again
-        if taken.is_suspect and self._store is not None:
-            with contextlib.suppress(MaestroError):  # it is only alone once more
-                self._store.clear_deaths(run_id)
         self._signal.set()
 
     # --- releasing what waits ---
@@ -527,7 +449,22 @@ class Worker:
                 self._idle.release(self._runs())
 
 
-def _record_left(store: Store, lease: RunLease, error: MaestroError) -> None:
+def _check_deaths(store: Store, lease: RunLease, most: int) -> None:
+    """Raise if too many processes in a row died in a run's own code, outside of any step."""
+    if lease.deaths <= most:
+        return
+    family = [read_run(store, name) for name in unfinished(store, lease.name)]
+    # The start of an attempt that is open reset the count: the first death after it is the step's.
+    in_step = any(step.open_attempt for run in family for step in run.steps.values())
+    if lease.deaths - in_step > most:
+        raise UnrecoverableError(
+            f"run {lease.name!r} is interrupted: {lease.deaths - in_step} processes in a row died"
+            " while they executed its own code, outside of any step. To try again: `maestro retry"
+            f" {lease.name}`"
+        )
+
+
+def _record_left(store: Store, lease: RunLease, error: MaestroError, status: str | None) -> None:
     """Record why a run cannot be executed as the code is now; one that is cancelled ends by that."""
     if isinstance(error, StorageError):
         return
@@ -537,7 +474,7 @@ def _record_left(store: Store, lease: RunLease, error: MaestroError) -> None:
         return
     entry, last = runs.suspended(error), store.entries(lease.run, after=lease.seq - 1)
     if not last or not runs.is_same_suspension(last[-1], entry):
-        append_entries(store, lease, [entry], sync=False)
+        append_entries(store, lease, [entry], status, sync=False)
 
 
 def _give_back(store: Store, leases: list[RunLease] | None) -> None:

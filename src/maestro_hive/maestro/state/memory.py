@@ -34,6 +34,7 @@ from maestro_hive.maestro.state.memory_dispatch import DispatchesInMemory, Row, 
 from maestro_hive.maestro.state.records import (
     BANKRUPT,
     OVER,
+    RESETS_DEATHS,
     Chunk,
     Damage,
     DispatchState,
@@ -180,10 +181,11 @@ class MemoryStore(DispatchesInMemory, AccountsInMemory, Store):
     def _lease_run(self, record: RunRecord, lease: Lease) -> RunLease:
         """Return a run's lease that was just taken; one that belongs to workers becomes active."""
         name, seq = record.name, len(self._data.entries[record.id])
+        run = RunLease(record.id, name, lease, seq, created=not seq)
         row = self._data.dispatch.get(name)
         if row is not None:
             row.activate()
-        run = RunLease(record.id, name, lease, seq, created=not seq, dispatched=row is not None)
+            run.dispatched, run.deaths = True, row.deaths
         self._run_leases[name] = run
         return run
 
@@ -307,6 +309,11 @@ class MemoryStore(DispatchesInMemory, AccountsInMemory, Store):
         run, before = append.run, append.run.seq
         entries = self._add_entries(run.run, self._change_budget(append))
         run.seq = len(entries)
+        root = run.root or run
+        if root.deaths and any(entry.kind in RESETS_DEATHS for entry in entries[before:]):
+            root.deaths = 0
+            if root.name in self._data.dispatch:
+                self._data.dispatch[root.name].deaths = 0
         if append.status is not None:
             self._set_status(run.name, append.status)
         if append.status in OVER:
@@ -438,12 +445,11 @@ class MemoryStore(DispatchesInMemory, AccountsInMemory, Store):
         workflows: Collection[str],
         version: str | None = None,
         limit: int = 1,
-        suspects: bool = False,
     ) -> list[RunLease]:
         claimed: list[RunLease] = []
         with self._locked():
             self._dispatch.rebase()
-            ready = self._dispatch.ready(queue, workflows, version, suspects=suspects)
+            ready = self._dispatch.ready(queue, workflows, version)
             for row in ready[: max(0, limit)]:
                 with contextlib.suppress(RunLeasedError):
                     lease = self.take_lease(_RUN + row.run_id, self._lease_seconds)

@@ -108,16 +108,13 @@ class Rows:
             if row.wait is not None and row.wait.boot != self.clock.boot_id():
                 row.schedule(row.wait.remaining(self.clock), self.clock)
 
-    def ready(
-        self, queue: str, workflows: Collection[str], version: str | None, *, suspects: bool
-    ) -> list[Row]:
+    def ready(self, queue: str, workflows: Collection[str], version: str | None) -> list[Row]:
         """Return the runs that are next, first come first."""
         found = [
             row
             for row in self.listed(queue, None)
             if row.workflow in workflows
             and row.new.version in (None, version)
-            and bool(row.deaths) is suspects
             and row.seconds(self.clock) == 0
         ]
         for row in found:
@@ -173,22 +170,11 @@ class DispatchesInMemory:
             return sorted({row.new.queue for row in rows if row.seconds(self.clock) == 0})
 
     def has_ready(
-        self,
-        *,
-        queue: str,
-        workflows: Collection[str],
-        version: str | None = None,
-        suspects: bool = False,
+        self, *, queue: str, workflows: Collection[str], version: str | None = None
     ) -> bool:
         """Return whether a queue has a ready run of these workflows, and of this version."""
         with self._locked():
-            return bool(self._dispatch.ready(queue, workflows, version, suspects=suspects))
-
-    def suspects(self, queue: str) -> list[Dispatch]:
-        """Return the ready runs of a queue whose process died."""
-        with self._locked():
-            ready = self._dispatch.listed(queue, DispatchState.READY)
-            return [row.record() for row in ready if row.deaths]
+            return bool(self._dispatch.ready(queue, workflows, version))
 
     def seconds_to_next(self) -> float | None:
         """Return when something is due: 0 if now, None if nothing is."""
@@ -200,10 +186,3 @@ class DispatchesInMemory:
         """Make a run due now; return whether that changes anything."""
         with self._locked():
             return self._dispatch.wake(name)
-
-    def clear_deaths(self, name: str) -> None:
-        """Count the deaths of a run's processes from 0 again."""
-        with self._locked():
-            row = self._dispatch.rows.get(name)
-            if row is not None:
-                row.deaths = 0

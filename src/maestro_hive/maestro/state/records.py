@@ -145,6 +145,9 @@ OUTCOMES: frozenset[EntryKind] = frozenset(
         EntryKind.CANCEL_REQUESTED,
     }
 )
+#: The kinds that reset the count of a run's process deaths: outcomes, a retry, and the start of an
+#: attempt, since deaths in a step are counted by the step.
+RESETS_DEATHS: frozenset[EntryKind] = OUTCOMES | {EntryKind.ATTEMPT_STARTED, EntryKind.RETRIED}
 #: The kinds that are events alone: nothing of them is in the folded state of a run.
 EVENTS_ONLY: frozenset[EntryKind] = frozenset(
     {EntryKind.REPLAY_DIFFERED, EntryKind.RUN_SUSPENDED, EntryKind.BUDGET_WARNED}
@@ -300,7 +303,8 @@ def rank_of(new: NewDispatch, now: int) -> int:
 class Dispatch:
     """An unfinished run that belongs to workers; ``due_at`` is None unless it is scheduled.
 
-    ``deaths`` counts the processes that died while they executed it, since it was last cleared.
+    ``deaths`` counts the processes that died while they executed it, since it last recorded one of
+    ``RESETS_DEATHS``.
     """
 
     run_id: str

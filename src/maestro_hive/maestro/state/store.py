@@ -49,7 +49,9 @@ releases the lease says when it is due again. Runs without a row belong to their
 runs are taken in the order in which they became due for the first time, a priority counting as so
 many minutes earlier; so the ones that wait get ahead of newer ones with a higher priority. Being due
 is measured on the clock that cannot be set; after a restart of the machine by wall time, and then it
-never takes longer than the whole wait again.
+never takes longer than the whole wait again. A row counts the deaths of the processes that executed
+the run. An append of one of ``RESETS_DEATHS`` to it or to a child that it executes resets the count
+in its own transaction.
 
 **Events.** A run's entries are its events: ``entries`` continues after any number, so that another
 process can follow a run without its lease.
@@ -121,7 +123,9 @@ class RunLease:
     """The right to append to a run, with the number of the run's last entry.
 
     ``created`` is true when the run had no entries before it was acquired. ``users`` counts who
-    shares the lease in this process. ``dispatched`` is true while the run has a dispatch row.
+    shares the lease in this process. ``dispatched`` is true while the run has a dispatch row, and
+    ``deaths`` are those of that row. ``root`` is the lease of the run at the top of the family, if
+    this one is of a child.
     """
 
     run: int
@@ -131,6 +135,8 @@ class RunLease:
     created: bool = False
     users: int = field(default=1)
     dispatched: bool = False
+    deaths: int = 0
+    root: RunLease | None = None
 
 
 class NewRun(NamedTuple):
@@ -284,17 +290,9 @@ class Reader(Protocol):
         """
 
     def has_ready(
-        self,
-        *,
-        queue: str,
-        workflows: Collection[str],
-        version: str | None = None,
-        suspects: bool = False,
+        self, *, queue: str, workflows: Collection[str], version: str | None = None
     ) -> bool:
         """Return whether claiming a run of a queue would take one; runs that have become due may count."""
-
-    def suspects(self, queue: str) -> list[Dispatch]:
-        """Return the runs of a queue that are ready and whose process died, in the order of taking."""
 
     def seconds_to_next(self) -> float | None:
         """Return when a worker may have something to take: 0 if now, None if nothing is scheduled.
@@ -442,12 +440,10 @@ class Store(Reader, Protocol):
         workflows: Collection[str],
         version: str | None = None,
         limit: int = 1,
-        suspects: bool = False,
     ) -> list[RunLease]:
         """Take the leases of up to ``limit`` runs of a queue that are due, first come first.
 
-        Of these workflows, and that ask for no version or for this one. With ``suspects`` only such
-        whose process died while it executed them; without, none of these.
+        Of these workflows, and that ask for no version or for this one.
         """
 
     def recover_runs(self, adopt: Adopt) -> list[str]:
@@ -463,9 +459,6 @@ class Store(Reader, Protocol):
 
         Durable on return. An active one is due again when its lease is released.
         """
-
-    def clear_deaths(self, name: str) -> None:
-        """Say that a run is not why its processes died."""
 
     # --- budgets ---
 

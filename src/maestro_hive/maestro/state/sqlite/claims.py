@@ -39,14 +39,15 @@ class Claims:
             self._table.rebase(db)
         self._table.make_due(db)
         claimed: list[RunLease] = []
-        for number, name in self._table.ready(rows, wanted):
+        for number, name, deaths in self._table.ready(rows, wanted):
             # Its lease is free, unless it was just now taken to change or to purge the run.
             with contextlib.suppress(RunLeasedError, HolderLateError):
                 lease_name = run_lease_name(name)
                 lease = self._leases.take(db, lease_name, self._lease_seconds, insist=False)
                 self._table.activate(db, number)
                 seq = last_seq(db, number)
-                claimed.append(RunLease(number, name, lease, seq, dispatched=True))
+                run = RunLease(number, name, lease, seq, dispatched=True, deaths=deaths)
+                claimed.append(run)
         return claimed
 
     def abandoned(

@@ -64,11 +64,6 @@ _NEXT = (
 _WITHOUT_RUN = "SELECT run FROM dispatch WHERE run NOT IN (SELECT id FROM runs) LIMIT 20"
 
 _NEXT_QUEUE = "SELECT queue FROM dispatch WHERE state = 0 AND queue > ? ORDER BY queue LIMIT 1"
-_LIST_SUSPECTS = (
-    "SELECT runs.name, dispatch.workflow, queue, priority, state, due_at, version, enqueued_at, deaths"
-    " FROM dispatch INDEXED BY dispatch_suspects JOIN runs ON runs.id = dispatch.run"
-    " WHERE deaths > 0 AND queue = ? AND state = 0 ORDER BY rank, run"
-)
 
 _INSERT = (
     "INSERT INTO dispatch (run, workflow, queue, priority, rank, state, boot, due, due_at, wait,"
@@ -98,9 +93,7 @@ _BANKRUPT = (
     " FROM dispatch WHERE state IN (1, 3) AND run IN (SELECT id FROM runs WHERE status = 'bankrupt')"
 )
 _WAKE_BANKRUPT = f"UPDATE dispatch SET state = 0, {_UNSCHEDULED} WHERE run = ?"
-_CLEAR_DEATHS = (
-    "UPDATE dispatch SET deaths = 0 WHERE run = (SELECT id FROM runs WHERE name = ?) AND deaths > 0"
-)
+_CLEAR_DEATHS = "UPDATE dispatch SET deaths = 0 WHERE run = ?"
 _DELETE = "DELETE FROM dispatch WHERE run = ?"
 _DELETE_OVER = (
     f"DELETE FROM dispatch WHERE run = ?1 AND (SELECT {_IS_OVER} FROM runs WHERE id = ?1)"
@@ -126,15 +119,8 @@ _NEXT_WORKFLOW = (
     " ORDER BY workflow LIMIT 1"
 )
 _READY = (
-    f"SELECT rank, run, (SELECT name FROM runs WHERE id = run) FROM {_BY_RANK}"
-    " WHERE state = 0 AND queue = ? AND workflow = ? AND version IS ? AND deaths = 0"
-    " ORDER BY rank, run LIMIT ?"
-)
-_SUSPECTS = (
-    "SELECT rank, run, (SELECT name FROM runs WHERE id = run), workflow"
-    " FROM dispatch INDEXED BY dispatch_suspects"
-    " WHERE deaths > 0 AND queue = ? AND state = 0 AND (version IS NULL OR version = ?)"
-    " ORDER BY rank, run"
+    f"SELECT rank, run, (SELECT name FROM runs WHERE id = run), deaths FROM {_BY_RANK}"
+    " WHERE state = 0 AND queue = ? AND workflow = ? AND version IS ? ORDER BY rank, run LIMIT ?"
 )
 
 _HOLDERS = "SELECT DISTINCT holder, boot FROM leases WHERE name >= 'run/' AND name < 'run0'"
@@ -204,21 +190,11 @@ class DispatchReader:
         return found
 
     def has_ready(
-        self,
-        *,
-        queue: str,
-        workflows: Collection[str],
-        version: str | None = None,
-        suspects: bool = False,
+        self, *, queue: str, workflows: Collection[str], version: str | None = None
     ) -> bool:
         """Return whether a queue has a ready run of these workflows, and of this version."""
-        wanted = Wanted(queue, workflows, version, 1, suspects)
-        find = _suspects if suspects else _unsuspected
-        return next(find(self._queries.rows, wanted), None) is not None
-
-    def suspects(self, queue: str) -> list[Dispatch]:
-        """Return the ready runs of a queue whose process died."""
-        return [_read(row) for row in self._queries.rows(_LIST_SUSPECTS, (queue,))]
+        wanted = Wanted(queue, workflows, version, 1)
+        return next(_by_rank(self._queries.rows, wanted), None) is not None
 
     def seconds_to_next(self) -> float | None:
         """Return in how many seconds something is due; 0 if it is now, None if nothing is."""
@@ -304,7 +280,6 @@ class Wanted(NamedTuple):
     workflows: Collection[str]
     version: str | None
     limit: int
-    suspects: bool
 
 
 class Abandoned(NamedTuple):
@@ -371,9 +346,9 @@ class DispatchTable:
         due = [(run,) for run, facts in found if concerns(changed, refused_by(facts))]
         db.executemany(_WAKE_BANKRUPT, due)
 
-    def clear_deaths(self, db: apsw.Connection, name: str) -> None:
+    def clear_deaths(self, db: apsw.Connection, run: int) -> None:
         """Count the deaths of a run's processes from 0 again."""
-        db.execute(_CLEAR_DEATHS, (name,))
+        db.execute(_CLEAR_DEATHS, (run,))
 
     def delete(self, db: apsw.Connection, run: int) -> None:
         """Delete a run's row."""
@@ -403,12 +378,12 @@ class DispatchTable:
         clock = self._clock
         db.execute(_REBASE, (clock.boot_id(), clock.boot_seconds(), clock.nanos() // 1000))
 
-    def ready(self, rows: Rows, wanted: Wanted) -> list[tuple[int, str]]:
-        """Return number and name of the runs that are next, up to the limit."""
+    def ready(self, rows: Rows, wanted: Wanted) -> list[tuple[int, str, int]]:
+        """Return number, name and deaths of the runs that are next, up to the limit."""
         if wanted.limit < 1 or not wanted.workflows:
             return []
-        found = _suspects(rows, wanted) if wanted.suspects else _unsuspected(rows, wanted)
-        return [(run, name) for _, run, name in islice(found, wanted.limit)]
+        found = islice(_by_rank(rows, wanted), wanted.limit)
+        return [(run, name, deaths) for _, run, name, deaths in found]
 
     # --- recovering ---
 
@@ -433,12 +408,7 @@ class DispatchTable:
         return db.changes() > 0
 
 
-def _suspects(rows: Rows, wanted: Wanted) -> Iterator[Row]:
-    found = rows(_SUSPECTS, (wanted.queue, wanted.version))
-    return (row[:3] for row in found if row[3] in wanted.workflows)
-
-
-def _unsuspected(rows: Rows, wanted: Wanted) -> Iterator[Row]:
+def _by_rank(rows: Rows, wanted: Wanted) -> Iterator[Row]:
     """Yield the ready runs by rank: the first of each workflow and version, merged."""
     versions = {None, wanted.version}
     lists: list[list[Any]] = [

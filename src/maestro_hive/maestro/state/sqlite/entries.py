@@ -25,7 +25,7 @@ from maestro_hive.kernel.errors import (
 )
 from maestro_hive.maestro.state import codec, deltas
 from maestro_hive.maestro.state.budgets import Reserve, RunBudget, Settle
-from maestro_hive.maestro.state.records import OVER, Entry, StoredValue
+from maestro_hive.maestro.state.records import OVER, RESETS_DEATHS, Entry, StoredValue
 from maestro_hive.maestro.state.sqlite import budget_statements as statements
 
 if TYPE_CHECKING:
@@ -336,6 +336,8 @@ class EntryWriter:
             run.seq = seq
         for run, dispatched in batch.dispatched.items():
             run.dispatched = dispatched
+        for run in batch.cleared:
+            run.deaths = 0
         return Appended(batch.outcome, batch.releases, batch.documents)
 
     def append_first(
@@ -369,6 +371,10 @@ class EntryWriter:
             if status is not None:
                 sql = "UPDATE runs SET status = ?, updated_at = ? WHERE id = ?"
                 db.execute(sql, (status, now, run.run))
+            root = run.root or run
+            if root.deaths and any(entry.kind in RESETS_DEATHS for entry in placed):
+                self._dispatch.clear_deaths(db, root.run)
+                batch.cleared.append(root)
             released = append.release and batch.is_last_user(run)
             if released:
                 self._leases.release(db, run.lease)
@@ -494,6 +500,7 @@ class _Batch:
         self.releases: list[RunLease] = []
         self.documents: dict[Where, Changed] = {}
         self.dispatched: dict[RunLease, bool] = {}
+        self.cleared: list[RunLease] = []
 
     def is_dispatched(self, run: RunLease) -> bool:
         """Return whether a run belongs to workers at this point of the batch."""

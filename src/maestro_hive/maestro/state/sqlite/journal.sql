@@ -73,12 +73,13 @@ CREATE TABLE dispatch (             -- a row per unfinished run that belongs to 
     wait         REAL    NOT NULL,      -- seconds that it is scheduled for in all
     version      TEXT,
     enqueued_at  INTEGER NOT NULL,
-    deaths       INTEGER NOT NULL,      -- processes that died while they executed it
+    deaths       INTEGER NOT NULL,      -- processes that died in a row: see RESETS_DEATHS
     woken        INTEGER NOT NULL       -- 1: while it was active
 ) STRICT;
 
 CREATE INDEX dispatch_by_rank ON dispatch (state, queue, workflow, version, rank);
 CREATE INDEX dispatch_by_due ON dispatch (boot, due) WHERE state = 1;
+-- A part of this format that no query uses.
 CREATE INDEX dispatch_suspects ON dispatch (queue, rank) WHERE deaths > 0;
 
 -- Streams: what the steps of a run write while they are executed. As entries, chunks are

@@ -68,9 +68,7 @@ _GRACE_SECONDS = 0.5
 
 
 #: A join would take three times as long.
-_FIND_RUN = (
-    "SELECT id, EXISTS (SELECT 1 FROM dispatch WHERE run = runs.id) FROM runs WHERE name = ?"
-)
+_FIND_RUN = "SELECT id, (SELECT deaths FROM dispatch WHERE run = runs.id) FROM runs WHERE name = ?"
 _ADD_RUN = (
     "INSERT INTO runs (name, workflow, status, created_at, updated_at, parent)"
     " VALUES (?, ?, ?, ?, ?, ?)"
@@ -207,10 +205,11 @@ class SqliteStore(JournalReader):
         def body(db: apsw.Connection, insist: bool) -> RunLease:
             lease_name = run_lease_name(name)
             lease = self._leases.take(db, lease_name, self._lease_seconds, insist=insist)
-            number, seq, dispatched = self._find_or_add(db, name, first)
-            if dispatched:
+            number, seq, deaths = self._find_or_add(db, name, first)
+            run = RunLease(number, name, lease, seq, created=not seq)
+            if deaths is not None:
                 self._dispatch.activate(db, number)
-            run = RunLease(number, name, lease, seq, created=not seq, dispatched=dispatched)
+                run.dispatched, run.deaths = True, deaths
             if not seq:
                 self._write_first(db, run, first)
             return run
@@ -220,19 +219,21 @@ class SqliteStore(JournalReader):
             self._run_leases[name] = run
         return run
 
-    def _find_or_add(self, db: apsw.Connection, name: str, first: _First) -> tuple[int, int, bool]:
-        """Return a run's number, its last entry's, and whether it belongs to workers."""
+    def _find_or_add(
+        self, db: apsw.Connection, name: str, first: _First
+    ) -> tuple[int, int, int | None]:
+        """Return a run's number, its last entry's, and its deaths if it belongs to workers."""
         found = db.execute(_FIND_RUN, (name,)).fetchone()
         now = self.clock.nanos() // 1000
         if found is None:
             status = first.status or "pending"
             db.execute(_ADD_RUN, (name, first.workflow, status, now, now, first.parent))
-            return db.last_insert_rowid(), 0, False
-        number, dispatched = found
+            return db.last_insert_rowid(), 0, None
+        number, deaths = found
         seq = last_seq(db, number)
         if not seq and first.status is not None:
             db.execute(_START_RUN, (first.status, now, first.workflow, first.parent, number))
-        return number, seq, bool(dispatched)
+        return number, seq, deaths
 
     def _write_first(self, db: apsw.Connection, run: RunLease, first: _First) -> None:
         """Write the first entries of a run whose lease is taken, and give it to workers."""
@@ -310,10 +311,11 @@ class SqliteStore(JournalReader):
         if os.getpid() != file.pid:
             file.check_process()
         changed: Mapping[Where, Changed] = {}
+        alone = None
         with file.mutex:  # until the numbers have moved on, or two threads would use the same
-            alone = (
-                self._entries.append_alone(appends[0], busy_timeout) if len(appends) == 1 else None
-            )
+            run = appends[0].run if len(appends) == 1 else None
+            if run is not None and not (run.root or run).deaths:
+                alone = self._entries.append_alone(appends[0], busy_timeout)
             if alone is not None:
                 outcome: list[Outcome] = [alone]
             else:
@@ -456,9 +458,8 @@ class SqliteStore(JournalReader):
         workflows: Collection[str],
         version: str | None = None,
         limit: int = 1,
-        suspects: bool = False,
     ) -> list[RunLease]:
-        wanted = Wanted(queue, frozenset(workflows), version, limit, suspects)
+        wanted = Wanted(queue, frozenset(workflows), version, limit)
         if not self._dispatch.has_work(self._file.rows, wanted):
             return []
         self._file.check_process()
@@ -494,9 +495,6 @@ class SqliteStore(JournalReader):
         if woken:
             self._file.sync(commit)
         return woken
-
-    def clear_deaths(self, name: str) -> None:
-        self._file.write(lambda db: self._dispatch.clear_deaths(db, name))
 
     # --- leases ---
 
