@@ -36,6 +36,7 @@ MODULES = {
     20: "worker_kills",
     21: "waiting_runs",
     22: "team_kills",
+    23: "recovery",
 }
 
 #: Further failures of a row are counted, and not shown.
