@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from maestro_hive.hive.budgets import list_budgets
 from maestro_hive.kernel.errors import BudgetRefusedError, ConfigurationError, StaleLimitsError
 from maestro_hive.maestro.state.budgets import (
     Account,
@@ -244,6 +245,40 @@ def test_what_a_dead_process_had_reserved_counts_for_a_day(
     assert store.recover_reservations() == 1
     assert sums(store) == (15, 0, 0, 0)
     assert store.check() == []
+
+
+def test_what_a_dead_process_had_reserved_is_shown_until_it_lapses(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    """What is shown is what the store recovers, before and after it has done so."""
+
+    def shown() -> tuple[int, int, int]:
+        (view,) = list_budgets(store)
+        return view.reserved_tokens, view.lost_tokens, view.in_flight
+
+    limit(store, tokens=100)
+    start(other, other.acquire_run("r"), 1)
+    start(store, store.acquire_run("mine"), 1, 7)
+    assert shown() == (47, 0, 2)
+    _kill(other)
+    for wait, expected in ((0, (47, 40, 1)), (25, (7, 0, 1))):
+        clock.advance(timedelta(hours=wait).total_seconds())
+        assert shown() == expected
+        assert store.recover_reservations() == 1
+        assert shown() == expected
+    assert store.release_reservations() == []
+
+
+def test_a_lapsed_reservation_is_neither_shown_nor_released(
+    store: Store, other: Store, clock: ManualClock
+) -> None:
+    limit(store, tokens=100)
+    start(other, other.acquire_run("r"), 1)
+    _kill(other)
+    clock.advance(timedelta(hours=25).total_seconds())
+    (view,) = list_budgets(store)
+    assert (view.reserved_tokens, view.lost_tokens, view.in_flight, view.used) == (0, 0, 0, 0)
+    assert store.release_reservations() == []
 
 
 def test_a_call_of_unknown_size_whose_process_died_blocks_nobody(

@@ -166,9 +166,9 @@ def _dispatch_summary(folder: Path) -> dict[str, Any]:
 
 
 def _budget_summary(folder: Path) -> dict[str, Any]:
-    """Return what was spent and reserved, without days; nothing of a folder without any of it."""
+    """Return what was spent, without days and what lapses; nothing of a folder without any of it."""
     budgets = answer(maestro("budget", "--json", "--store", folder))["budgets"]
-    names = ("tokens", "usd", "cached_tokens", "lost_tokens", "token_limit", "usd_limit")
+    names = ("tokens", "usd", "cached_tokens", "token_limit", "usd_limit")
     found = {
         f"{each['scope']} {each['name']}": [each[name] for name in names]
         for each in budgets

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,7 @@ from maestro_hive.admin.folder import reading
 from maestro_hive.engine.config import StateConfig
 from maestro_hive.engine.errors import CircuitBreakerOpen, HelpNeeded, UnrecoverableError
 from maestro_hive.engine.plan import UnencodableInputWarning
+from maestro_hive.kernel.clock import to_micros
 from maestro_hive.maestro.state import codec
 from maestro_hive.maestro.state.records import ChunkKind, EntryKind
 from maestro_hive.maestro.state.run_document import DOCUMENT_FORMAT
@@ -389,19 +391,38 @@ def test_a_bankrupt_run_goes_on_when_its_budget_is_raised(folder: Path) -> None:
     assert program.calls == ["charge 2"]
 
 
-def test_what_a_killed_process_had_reserved_is_released(folder: Path) -> None:
+def spender(folder: Path) -> dict[str, Any]:
     found = answer(maestro("budget", "--json", "--store", folder))["budgets"]
-    spender = next(each for each in found if each["name"] == "spender")
-    assert (spender["tokens"], spender["lost_tokens"]) == (2217, 25)
+    (shown,) = (each for each in found if each["name"] == "spender")
+    return dict(shown)
+
+
+def reserved(folder: Path, ago: timedelta) -> None:
+    """Set when the killed process made its reservation, whatever the age of the folder is."""
+    at = to_micros(datetime.now(UTC) - ago)
+    store = SqliteStore(folder)
+    store._file.write(lambda db: db.execute("UPDATE reservations SET at = ?", (at,)))
+    store.close()
+
+
+def test_what_a_killed_process_had_reserved_is_released(folder: Path) -> None:
+    reserved(folder, timedelta(hours=1))
+    shown = spender(folder)
+    names = ("tokens", "reserved_tokens", "lost_tokens", "in_flight")
+    assert [shown[name] for name in names] == [2217, 25, 25, 0]
     assert maestro("budget", "release", "--store", folder).stdout == "released 1 reservation\n"
     assert resumed(folder, "paid-killed") == 1
-    found = answer(maestro("budget", "--json", "--store", folder))["budgets"]
-    spender = next(each for each in found if each["name"] == "spender")
-    assert (spender["tokens"], spender["reserved_tokens"], spender["cached_tokens"]) == (
-        2297,
-        0,
-        35,
-    )
+    shown = spender(folder)
+    assert [shown[name] for name in names] == [2297, 0, 0, 0]
+    assert shown["cached_tokens"] == 35
+
+
+def test_what_a_process_had_reserved_that_was_killed_a_day_ago_has_lapsed(folder: Path) -> None:
+    reserved(folder, timedelta(hours=25))
+    shown = spender(folder)
+    names = ("tokens", "reserved_tokens", "lost_tokens", "in_flight")
+    assert [shown[name] for name in names] == [2217, 0, 0, 0]
+    assert maestro("budget", "release", "--store", folder).stdout == "released 0 reservations\n"
 
 
 # --- the rest -----------------------------------------------------------------------------------

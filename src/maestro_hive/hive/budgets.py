@@ -18,7 +18,17 @@ from maestro_hive.engine.budget import amounts, checked_amount
 from maestro_hive.engine.settings import refused
 from maestro_hive.hive.dispatching import wake_workers
 from maestro_hive.kernel.errors import ConfigurationError
-from maestro_hive.maestro.state.budgets import EACH, MICROS, SCOPES, Account, Limits, StoredLimit
+from maestro_hive.maestro.state.budgets import (
+    EACH,
+    LOST_MICROS,
+    MICROS,
+    SCOPES,
+    Account,
+    Limits,
+    Reservation,
+    StoredLimit,
+    released,
+)
 
 if TYPE_CHECKING:
     from maestro_hive.engine.options import Amount
@@ -31,7 +41,8 @@ _BOTH = "an amount for each run, or amounts by persona, run, queue and day"
 class BudgetView:
     """What was spent of an account, what is reserved, and its limit; money in US dollars.
 
-    ``lost_tokens`` and ``lost_usd`` are the part of what is reserved whose processes died.
+    ``lost_tokens`` and ``lost_usd`` are the part of what is reserved whose processes died; it lapses
+    after a day. ``in_flight`` counts the reservations of living processes.
     """
 
     scope: str
@@ -332,25 +343,38 @@ def list_budgets(reader: Reader, scope: str | None = None) -> list[BudgetView]:
         is_limited = limit.tokens is not None or limit.usd is not None
         if is_limited and name != EACH and scope in (None, kind):
             known.setdefault(account, Account(account=account))
-    lost = _lost(reader)
+    dead = _dead(reader)
+    lapsed = reader.clock.nanos() // 1000 - LOST_MICROS
     order = {name: at for at, name in enumerate(SCOPES)}
     found = sorted(known.values(), key=lambda each: (order.get(each.scope, 9), each.name))
-    return [_view(each, limits.of(each.account), *lost.get(each.account, (0, 0))) for each in found]
+    return [
+        _view(each, limits.of(each.account), dead.get(each.account, []), lapsed) for each in found
+    ]
 
 
-def _lost(reader: Reader) -> dict[str, tuple[int, int]]:
-    """Return what processes that died had reserved, by account."""
-    found: dict[str, tuple[int, int]] = {}
+def _dead(reader: Reader) -> dict[str, list[Reservation]]:
+    """Return the reservations of processes that died, by account."""
+    found: dict[str, list[Reservation]] = {}
+    reservations = reader.reservations()
     living = {lease.fence for lease in reader.run_leases().values()}
-    for each in reader.reservations():
+    for each in reservations:
         if each.lost or each.fence not in living:
             for account in each.accounts:
-                tokens, usd = found.get(account, (0, 0))
-                found[account] = (tokens + each.tokens, usd + each.usd)
+                found.setdefault(account, []).append(each)
     return found
 
 
-def _view(account: Account, limit: StoredLimit | None, tokens: int, usd: int) -> BudgetView:
+def _view(
+    account: Account, limit: StoredLimit | None, dead: list[Reservation], lapsed: int
+) -> BudgetView:
+    """Return an account as it is once the store has recovered its reservations."""
+    tokens, usd = 0, 0
+    for each in dead:
+        if each.at < lapsed:
+            account = released(account, each, each.tokens, each.usd, ended=True)
+        else:
+            account = released(account, each, 0, 0, ended=True)
+            tokens, usd = tokens + each.tokens, usd + each.usd
     return BudgetView(
         scope=account.scope,
         name=account.name,
