@@ -12,8 +12,8 @@ WORKERS  := $(shell expr `getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2` + 2)
 PARALLEL := -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format formatted lint types imports docs bench bench-peers bench-walk
-.PHONY: fuzz faults-quick faults lock agents clean venv
+.PHONY: help demo test test-dates check format formatted lint types imports docs
+.PHONY: bench bench-peers bench-walk fuzz faults-quick faults lock agents clean venv
 
 help:  ## list the targets
 	@echo 'maestro-hive: durable execution for teams of AI agents'
@@ -40,6 +40,11 @@ test: venv  ## run the tests
 	second=$$?; \
 	if [ $$second -eq 5 ] && [ $$first -eq 0 ]; then exit 0; fi; \
 	exit $$second
+
+# The wall clock is set by libfaketime: the Debian package faketime.
+test-dates: export PYTHONDONTWRITEBYTECODE :=
+test-dates: venv  ## run the tests that depend on a clock at other dates
+	@$(BIN)/python -m tests.clocks $(PARALLEL) $(ARGS)
 
 # --- change it --------------------------------------------------------------------------------
 

@@ -317,10 +317,10 @@ def test_files_that_a_killed_process_left_are_deleted_and_younger_ones_are_not(
     old = folder / "runs" / "run" / ".execution_state.json.0123456789abcdef.tmp"
     young = folder / ".mine.fedcba9876543210.tmp"
     other = folder / "runs" / "run" / ".not-ours.tmp"
-    for path in (old, young, other):
+    now = time.time()
+    for path, age in ((old, 10_000), (young, 0), (other, 10_000)):
         path.touch(mode=0o600)
-    for path in (old, other):
-        os.utime(path, (time.time() - 10_000,) * 2)
+        os.utime(path, (now - age,) * 2)
     assert examined(folder)["repairs"] == ["delete 1 file that killed processes left"]
     assert old.exists()
     assert any(str(old) in line for line in examined(folder, "--fix")["repaired"])
