@@ -95,7 +95,7 @@ def test_a_gate_is_executed_again_when_a_task_without_files_was_changed(team: Te
 
 
 def test_a_gate_waits_for_the_tasks_of_lower_levels(team: Team) -> None:
-    made = gated(f"sleep 0.2; {SAY}")
+    made = gated(f"until grep -q B ../log; do sleep 0.02; done; {SAY}")
     team.run(made)
     assert team.lines("../log") == ["B", "A", "GATE"]
 
@@ -150,7 +150,7 @@ def test_an_answer_is_not_asked_for_again_when_other_tasks_are_new(team: Team) -
         running = asyncio.create_task(
             team.hive_runner().run(made, run_id="test", folder=team.folder)
         )
-        await until(lambda: [each.name for each in hive.questions("test")] == ["A"])
+        await until(lambda: bool(hive.runs() and hive.questions("test")))
         hive.answer("test", "A", "blue")
         await running
 
