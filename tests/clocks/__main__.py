@@ -24,7 +24,7 @@ _MISSING = (
 #: What a file of tests contains that depend on a clock: its name, a call, or what is about days.
 _ABOUT_CLOCKS = re.compile(
     r"Clock\(|clock\.advance|datetime\.now|time\.time\(|_mtime|\butime\b"
-    r"|cron|schedule|lease_seconds|today|\bday\b|golden"
+    r"|cron|schedules|lease_seconds|today|\bday=|\"day|golden"
 )
 _ZONE = "Europe/Berlin"
 #: The tests have started when a change comes so long after their processes.
