@@ -41,7 +41,7 @@ test: venv  ## run the tests
 	if [ $$second -eq 5 ] && [ $$first -eq 0 ]; then exit 0; fi; \
 	exit $$second
 
-# The wall clock is set by libfaketime: the Debian package faketime.
+# The wall clock is shifted by a library that is compiled for it: gcc and libc6-dev on Debian.
 test-dates: export PYTHONDONTWRITEBYTECODE :=
 test-dates: venv  ## run the tests that depend on a clock at other dates
 	@$(BIN)/python -m tests.clocks $(PARALLEL) $(ARGS)
