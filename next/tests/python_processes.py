@@ -42,7 +42,10 @@ class PythonProcess(subprocess.Popen[str]):
     def line(self) -> str:
         """Return the next line that it prints, without its end."""
         assert self.stdout is not None
-        return self.stdout.readline().rstrip("\n")
+        line = b""  # without a buffer, in which ``communicate`` would not find the next line
+        while not line.endswith(b"\n") and (byte := os.read(self.stdout.fileno(), 1)):
+            line += byte
+        return line.decode().rstrip("\n")
 
 
 def run_python(

@@ -171,10 +171,11 @@ def _needles_of(value: str, name: str | None) -> Iterator[_Needle]:
 # --- texts -----------------------------------------------------------------------------------
 
 
-def redact_text(text: str, also: tuple[str, ...] = ()) -> str:
+def redact_text(text: str, also: tuple[str, ...] = (), *, encoded: bool = True) -> str:
     """Return a text with every secret replaced by ``[redacted]`` or ``[redacted:NAME]``.
 
     Values in ``also`` are replaced, too, if they are long enough to stand out from other text.
+    Not ``encoded``: those that are percent-encoded or in base64 are not looked for.
     """
     if len(text) < _SHORTEST_MARKED:
         return text
@@ -182,8 +183,10 @@ def redact_text(text: str, also: tuple[str, ...] = ()) -> str:
     for value in also:
         if len(value) >= _SHORTEST_MARKED and not is_ordinary(value):
             needles += tuple(_needles_of(value, None))
-    encoded = (*_percent_encoded(text, needles), *_encoded_in_base64(text, needles))
-    found = _merged([*_secrets_in(text, needles), *encoded])
+    places = [*_secrets_in(text, needles)]
+    if encoded:
+        places += (*_percent_encoded(text, needles), *_encoded_in_base64(text, needles))
+    found = _merged(places)
     if not found:
         return text
     parts, end = [], 0
@@ -246,6 +249,7 @@ def _encoded_in_base64(text: str, needles: tuple[_Needle, ...]) -> Iterator[_Fou
     """
     pattern = _base64_run()
     runs = [match for span in token_runs(text) for match in pattern.finditer(text, *span)]
+    runs = [run for run in runs if run[0].strip(_HEX)]  # digests and UUIDs, which are many
     for offset in range(4 if runs else 0):
         decoded = [_decoded(run[0], offset) for run in runs]
         starts = [0, *accumulate(len(each) + 1 for each in decoded)]
@@ -261,6 +265,7 @@ def _base64_run() -> re.Pattern[str]:
     return re.compile("[A-Za-z0-9+/_-]{20,}+={0,2}")
 
 
+_HEX = "0123456789abcdef-"
 _ALPHABET = {ord("-"): "+", ord("_"): "/", ord("="): None}
 
 
