@@ -63,3 +63,14 @@ def encoded(secret: str) -> dict[str, str]:
         texts[f"base64 after {len(before)}"] = base64.b64encode(data).decode()
         texts[f"URL-safe base64 after {len(before)}"] = base64.urlsafe_b64encode(data).decode()
     return texts
+
+
+def fragments(secret: str) -> set[str]:
+    """Return parts of a secret, also in base64, of which none may be in what left the process."""
+    plain = secret.encode()
+    pieces = {secret[at : at + 12] for at in range(0, max(1, len(secret) - 12), 4)}
+    for offset in range(3):
+        whole = base64.b64encode(bytes(offset) + plain).decode()
+        middle = whole[4:-4]
+        pieces |= {middle[at : at + 16] for at in range(0, max(1, len(middle) - 16), 4)}
+    return {piece for piece in pieces if not piece.startswith("-----")}

@@ -1,0 +1,1 @@
+"""Measurements of speed and of what it costs: each module is a program."""
