@@ -274,8 +274,21 @@ def holder(folder: Path) -> Iterator[PythonProcess]:
     """A process that holds the run ``long``, which has something left to do."""
     with PythonProcess(HOLDER, folder) as process:
         assert process.stdout.readline() == "held\n"
+        _wait_for_copies(folder)
         yield process
         process.kill()
+
+
+def _wait_for_copies(folder: Path) -> None:
+    """Wait until the run has its JSON copies, and none is being written.
+
+    The files of a write under way have real times: with a clock that is set they may seem old.
+    """
+    copies = [folder / "runs" / "long" / "execution_state.json", folder / "checkpoints" / "long"]
+    deadline = time.monotonic() + 30
+    while not all(each.exists() for each in copies) or any(folder.rglob("*.tmp")):
+        assert time.monotonic() < deadline, "the run has no copies"
+        time.sleep(0.01)
 
 
 def test_the_holder_of_a_run_is_shown(folder: Path, holder: PythonProcess) -> None:
