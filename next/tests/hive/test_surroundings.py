@@ -132,11 +132,11 @@ def test_limits_of_a_step_hold_in_its_runs(hive: Hive) -> None:
 
 def test_a_run_that_is_stopped_as_its_child_ends_leaves_no_error_behind(hive: Hive) -> None:
     overlooked: list[dict[str, Any]] = []
-    ended: list[bool] = []
+    cleaned: list[asyncio.Event] = []
 
     @hive.step
     async def clean() -> None:
-        ended.append(True)
+        cleaned[-1].set()
 
     @hive.workflow
     async def child() -> None:
@@ -154,9 +154,10 @@ def test_a_run_that_is_stopped_as_its_child_ends_leaves_no_error_behind(hive: Hi
         """Stop a run some ticks of the loop after its child was cancelled."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, about: overlooked.append(about))
-        ended.clear()
+        cleaned.append(asyncio.Event())
         caller = asyncio.ensure_future(hive.run(parent, run_id=f"r{ticks}"))
-        await until(lambda: ended)
+        async with asyncio.timeout(30):
+            await cleaned[-1].wait()  # without a poll, in which the run would end
         for _ in range(ticks):
             await asyncio.sleep(0)
         caller.cancel()
